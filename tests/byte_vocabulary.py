@@ -9,6 +9,7 @@ class ByteVocabulary:
     longer = ("the", "th", "é", "éa", "🙂", '"}', '{"', "ab", "abc", "de", '","', '":1,"a":', "e9", "\\u00")
     end, turn, control = range(256 + len(longer), 256 + len(longer) + 3)
     n_tokens = control + 1
+    eos, eot = end, turn
 
     def is_end(self, token):
         return token in (self.end, self.turn)
@@ -20,6 +21,15 @@ class ByteVocabulary:
 
     def tokenize(self, text, *, parse_special=False):
         return [self.control] if text == "<|control|>" and parse_special else list(text.encode())
+
+    def continuation(self, text, *, parse_special=True):
+        """The longest tokens, from left to right."""
+        raw, tokens = text.encode("utf-8", "surrogateescape"), []
+        while raw:
+            found = [t for t in range(self.end) if raw.startswith(self.piece(t))]
+            tokens.append(max(found, key=lambda t: len(self.piece(t))))
+            raw = raw[len(self.piece(tokens[-1])) :]
+        return tokens
 
 
 VOCABULARY = ByteVocabulary()

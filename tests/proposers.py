@@ -10,6 +10,7 @@ from spec_local.core.proposal import Proposal
 from spec_local.datastore.context_index import ContextIndex
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.lookups import LOOKUPS
+from spec_local.lookups.forced import ForcedTokens
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
@@ -155,7 +156,25 @@ def staged(how):
         lookup = PromptLookup(longest=3, shortest=1)
         model = main_model(n_vocab, noise=0.5)
         return DraftModel(
-            model, sampler, Chain(how), n_vocab=n_vocab, is_end=is_end, lookup=lookup, n_staged=2
+            model, sampler, Chain(how), n_vocab=n_vocab, is_end=is_end, lookups=[lookup], n_staged=2
+        )
+
+    return make
+
+
+def forced(sampler, n_vocab, is_end=None):
+    """Forced tokens alone; there are none without a constraint."""
+    return LookupProposer(ForcedTokens(sampler.constraint)) if sampler.constraint else None
+
+
+def staged_forced(how):
+    """A draft model with staged forced tokens."""
+
+    def make(sampler, n_vocab, is_end=lambda token: False):
+        lookups = [ForcedTokens(sampler.constraint)] if sampler.constraint else []
+        model = main_model(n_vocab, noise=0.5)
+        return DraftModel(
+            model, sampler, Chain(how), n_vocab=n_vocab, is_end=is_end, lookups=lookups, n_staged=2
         )
 
     return make
@@ -193,6 +212,8 @@ PROPOSERS = {
     "coupled tree": draft(0.5, lambda: Coupled(4, 2)),
     "perfect coupled tree": draft(0.0, lambda: Coupled(4, 2)),
     "unrelated coupled tree": draft(5.0, lambda: Coupled(4, 2)),
+    "forced": forced,
+    "staged forced": staged_forced("drawn"),
 }
 for _name, _kind in LOOKUPS.items():
     PROPOSERS.setdefault(
@@ -224,6 +245,9 @@ for _rule, _drawing in DRAWN.items():
     CASES[f"trimmed tree, {_rule}"] = trimmed(partial(Drawn, _drawing, 3, 2)), _rule
     CASES[f"windowed tree, {_rule}"] = windowed(partial(Drawn, _drawing, 3, 2), ChangingVocabulary), _rule
 CASES["staged coupled, exact-match"] = staged("coupled"), "exact-match"
+CASES |= {f"staged forced, {rule}": (PROPOSERS["staged forced"], rule) for rule in ("token", "block")}
+CASES |= {f"forced, {rule}": (PROPOSERS["forced"], rule) for rule in _KINDS}
+CASES["staged forced coupled, exact-match"] = staged_forced("coupled"), "exact-match"
 CASES["tree, exact-match"] = draft(0.5, partial(Drawn, "without replacement", 2, 2)), "exact-match"
 CASES["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
 CASES |= {f"trimmed draft, {rule}": (trimmed(), rule) for rule in ("exact-match", "token", "block")}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from spec_local.core.language_model import LanguageModel
-from spec_local.core.proposal import MAX_DRAFT
+from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import Sampler
 from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.lookup import DatastoreLookup
@@ -14,6 +14,7 @@ from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.lookups import LOOKUPS
 from spec_local.lookups.base import Lookup
+from spec_local.lookups.forced import ForcedTokens
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.policies import POLICIES
@@ -150,13 +151,15 @@ class ProposerFactory:
         policy = self._policy(settings, clock, slot)
         if "draft" in names and settings.policy == "adaptive" and slot.head and not self._could_gain(slot):
             names.remove("draft")  # the policy would never ask the head, which reads the main model's states
-        draft = self._draft_model(settings, sampler, slot) if "draft" in names else None
+        forced = [ForcedTokens(sampler.constraint)] if sampler.constraint else []
+        draft = self._draft_model(settings, sampler, slot, forced) if "draft" in names else None
         may_branch = self._may_branch(settings)
         return CombinedProposer(
             policy,
             draft,
-            self.lookups(settings, slot),
+            [*forced, *self.lookups(settings, slot)],
             self._shape(replace(settings, shape="tree"), slot) if may_branch else None,
+            constraint=sampler.constraint,
             branches=1 if settings.shape == "chain" else MAX_DRAFT,
             nodes=MAX_DRAFT if may_branch else settings.tree_nodes,
         )
@@ -172,10 +175,12 @@ class ProposerFactory:
         created: Lookup = LOOKUPS[name].create(calibrated)
         return created
 
-    def _draft_model(self, settings: GenerationSettings, sampler: Sampler, slot: Slot) -> DraftModel:
+    def _draft_model(
+        self, settings: GenerationSettings, sampler: Sampler, slot: Slot, staged: Sequence[Lookup]
+    ) -> DraftModel:
+        """staged: finds tokens to stage before prompt lookup does."""
         assert slot.drafter is not None
-        # A head evaluates staged tokens one by one.
-        lookup = PromptLookup.create(calibrated=True) if settings.staged and not slot.head else None
+        lookups = [*staged, PromptLookup.create(calibrated=True)] if settings.staged else staged
         vocabulary = self._main.model.vocabulary
         return DraftModel(
             slot.drafter,
@@ -183,8 +188,8 @@ class ProposerFactory:
             self._shape(settings, slot),
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
-            lookup=lookup,
-            n_staged=settings.staged,
+            lookups=() if slot.head else lookups,  # a head evaluates staged tokens one by one
+            n_staged=settings.staged or (MAX_STAGED if staged else 0),
             window=slot.window,
         )
 

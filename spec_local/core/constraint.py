@@ -24,8 +24,18 @@ class State(Protocol):
     def allowed(self) -> NDArray[np.bool_]:
         """Return whether each token of the vocabulary may follow, (V,); slower than `allows` for a few."""
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens may follow one after another; at least as many as really may."""
+
     def after(self, token: int) -> "State | None":
         """The state after a token; None: any token may follow (after an end token, or one not allowed)."""
+
+    def forced(self, n: int) -> Sequence[tuple[int, float]]:
+        """Up to n tokens, at least 1, that probably follow because the constraint leaves hardly any choice.
+
+        With each token comes the estimated probability that it follows the one before it. They are
+        candidates for a draft, not certain: a text can be tokenized in several ways.
+        """
 
 
 @dataclass(slots=True)

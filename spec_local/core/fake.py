@@ -7,7 +7,7 @@ import copy
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -257,10 +257,20 @@ class FakeState:
     def allowed(self) -> NDArray[np.bool_]:
         return self.allows(np.arange(self._n_vocab))
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        allowed = (token in self._rule((*self.answer, *tokens[:n])) for n, token in enumerate(tokens))
+        return sum(takewhile(bool, allowed))
+
     def after(self, token: int) -> "FakeState | None":
         if token not in self._rule(self.answer):
             return None
         return FakeState(self._n_vocab, self._rule, (*self.answer, token))
+
+    def forced(self, n: int) -> list[tuple[int, float]]:
+        tokens: list[int] = []
+        while len(tokens) < n and len(allowed := self._rule((*self.answer, *tokens))) == 1:
+            tokens += allowed
+        return [(token, 1.0) for token in tokens]
 
 
 class _ReplayRng:

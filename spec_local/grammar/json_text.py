@@ -8,6 +8,7 @@ import functools
 import math
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -200,6 +201,18 @@ class JsonState:
     def after(self, token: int) -> "JsonState | None":
         allowed = not self._limited_names or self.allows(np.array([token]))[0]
         return self._after(token) if allowed else None
+
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        text, n_allowed = self._text, self._grammar.n_allowed(tokens)
+        for n, token in enumerate(tokens[:n_allowed]):
+            following = text.after(self._pieces.pieces[token])
+            if following is None:
+                return n
+            text = following
+        return n_allowed
+
+    def forced(self, n: int) -> Sequence[tuple[int, float]]:
+        return self._grammar.forced(n)
 
     def _after(self, token: int) -> "JsonState | None":
         grammar = self._grammar.after(token)

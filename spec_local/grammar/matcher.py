@@ -3,7 +3,7 @@
 import functools
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from spec_local.core.constraint import State
 from spec_local.errors import InvalidRequest
-from spec_local.grammar import gbnf, json_schema
+from spec_local.grammar import forced_text, gbnf, json_schema
+from spec_local.grammar.forced_text import ForcedText
 from spec_local.grammar.json_text import JsonPieces, JsonState, JsonText
 from spec_local.system.deep_stack import call_with_stack
 
@@ -30,15 +31,13 @@ _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 
-class Vocabulary(Protocol):
+class Vocabulary(forced_text.Vocabulary, Protocol):
     """The part of a model's vocabulary that a grammar uses."""
 
     n_tokens: int
 
     @property
     def is_end(self) -> Callable[[int], bool]: ...
-
-    def piece(self, token: int) -> bytes: ...
 
     def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]: ...
 
@@ -51,13 +50,18 @@ class Grammar:
     """
 
     def __init__(self, vocabulary: Vocabulary, lark: str) -> None:
-        tokenizer = _tables_of(vocabulary).tokenizer
-        self._n_tokens, self._ends = vocabulary.n_tokens, tokenizer.eos_tokens
+        self._tables = _tables_of(vocabulary)
+        self._forced = ForcedText(
+            vocabulary, self._tables.byte_tokens, self._tables.ends, self._tables.usual_layout
+        )
         self._json: tuple[JsonPieces, bool] | None = None  # and whether the schema limits names
         self._matcher = call_with_stack(
             _STACK,
             lambda: LLMatcher(
-                tokenizer, LLMatcher.grammar_from_lark(_OPTIONS + lark), log_level=0, limits=_LIMITS
+                self._tables.tokenizer,
+                LLMatcher.grammar_from_lark(_OPTIONS + lark),
+                log_level=0,
+                limits=_LIMITS,
             ),
         )
         if self._matcher.is_error():
@@ -92,7 +96,7 @@ class Grammar:
 
     def start(self) -> State:
         """The state before the first token of an answer."""
-        state = GrammarState(self._matcher.deep_copy(), self._n_tokens, self._ends)
+        state = GrammarState(self._matcher.deep_copy(), self._tables, self._forced)
         if self._json is None:
             return state
         pieces, limited_names = self._json
@@ -122,8 +126,9 @@ class GrammarState:
     All methods raise InvalidRequest if the grammar is so ambiguous that they would take seconds.
     """
 
-    def __init__(self, matcher: LLMatcher, n_tokens: int, ends: list[int]) -> None:
-        self._matcher, self._n_tokens, self._ends = matcher, n_tokens, ends
+    def __init__(self, matcher: LLMatcher, tables: "_Tables", forced: ForcedText, text: bytes = b"") -> None:
+        self._matcher, self._tables, self._forced, self._text = matcher, tables, forced, text
+        self._n_tokens, self._ends = len(tables.pieces), tables.ends
         self._allowed: NDArray[np.bool_] | None = None
 
     def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -145,14 +150,24 @@ class GrammarState:
                 self._allowed[self._ends] = False
         return self._allowed
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        matcher = self._matcher.deep_copy()  # candidates that are too ambiguous are no error of the answer
+        n = matcher.validate_tokens(list(tokens))
+        # A matcher that stopped at a complete text rejects even end tokens.
+        return len(tokens) if matcher.is_stopped() or matcher.is_error() else n
+
     def after(self, token: int) -> "GrammarState | None":
         if token in self._ends or not self.allows(np.array([token]))[0]:
             return None
         matcher = self._matcher.deep_copy()
         matcher.consume_token(token)
-        following = GrammarState(matcher, self._n_tokens, self._ends)
+        text = self._text + self._tables.pieces[token]
+        following = GrammarState(matcher, self._tables, self._forced, text)
         following._check()
         return following
+
+    def forced(self, n: int) -> Sequence[tuple[int, float]]:
+        return self._forced.tokens(self._matcher.deep_copy(), self._text, n)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -192,11 +207,13 @@ class _Tables:
     def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = _Tokens(vocabulary)
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends)
-        self._pieces = tokens.tokens
+        self.pieces, self.ends = tokens.tokens, tokens.ends
+        self.usual_layout = forced_text.UsualLayout()
+        self.byte_tokens = {piece[0]: token for token, piece in enumerate(self.pieces) if len(piece) == 1}
 
     @functools.cached_property
     def json(self) -> JsonPieces:
-        return JsonPieces(self._pieces)
+        return JsonPieces(self.pieces)
 
 
 _tables: "weakref.WeakKeyDictionary[Vocabulary, _Tables]" = weakref.WeakKeyDictionary()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spec_local.core.calls import Logits
+from spec_local.core.constraint import Constraint
 from spec_local.core.proposal import EMPTY, Proposal
 from spec_local.core.rng import Rng
 from spec_local.lookups.base import Lookup
@@ -20,6 +21,7 @@ class CombinedProposer:
         policy: chooses what drafts, and how much of it is verified.
         draft: None: lookups only.
         lookups: searched in every step; the first one wins where candidates are equal.
+        constraint: of the answer; candidates end before a token that it forbids.
         tree: the draft model's shape when the policy chooses a tree; None: its usual one.
         branches: maximum number of branches of lookup candidates; 1: chains.
         nodes: maximum number of nodes of lookup candidates with branches.
@@ -32,11 +34,12 @@ class CombinedProposer:
         lookups: Sequence[Lookup] = (),
         tree: Shape | None = None,
         *,
+        constraint: Constraint | None = None,
         branches: int = 1,
         nodes: int = 64,
     ) -> None:
         self._policy, self._draft, self._lookups, self._tree = policy, draft, lookups, tree
-        self._branches, self._nodes = branches, nodes
+        self._constraint, self._branches, self._nodes = constraint, branches, nodes
         self.head = draft.head if draft else None
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
@@ -92,4 +95,7 @@ class CombinedProposer:
             branches = min(limit.branches, self._branches)
             nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
             limit = Limit(limit.depth, nodes, branches)
-        return [found for lookup in self._lookups if (found := lookup.find(history, limit)).tokens]
+        candidates = [lookup.find(history, limit) for lookup in self._lookups]
+        if self._constraint and (state := self._constraint.after(history)):
+            candidates = [c.first(state.n_allowed(c.tokens)) if c.is_chain else c for c in candidates]
+        return [found for found in candidates if found.tokens]

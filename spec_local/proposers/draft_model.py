@@ -48,8 +48,8 @@ class DraftModel:
         shape: a chain, a tree or beams, unless `propose` is given another one.
         n_vocab: of the main model; padding of the draft model beyond it is never drafted.
         is_end: whether a token ends the draft.
-        lookup: proposes tokens to stage with a chain. Its histories contain draft tokens, which may be gone
-            from the next one.
+        lookups: propose tokens to stage with a chain; the first one that finds any is used. Their histories
+            contain draft tokens, which may be gone from the next one.
         n_staged: maximum number of tokens to stage in a call.
         window: of the draft model's cache; kept with it from answer to answer.
     """
@@ -64,7 +64,7 @@ class DraftModel:
         *,
         n_vocab: int,
         is_end: Callable[[int], bool] = lambda token: False,
-        lookup: Lookup | None = None,
+        lookups: Sequence[Lookup] = (),
         n_staged: int = 0,
         window: Window | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class DraftModel:
         self.head = model if isinstance(model, Head) else None
         self.shape = self._used = shape
         self.is_end = is_end
-        self.lookup, self.n_staged = lookup, n_staged
+        self.lookups, self.n_staged = lookups, n_staged
         self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
         self.n_vocab = n_vocab
         self._window = window or Window()
@@ -223,7 +223,7 @@ class _DraftTree:
         self.n_history = len(history)
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
-        self._lookup, self._max_staged = draft.lookup, draft.n_staged
+        self._lookups, self._max_staged = draft.lookups, draft.n_staged
         self._drafts_blocks = draft.head is not None and draft.head.drafts_blocks
         self._whole, self._history, self._limit = whole, history, limit
         self._recent = list(whole[-self._sampler.window :]) if self._sampler.window else []
@@ -328,14 +328,13 @@ class _DraftTree:
         self._staged = []
         left = self._limit.depth - len(self.tokens) - 1  # the last draft token is not evaluated
         n_max = min(self._max_staged, left, model.max_logits - 1, model.max_tokens - n_unread)
-        if not self._lookup or n_max < 1 or model.rollback != "any":
+        if not self._lookups or n_max < 1 or model.rollback != "any":
             return
         history = [*self._whole, *self.tokens] if self.tokens else self._whole
-        found = self._lookup.find(history, Limit(n_max, n_max, 1))
+        limit = Limit(n_max, n_max, 1)
+        found = next(filter(None, (lookup.find(history, limit).tokens for lookup in self._lookups)), ())
         n_vocab = min(model.n_vocab, self._n_vocab)
-        self._staged = list(
-            takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found.tokens[:n_max])
-        )
+        self._staged = list(takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found[:n_max]))
 
     def _sampler_history(self, node: int) -> Sequence[int]:
         """The tokens up to this node that penalties and constraints depend on."""

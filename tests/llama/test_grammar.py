@@ -92,13 +92,17 @@ def test_complete_answers_are_valid_under_the_schema(session, variant, sampling)
     assert ended
 
 
-def test_a_seed_gives_the_same_output_with_and_without_draft_tokens(session):
+FORCED = '{"required": ["of", "n"], "properties": {"of": {"enum": ["the", "two"]}, "n": {"type": "null"}}}'
+
+
+@pytest.mark.parametrize("schema", ["{}", FORCED])
+def test_a_seed_gives_the_same_output_with_and_without_draft_tokens(session, schema):
     """Exact-match verification guarantees it, also under a grammar; tiny models have no near ties here."""
     for temperature in (0.0, 0.8):
         outputs = [
             answer(
                 session,
-                json_schema="{}",
+                json_schema=schema,
                 sampling=unfiltered(temperature=temperature, top_k=40),
                 seed=3,
                 verifier="exact-match",
@@ -107,6 +111,20 @@ def test_a_seed_gives_the_same_output_with_and_without_draft_tokens(session):
             for variant in (VARIANTS["plain"], VARIANTS["chain"], VARIANTS["lookup"])
         ]
         assert len(set(outputs)) == 1, outputs
+
+
+def test_forced_tokens_are_drafted(session):
+    """Also where the only other drafter is a lookup that finds nothing; every step drafts what it can."""
+    sampling = SamplingSettings(temperature=0)
+    for variant in ("chain", "lookup"):
+        text, events = answer(
+            session, json_schema=FORCED, sampling=sampling, max_tokens=80, **VARIANTS[variant]
+        )
+        statistics = events[-1].statistics
+        assert text.strip().startswith("{")
+        assert statistics.draft_n_accepted > 5, text
+        if variant == "lookup":
+            assert {e.proposal.source for e in events if isinstance(e, Text)} >= {"forced"}
 
 
 def test_a_cut_off_answer_is_the_beginning_of_one_that_follows_the_grammar(session, tiny_model):

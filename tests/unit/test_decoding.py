@@ -29,6 +29,7 @@ SELECTED = {  # each verifier, each drawing, chains and trees, draft models and 
         *("draft, token", "draft, block", "staged draft, block", "greedy draft, traversal"),
         *("lookup, exact-match", "recycling, block", "best first, token", "coupled tree, exact-match"),
         *("tree, spectr", "tree, traversal", "staged coupled, exact-match", "one, block"),
+        *("forced, block", "staged forced, block", "staged forced coupled, exact-match"),
         *("trimmed draft, token", "trimmed tree, traversal", "trimmed coupled tree, exact-match"),
     )
 }

@@ -182,3 +182,20 @@ def test_the_mask_contains_the_tokens_that_are_allowed_one_by_one(schema, seed):
         for token in np.flatnonzero(~mask):
             assert state.after(int(token)) is None
         state = state.after(byte)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(SCHEMAS, st.integers(0, 2**32))
+def test_forced_tokens_are_allowed_and_begin_with_the_only_byte_that_may_follow(schema, seed):
+    text = next(iter(outputs(schema, 1, seed)), "").encode()
+    if not text:
+        return
+    state = Grammar.from_json_schema(VOCABULARY, json.dumps(schema)).start()
+    for byte in text:
+        tokens = [token for token, _ in state.forced(8) if not VOCABULARY.is_end(token)]
+        assert state.n_allowed(tokens) == len(tokens)
+        first = {VOCABULARY.piece(token)[:1] for token in np.flatnonzero(state.allowed()).tolist()}
+        if tokens and len(first) == 1:
+            assert VOCABULARY.piece(tokens[0])[:1] in first
+        state = state.after(byte)

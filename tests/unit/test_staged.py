@@ -105,7 +105,7 @@ def test_three_tokens_have_exactly_the_main_distribution(
     def answer(rng):
         lookup = GreedyLookup(draft_model(n_vocab), wrong_at)
         proposer = DraftModel(
-            draft_model(n_vocab), sampler, Chain(selection), n_vocab=n_vocab, lookup=lookup, n_staged=2
+            draft_model(n_vocab), sampler, Chain(selection), n_vocab=n_vocab, lookups=[lookup], n_staged=2
         )
         limits = {"draft_max": 3, "max_tokens": 3, "main": main_model(n_vocab), "prompt": prompt}
         return tuple(run(proposer, how, rule, rng, **limits)[0])
@@ -119,7 +119,7 @@ def test_draft_tokens_and_distributions_are_those_without_staging(selection, rul
     for n_staged in (0, 1, 3, 8):
         small, lookup = draft_model(8), GreedyLookup(draft_model(8), wrong_at)
         proposer = RecordingDraft(
-            small, Sampler(how), Chain(selection), n_vocab=8, lookup=lookup, n_staged=n_staged
+            small, Sampler(how), Chain(selection), n_vocab=8, lookups=[lookup], n_staged=n_staged
         )
         tokens, statistics = run(proposer, how, rule, draft_max=6, max_tokens=30)
         found.append((tokens, proposer.proposals, statistics.draft_n, statistics.draft_n_accepted))
@@ -137,7 +137,7 @@ def test_so_they_are_under_a_constraint(selection, rule, allowed):
         sampler = Sampler(how, constraint)
         lookup = GreedyLookup(draft_model(8), 3)
         proposer = RecordingDraft(
-            draft_model(8), sampler, Chain(selection), n_vocab=8, lookup=lookup, n_staged=n_staged
+            draft_model(8), sampler, Chain(selection), n_vocab=8, lookups=[lookup], n_staged=n_staged
         )
         tokens, _ = run(proposer, how, rule, draft_max=5, max_tokens=40, constraint=constraint)
         assert all(t in (allowed if i % 3 else {2, 4}) for i, t in enumerate(tokens))
@@ -148,7 +148,7 @@ def test_so_they_are_under_a_constraint(selection, rule, allowed):
 def test_a_lookup_that_is_right_drafts_all_tokens_in_one_call():
     how, small = GREEDY, main_model(8)
     lookup = GreedyLookup(main_model(8))
-    proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=8)
+    proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=8)
     _, statistics = run(proposer, how, draft_max=4, max_tokens=50)
     assert statistics.n_steps == 10
     # One token of the prompt or two of the last step, and three of four draft tokens, staged.
@@ -158,7 +158,7 @@ def test_a_lookup_that_is_right_drafts_all_tokens_in_one_call():
 def test_a_lookup_that_is_wrong_needs_no_further_calls():
     how, small = GREEDY, main_model(8)
     lookup = GreedyLookup(main_model(8), 1)
-    proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=2)
+    proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=2)
     run(proposer, how, draft_max=4, max_tokens=50)
     # No more is staged than could be used: nothing after the third draft token.
     assert small.calls == [2, 3, 3, 2, 1, *[4, 3, 2, 1] * 9]
@@ -175,7 +175,7 @@ def test_wants_more_receives_the_same_outputs_and_the_tokens_read(n_staged):
         return True
 
     lookup = GreedyLookup(draft_model(8), 4)
-    draft = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=n_staged)
+    draft = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=n_staged)
     plain = DraftModel(draft_model(8), Sampler(how), Chain(), n_vocab=8)
     limit, outputs = Limit(6, 6, 1), []
 
@@ -193,7 +193,7 @@ def test_wants_more_receives_the_same_outputs_and_the_tokens_read(n_staged):
 def test_a_chain_that_ends_early_leaves_no_staged_tokens_behind():
     how = GREEDY
     small, lookup = draft_model(8), GreedyLookup(draft_model(8))
-    staged = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=4)
+    staged = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=4)
     tokens, statistics = run(CombinedProposer(Confidence(0.35), staged), how, draft_max=8, max_tokens=60)
     plain, _ = run(DraftModel(draft_model(8), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
     assert tokens == plain
@@ -241,7 +241,7 @@ def test_drawn_tokens_are_proposed_even_if_what_is_staged_after_them_does_not_fi
     def answer(rng):
         small = LongTokens(4, seed=2, scale=1.0, noise=0.5, n_ctx=n_ctx)
         proposer = DraftModel(
-            small, Sampler(how), Chain(selection), n_vocab=4, lookup=LongAfter(1), n_staged=2
+            small, Sampler(how), Chain(selection), n_vocab=4, lookups=[LongAfter(1)], n_staged=2
         )
         return tuple(run(proposer, how, rule, rng, prompt, main_model(4), draft_max=3, max_tokens=4)[0][:3])
 
@@ -276,7 +276,7 @@ def test_arbitrary_staged_tokens_do_not_change_the_output(
     found, prompts, n_staged, draft_max, n_ctx, max_tokens, max_logits, temperature
 ):
     how, outputs = unfiltered(temperature=temperature), []
-    for lookup in (None, Garbage(found)):
+    for lookups in ([], [Garbage(found)]):
         limits = {"n_ctx": n_ctx, "max_tokens": max_tokens, "max_logits": min(max_logits, max_tokens)}
         proposer = DraftModel(
             draft_model(8, **limits),
@@ -284,7 +284,7 @@ def test_arbitrary_staged_tokens_do_not_change_the_output(
             Chain("drawn"),
             n_vocab=8,
             is_end=lambda token: token == 7,
-            lookup=lookup,
+            lookups=lookups,
             n_staged=n_staged,
         )
         main = main_model(8)
@@ -298,7 +298,7 @@ def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():
     for fails_at in range(10):
         small, main = Failing(8, seed=2, scale=1.0, noise=0.5), main_model(8)
         lookup = GreedyLookup(draft_model(8), 3)
-        proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=3)
+        proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=3)
         history, small.left, small.late = [1, 2, 3], fails_at, True
         events = decode(main, history, sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
         with pytest.raises(BackendError):
@@ -313,7 +313,7 @@ def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():
 
 def test_nothing_is_staged_with_a_tree():
     how, small, lookup = GREEDY, draft_model(8), GreedyLookup(draft_model(8))
-    proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, lookup=lookup, n_staged=3)
+    proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, lookups=[lookup], n_staged=3)
     run(proposer, how, "exact-match", max_tokens=30)
     assert lookup.histories == []
 
@@ -333,7 +333,7 @@ def test_staging_with_a_different_vocabulary(temperature, wrong_at):
         same.logits = lambda history, same=same: _logits_after(same, history)
         lookup = GreedyLookup(same, wrong_at)
         proposer = RecordingDraft(
-            intersection, Sampler(how), Chain(), n_vocab=4, lookup=lookup, n_staged=n_staged
+            intersection, Sampler(how), Chain(), n_vocab=4, lookups=[lookup], n_staged=n_staged
         )
         main = FakeModel(4, seed=3)
         tokens, _ = run(proposer, how, main=main, prompt=[0, 2, 1], draft_max=5, max_tokens=40)
