@@ -44,7 +44,7 @@ from spec_local.llama.row import LlamaRow
 from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
-from spec_local.models.names import NO_DRAFT, resolve_pair
+from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -146,7 +146,9 @@ class Session:
                 file that exists takes precedence, and a `Path` is always a file. A file that is new on this
                 machine is first tested in a child process. The draft is a model, or a head that was made for
                 the main model; ``none``: use neither the draft model of a pair nor the main model's layers
-                for multi-token prediction.
+                for multi-token prediction; ``auto``, the default on the command line: if there are none of
+                these, use a head or a small model with the same vocabulary that is found on this machine (see
+                `spec_local.models.drafters`), and do without one where it cannot be used.
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.
@@ -182,8 +184,8 @@ class Session:
         addresses = tuple(parse_workers(workers))
         if addresses and reproducible:
             raise InvalidRequest("workers do not give reproducible output: give one of the two")
-        drafting = draft != NO_DRAFT
-        main, draft = resolve_pair(main, draft, drafting=drafting)
+        drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
+        main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
         settings = LoadSettings(
             n_ctx=n_ctx,
             threads=threads,
@@ -195,6 +197,7 @@ class Session:
             draft_vocab=draft_vocab,
             mtp=mtp and drafting,
             workers=addresses,
+            find_draft=find_draft,
         )
         rows, resources = load(main, draft, settings, log)
         with resources:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from spec_local.errors import InvalidRequest
-from spec_local.models.names import STARTER, paired
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
 from specdec_cli.options import ModelOptions, SamplingOptions, VerboseFlag, generation_settings
@@ -141,6 +140,8 @@ def bench(
             _session_options(models, variants).open(render.note, parallel=max(rows, default=1)) as session,
             render.interruptible() as cancelled,
         ):
+            if not session.draft and any(each.settings.proposer == "draft" for each in variants):
+                raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
             how = _Conditions(runs, delay, verbose, not shows_lines(output, form), cancelled)
             questions = _questions(session, selected, variants[0].settings.max_tokens or 1)
             if rows:
@@ -237,11 +238,7 @@ def _variants(
         name, values = parse_sweep(each)
         varied[name] = values
     base = dataclasses.replace(generation_settings(models, sampling), seed=sampling.seed or 0)
-    compared = variants(base, varied)
-    _, draft = paired(models.main or STARTER, models.draft)
-    if not draft and any(variant.settings.proposer == "draft" for variant in compared):
-        raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
-    return compared
+    return variants(base, varied)
 
 
 def _session_options(models: ModelOptions, variants: "Sequence[Variant]") -> ModelOptions:

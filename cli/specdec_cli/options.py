@@ -15,7 +15,7 @@ from typer import Argument, BadParameter, Option
 
 from spec_local import kernels
 from spec_local.errors import InvalidRequest
-from spec_local.models.names import NO_DRAFT, STARTER, resolve_pair
+from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
@@ -143,7 +143,8 @@ class ModelOptions:
             "-md",
             metavar="FILE|NAME",
             help="Draft model: a small model of the same family, or a head for the main model (EAGLE-3, "
-            "DFlash …); none: use neither the draft model of a pair nor the main model's MTP layers.",
+            "DFlash …) (default: that of the pair, the main model's MTP layers, or what is found on this "
+            "machine); none: no draft model and no head.",
             autocompletion=completion.models,
         ),
     ] = None
@@ -226,8 +227,9 @@ class ModelOptions:
         return dataclasses.replace(self, main=model) if model else self
 
     def files(self) -> tuple[Path, Path | None]:
-        """Return the files of the main model, and of the draft model if it may be used."""
-        return resolve_pair(self.main or STARTER, self.draft, drafting=self._drafting)
+        """Return the files of the main model, and of the draft model if one is named and may be used."""
+        draft = None if self.draft == FOUND_DRAFT else self.draft
+        return resolve_pair(self.main or STARTER, draft, drafting=self._drafting)
 
     @property
     def _drafting(self) -> bool:
@@ -267,7 +269,7 @@ class ModelOptions:
         main, draft = files or self.files()
         return {
             "main": main,
-            "draft": draft,
+            "draft": draft or (FOUND_DRAFT if self._drafting else NO_DRAFT),
             "n_ctx": self.ctx,
             "threads": self.threads,
             "gpu_layers": self.gpu_layers,
@@ -277,7 +279,6 @@ class ModelOptions:
             "reproducible": self.reproducible,
             "parallel": parallel,
             "draft_vocab": int(self.draft_vocab) if self.draft_vocab.isdecimal() else self.draft_vocab,
-            "mtp": self._drafting,
             "workers": self.workers.split(",") if self.workers else (),
         }
 

@@ -1,12 +1,19 @@
 """Load a session's models, and open a context of each for every row."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from spec_local.calibration.cost_store import Conditions
 from spec_local.core.kept_states import KINDS
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
+from spec_local.errors import ModelError, ModelFileError, SpecLocalError, VocabularyMismatch
+from spec_local.llama import runtime
+from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.heads.choose import Chosen, choose_head
@@ -17,16 +24,25 @@ from spec_local.llama.open import open_rows
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.setup.probe import check_model_file
+from spec_local.system.machine import default_threads
+
+if TYPE_CHECKING:
+    from spec_local.models.drafters import Drafter
 
 _DEFAULT_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
 _ROW_TOKENS = 8  # of them for each row: there is room for a draft
 _MAX_ROWS = 8  # unless more are asked for
+_MAX_TRIED = 3  # drafters that nobody has asked for: the first test of each takes some seconds
+_OF_THE_FILE = (ModelFileError, ModelError, VocabularyMismatch)  # errors that another try would repeat
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """See `spec_local.session.Session.open`. workers: their addresses, checked."""
+    """See `spec_local.session.Session.open`. workers: their addresses, checked.
+
+    find_draft: without a draft, and without layers for multi-token prediction, look for one on this machine.
+    """
 
     n_ctx: int | None
     threads: int | None
@@ -38,6 +54,7 @@ class LoadSettings:
     draft_vocab: DraftVocab
     mtp: bool
     workers: tuple[str, ...]
+    find_draft: bool = False
 
 
 Rows = Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]]
@@ -62,11 +79,88 @@ def load(
         SpecLocalError: everything loaded before the error has been freed.
     """
     with ExitStack() as stack:
-        models, head = _models(main, draft, settings, log, stack)
+        free = free_memory()
+        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft)
         wanted = _DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
+        if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
+            log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")
+        if settings.find_draft and not draft and not choose_head(model):
+            rows, resources = _load_found(model, wanted, free, settings, log)
+        else:
+            rows, resources = _load_rows(model, draft, wanted, settings, log)
+        stack.push(resources)
+        return rows, stack.pop_all()
+
+
+def _load_found(
+    main: Model, wanted: int, free: int, settings: LoadSettings, log: Callable[[str], None]
+) -> tuple[Rows, ExitStack]:
+    """`_load_rows` with the first drafter on this machine that can be used, or without one.
+
+    free: bytes of memory before the main model was loaded.
+    """
+    from spec_local.models import drafters  # takes 30 ms
+    from spec_local.models.pairs import OVERHEAD
+
+    caches = main.kv_bytes(main.n_ctx(wanted), CACHE_TYPES.get(settings.cache_type, 2.0))
+    # Of the main model and, at most as large, of the draft model.
+    needed = 2 * caches * (settings.parallel or 1) + OVERHEAD + (0 if settings.workers else main.size)
+    conditions = Conditions(
+        main.path,
+        settings.gpu_layers,
+        settings.threads or default_threads(),
+        main.n_ctx(wanted),
+        settings.cache_type,
+        workers=settings.workers,
+    )
+    # llama.cpp itself reports that a GPU's own memory is too small.
+    has_own_memory = runtime.library().llama_supports_gpu_offload() and sys.platform != "darwin"
+    spare = sys.maxsize if has_own_memory and settings.gpu_layers else free - needed
+    skipped = []
+    for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
+        try:
+            loaded = _load_rows(main, found.path, wanted, settings, log, found)
+        except SpecLocalError as error:
+            skipped.append(f"not drafting with {found.path.name}: {error}")
+            if isinstance(error, _OF_THE_FILE):
+                drafters.reject(main.path, found.path, str(error))
+            continue
+        log(f"drafting with {found.path.name} ({found.why}; --draft none turns it off)")
+        return loaded
+    loaded = _load_rows(main, None, wanted, settings, log)
+    for line in skipped:  # if nothing works, they are not the reason
+        log(line)
+    if not skipped and (offered := drafters.offer(main.path, spare)):
+        log(offered)
+    return loaded
+
+
+def _load_rows(
+    main: Model,
+    draft: Path | None,
+    wanted: int,
+    settings: LoadSettings,
+    log: Callable[[str], None],
+    found: "Drafter | None" = None,
+) -> tuple[Rows, ExitStack]:
+    """Load the draft, and open the contexts of both; if that fails, only the main model stays loaded.
+
+    Args:
+        wanted: context length in tokens.
+        found: the draft, if nobody has asked for it.
+    """
+    with ExitStack() as stack:
+        models = [main]
+        if draft:
+            models.append(_model(draft, replace(settings, workers=()), log, stack))
+        head = choose_head(*models, log=(lambda line: None) if found else log)
+        if head and draft:
+            if not settings.workers:
+                check_model_file(draft, gpu_layers=settings.gpu_layers, main=main.path, log=log)
+            del models[1:]
+        elif found and not found.is_of_pair and (why := difference(*(m.vocabulary for m in models))):
+            raise VocabularyMismatch(f"another vocabulary ({why})")
         lengths = [model.n_ctx(wanted) for model in models]
-        if settings.n_ctx is not None and lengths[0] < settings.n_ctx:
-            log(f"context: {lengths[0]} tokens, which is what the model was trained for")
         n_rows = settings.parallel
         if n_rows is None:
             n_rows = _rows_that_fit(models, lengths, settings.cache_type)
@@ -81,24 +175,19 @@ def load(
         return list(zip(mains, drafts, strict=True)), stack.pop_all()
 
 
-def _models(
-    main: Path, draft: Path | None, settings: LoadSettings, log: Callable[[str], None], stack: ExitStack
-) -> tuple[list[Model], Chosen | None]:
-    """The models that have contexts, and the head that drafts."""
-    models: list[Model] = []
-    for path in [main, draft] if draft else [main]:
-        workers = settings.workers if not models else ()
-        if not workers:  # the memory of this machine may be too small for what workers hold
-            check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
-        load_mtp = settings.mtp and not draft
-        models.append(Model(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp, workers=workers))
-        stack.callback(models[-1].close)
-    head = choose_head(*models, log=log)
-    if head and draft:
-        if not settings.workers:
-            check_model_file(draft, gpu_layers=settings.gpu_layers, main=main, log=log)
-        del models[1:]
-    return models, head
+def _model(
+    path: Path,
+    settings: LoadSettings,
+    log: Callable[[str], None],
+    stack: ExitStack,
+    *,
+    load_mtp: bool = False,
+) -> Model:
+    if not settings.workers:  # the memory of this machine may be too small for what workers hold
+        check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
+    model = Model(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp, workers=settings.workers)
+    stack.callback(model.close)
+    return model
 
 
 def _contexts(

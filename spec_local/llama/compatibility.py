@@ -6,8 +6,10 @@ beginning- and end-of-sequence tokens, sizes within 128 of each other, and equal
 
 from spec_local.llama.vocabulary import Vocabulary
 
-_MAX_SIZE_DIFFERENCE = 128  # padding that training frameworks add
-_FIRST_COMPARED = 5  # the special tokens before it differ between instruct and base models
+MAX_SIZE_DIFFERENCE = 128
+"""In tokens: padding that training frameworks add."""
+FIRST_COMPARED = 5
+"""The special tokens before it differ between instruct and base models."""
 
 
 def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
@@ -18,9 +20,9 @@ def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
         adds = getattr(main, added)
         if adds != getattr(draft, added) or (adds and getattr(main, name) != getattr(draft, name)):
             return f"they differ in the {name} token"
-    if abs(main.n_tokens - draft.n_tokens) > _MAX_SIZE_DIFFERENCE:
+    if abs(main.n_tokens - draft.n_tokens) > MAX_SIZE_DIFFERENCE:
         return f"{main.n_tokens} tokens against {draft.n_tokens}"
-    for token in range(_FIRST_COMPARED, min(main.n_tokens, draft.n_tokens)):
+    for token in range(FIRST_COMPARED, min(main.n_tokens, draft.n_tokens)):
         a, b = (vocabulary.text(token) for vocabulary in (main, draft))
         if a != b:
             return (

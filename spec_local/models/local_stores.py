@@ -16,7 +16,8 @@ from spec_local.models import gguf_header, hub_cache, ollama, program_folders
 from spec_local.models.hub_cache import HubModel, base_name, models_among
 
 HUB, LM_STUDIO, LLAMA_CPP = "Hugging Face Hub", "LM Studio", "llama.cpp"
-_QUANT = re.compile(r"(?<![A-Z0-9])(I?Q\d\w*|B?F16|F32|MXFP4\w*|TQ\d\w*)(?![A-Z0-9])", re.IGNORECASE)
+QUANT = re.compile(r"(?<![A-Z0-9])(I?Q\d\w*|B?F16|F32|MXFP4\w*|TQ\d\w*)(?![A-Z0-9])", re.IGNORECASE)
+"""The quantization in a file's name."""
 _LLAMA_CPP_FILE = re.compile(r"([^_]+)_(.+?-GGUF)_(.+\.gguf)", re.IGNORECASE)
 _Repository = tuple[str, str, dict[str, Path]]  # the program, "user/repo", and the paths of its files by name
 
@@ -50,6 +51,14 @@ def stored_models() -> Iterator[StoredModel]:
         known.add(name)
 
 
+def files() -> Iterator[Path]:
+    """All GGUF files of all programs, with names that describe them."""
+    for _, _, found in (*_hub(), *_lm_studio(), *_llama_cpp()):
+        yield from (path for name, path in found.items() if name.endswith(".gguf"))
+    for name, path in ollama.models():
+        yield ollama.linked(name, path)
+
+
 def find_files(model: HubModel) -> tuple[str, list[Path]] | None:
     """The program that keeps a model of the Hub, outside of the Hub's cache, and the model's files.
 
@@ -73,7 +82,7 @@ def _of_repositories() -> Iterator[tuple[str, str, list[Path]]]:
     for program, repo, files in (*_hub(), *_lm_studio(), *_llama_cpp()):  # in the order of `catalog.find`
         for stem, parts in models_among(files).items():
             base = base_name(stem).removesuffix(".gguf")
-            for quant in (*_QUANT.findall(base)[-1:], base):
+            for quant in (*QUANT.findall(base)[-1:], base):
                 if _selects(quant, repo, files, parts):
                     yield f"{repo}:{quant}", program, [files[part] for part in parts]
                     break

@@ -12,6 +12,8 @@ STARTER = "starter-pair"
 """The default of --main: the starter model, and the draft model that comes with specdec."""
 NO_DRAFT = "none"
 """In place of a draft model: use neither the draft model of a pair nor the main model's MTP layers."""
+FOUND_DRAFT = "auto"
+"""In place of a draft model: where the main model has none of these, use what is found on this machine."""
 
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:

@@ -36,7 +36,7 @@ def is_name(name: str) -> bool:
 def find(name: str) -> Path | None:
     """The file of a model by its name in ollama; the tag may be missing. None if ollama does not have it."""
     blob = _find_blob(name)
-    return _linked(name, blob) if blob else None
+    return linked(name, blob) if blob else None
 
 
 def _find_blob(name: str) -> Path | None:
@@ -52,7 +52,7 @@ def _find_blob(name: str) -> Path | None:
     return next(filter(None, files), None)
 
 
-def _linked(name: str, blob: Path) -> Path:
+def linked(name: str, blob: Path) -> Path:
     """A link to a blob, or the blob if the link cannot be made.
 
     Answers, messages and the names of derived files contain the file's name: that of a blob is a hash.

@@ -47,12 +47,16 @@ def llama_cpp_folder() -> Path:
 
 def llama_cpp_build() -> str:
     """Identify the installed build by the binding's version and the size and time of its ggml libraries."""
-    version = importlib.metadata.version("llama-cpp-python")
     stamp = [
         f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}"
         for f in sorted((llama_cpp_folder() / "lib").glob("libggml*"))
     ]
-    return f"{version} {' '.join(stamp)}"
+    return f"{_binding_version()} {' '.join(stamp)}"
+
+
+@functools.cache  # reading it takes 4 ms
+def _binding_version() -> str:
+    return importlib.metadata.version("llama-cpp-python")
 
 
 def is_loopback(host: str) -> bool:

@@ -241,7 +241,6 @@ def test_files_with_several_answers_at_the_same_time(inside, arguments, tmp_path
         (["--category", "verse"], "'verse': give lists, prose"),
         (["--sweep", "temp=1,2"], "temp=1,2"),
         (["--proposers", "oracle"], "oracle"),
-        (["--proposers", "draft,lookup"], "--draft FILE"),
         (["--no-spec"], "--no-spec"),
         (["--runs", "0"], "runs is 0"),
         (["--tokens", "0"], "tokens is 0"),
@@ -345,6 +344,13 @@ def test_unclear_results_are_measured_again_unless_runs_are_given(inside, argume
     assert b"3 prompts of 2 categories, 3 runs" in done.stdout
     assert b"The machine was noisy: " in done.stdout
     assert b"plain runs of the same prompt differ by 33% from their median" in done.stdout
+
+
+def test_the_draft_proposer_needs_a_draft_model(inside, main, prompts):
+    """Known only when the models are loaded: without --draft, one may be found."""
+    none = ["--draft", "none", "--proposers", "draft,lookup"]
+    done = inside("bench", "--main", main, "--prompts", prompts, "--ctx", 256, "--threads", 1, *none)
+    assert "needs a draft model: give --draft FILE" in inside.one_line(done, 2)
 
 
 def test_a_busy_machine_is_reported(inside, arguments, monkeypatch):

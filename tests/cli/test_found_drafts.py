@@ -1,0 +1,154 @@
+"""Without --draft: what is found on this machine drafts, and what cannot be used never makes a start fail."""
+
+import json
+
+import pytest
+
+from spec_local.llama.tiny import write_tiny_model
+from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+
+SHORT = ("-n", 24, "-t", 1, "-c", 256, "--temp", 0)
+DRAFTS = ("--policy", "fixed", "--proposer", "draft")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files that are written once: a main model, and small ones."""
+    folder = tmp_path_factory.mktemp("files")
+    write_tiny_model(folder / "main.gguf", n_layers=4, tensor_type="F32", n_embd=128)
+    write_tiny_model(folder / "small.gguf", n_layers=1, tensor_type="Q8_0")
+    write_tiny_model(
+        folder / "other.gguf", n_layers=1, tensor_type="Q8_0", extra_tokens=[f"other{i}" for i in range(200)]
+    )
+    write_tiny_main(folder / "eagle-main.gguf")
+    write_tiny_eagle(folder / "eagle.gguf")
+    write_tiny_eagle(folder / "deep.gguf", layers=(1, 2, 9))
+    return folder
+
+
+@pytest.fixture
+def put(folder, fresh_inside):
+    """Put a file, or its first bytes, into the folder of models; return its path."""
+
+    def put(name, n_bytes=None):
+        path = fresh_inside.folder / "models" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes((folder / name).read_bytes()[:n_bytes])
+        return path
+
+    return put
+
+
+@pytest.fixture
+def answer(fresh_inside):
+    """Return an answer, and the notes on standard error without those of a first use."""
+
+    def answer(*arguments):
+        done = fresh_inside("generate", *arguments, *SHORT, "--json", "hello")
+        assert done.returncode == 0, done.stderr
+        lines = done.stderr.decode().splitlines()
+        return json.loads(done.stdout), [line for line in lines if "(first use" not in line]
+
+    return answer
+
+
+def test_a_small_model_is_found_and_draft_none_turns_it_off(answer, put):
+    main = put("main.gguf")
+    plain, notes = answer("--main", main)
+    assert notes == []
+    put("small.gguf")
+    found, notes = answer("--main", main, *DRAFTS)
+    (line,) = notes
+    assert line.startswith("drafting with small.gguf (same vocabulary, 1/")
+    assert line.endswith(" of the size; --draft none turns it off)")
+    assert found["timings"]["draft_n"] > 0
+    without, notes = answer("--main", main, "--draft", "none")
+    assert notes == []
+    assert "draft" not in without["model"] or not without["model"]["draft"]
+    assert found["content"] == without["content"] == plain["content"]
+    assert answer("--main", main, "--proposer", "suffix")[1] == []
+    assert answer("--main", main, "--no-spec")[1] == []
+
+
+def test_run_says_what_drafts(fresh_inside, put):
+    main, small = put("main.gguf"), put("small.gguf")
+    done = fresh_inside("run", main, "hello", *SHORT)
+    assert done.returncode == 0, done
+    assert b"drafting with small.gguf" in done.stderr
+    small.unlink()
+    assert b"drafting" not in fresh_inside("run", main, "hello", *SHORT).stderr
+
+
+def test_a_chat_says_what_drafts(fresh, put, terminal):
+    main, _ = put("main.gguf"), put("small.gguf")
+    person = terminal(main, *SHORT, command="run", specdec=fresh)
+    assert "drafting with small.gguf (same vocabulary" in person.prompt()
+
+
+def test_a_head_beside_the_model_is_found(answer, put):
+    main, _ = put("eagle-main.gguf"), put("eagle.gguf")
+    found, notes = answer("--main", main, *DRAFTS)
+    assert notes == ["drafting with eagle.gguf (a head beside the main model; --draft none turns it off)"]
+    assert found["timings"]["draft_n_accepted"] > 0
+    plain, _ = answer("--main", main, "--draft", "none")
+    assert found["content"] == plain["content"]
+
+
+@pytest.mark.parametrize(
+    ("name", "n_bytes"), [("small.gguf", 60_000), ("eagle.gguf", 40_000), ("deep.gguf", None)]
+)
+def test_a_file_that_cannot_be_used_is_skipped_with_one_line(answer, put, name, n_bytes):
+    main = put("eagle-main.gguf" if name != "small.gguf" else "main.gguf")
+    put(name, n_bytes)
+    for expected in (1, 0):  # it is not tried again
+        found, notes = answer("--main", main)
+        assert found["timings"]["predicted_n"] > 0
+        assert len(notes) == expected
+        assert all(line.startswith(f"not drafting with {name}: ") for line in notes)
+
+
+def test_the_next_one_is_tried(answer, put):
+    main, _ = put("eagle-main.gguf"), put("deep.gguf")
+    put("eagle.gguf")
+    for _ in range(2):
+        assert [line.partition(" (")[0] for line in answer("--main", main)[1]] == ["drafting with eagle.gguf"]
+
+
+def test_another_vocabulary_is_not_used(answer, put):
+    main, _ = put("main.gguf"), put("other.gguf")
+    assert answer("--main", main)[1] == []
+
+
+def test_what_does_not_fit_into_the_memory_is_not_used(answer, put, monkeypatch):
+    main, _ = put("main.gguf"), put("small.gguf")
+    monkeypatch.setattr("spec_local.answers.loading.free_memory", lambda: 150_000_000)
+    assert answer("--main", main)[1] == []
+
+
+def test_a_draft_that_can_be_downloaded_is_offered(answer, put, fresh_inside):
+    main = put("main.gguf")
+    models = fresh_inside.folder / "config" / "specdec" / "models.toml"
+    models.parent.mkdir(parents=True)
+    entry = 'description = "d"\nlicence = "l"\nrepo = "user/repo"\n'
+    models.write_text(
+        f'[models.big]\n{entry}file = "main.gguf"\n[models.little]\n{entry}file = "little.gguf"\n'
+        '[pairs.duo]\nmain = "big"\ndraft = "little"\nnote = "n"\n'
+    )
+    (line,) = answer("--main", main)[1]
+    assert (
+        line
+        == "no draft model for main.gguf is on this machine: run specdec models pull little to draft with one"
+    )
+
+
+def test_a_benchmark_measures_with_and_without_it(fresh_inside, put):
+    main, _ = put("main.gguf"), put("small.gguf")
+    prompts = fresh_inside.folder / "prompts.jsonl"
+    prompts.write_text('{"category": "prose", "name": "greeting", "text": "hello"}\n')
+    arguments = ["bench", "--main", main, "--prompts", prompts, "--runs", 1, "--format", "json", *SHORT[:-2]]
+    found = fresh_inside(*arguments, *DRAFTS)
+    assert b"drafting with small.gguf" in found.stderr
+    assert json.loads(found.stdout)["variants"][1]["draft_n"] > 0
+    lookups = fresh_inside(*arguments, "--draft", "none")
+    assert lookups.returncode == 0
+    assert b"drafting" not in lookups.stderr
