@@ -500,12 +500,18 @@ class Session:
         """`costs` if they are known; any thread may read them while another one uses the session."""
         return self._costs.calls or (None, None)
 
-    def costs(self) -> tuple[CostModel, CostModel | None]:
+    @checked
+    def costs(self, *, stopped: Callable[[], bool] | None = None) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 
-        The adaptive policy keeps them up to date; closing the session writes them to disk.
+        Answers do without: they begin with estimates, which their calls correct. The adaptive policy keeps
+        the costs up to date; closing the session writes them to disk.
+
+        Args:
+            stopped: called between calls; True ends the measurement, and leaves estimates. None: it is not
+                stopped.
         """
-        return self._lock.run(lambda: self._costs.of(self.main, self.draft))
+        return self._lock.run(lambda: self._costs.measured(self.main, self.draft, stopped))
 
 
 def _json_of(schema: Mapping[str, object]) -> str:
