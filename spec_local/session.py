@@ -22,6 +22,7 @@ from spec_local.answers.loading import LoadSettings, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import RunningAnswers
 from spec_local.answers.text import Done, RowEvent, Text
+from spec_local.answers.vocabulary_store import vocabulary_map
 from spec_local.arguments import Int32, Printable, checked
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import Conversation
@@ -80,10 +81,8 @@ class Session:
     ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
-        if isinstance(draft, LlamaRow):
-            ours, theirs = main.model.vocabulary, draft.model.vocabulary
-            if difference(ours, theirs):
-                self.vocabulary_map = VocabularyMap(ours, theirs)
+        if isinstance(draft, LlamaRow) and difference(main.model.vocabulary, draft.model.vocabulary):
+            self.vocabulary_map = vocabulary_map(main.model, draft.model)
         self.main = main
         self.draft = draft
         recycling = Recycling()

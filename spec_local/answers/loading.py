@@ -14,6 +14,7 @@ from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
+from spec_local.llama.preload import take
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.setup.probe import check_model_file
@@ -88,10 +89,13 @@ def _models(
     models: list[Model] = []
     for path in [main, draft] if draft else [main]:
         workers = settings.workers if not models else ()
-        if not workers:  # the memory of this machine may be too small for what workers hold
-            check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
-        load_mtp = settings.mtp and not draft
-        models.append(Model(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp, workers=workers))
+        arguments = {"gpu_layers": settings.gpu_layers, "load_mtp": settings.mtp and not draft}
+        model = None if workers else take(path, **arguments)
+        if not model:
+            if not workers:  # the memory of this machine may be too small for what workers hold
+                check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
+            model = Model(path, **arguments, workers=workers)
+        models.append(model)
         stack.callback(models[-1].close)
     head = choose_head(*models, log=log)
     if head and draft:
