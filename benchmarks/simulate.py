@@ -27,6 +27,7 @@ from common import geometric_mean, note, parser, table
 from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
+from spec_local.calibration.known_costs import ON_CPU
 from spec_local.core.calls import Call, Logits
 from spec_local.core.language_model import Rollback, RowMethods
 from spec_local.core.proposal import MAX_DRAFT
@@ -150,6 +151,13 @@ class Machine:
                 noise = float(self._rng.lognormal(0.0, 0.04)) if self._group.noisy else 1.0
                 found.observe(n, noise * float(self.pair.seconds(role)[n]))
         return found
+
+    def estimated(self, role: Role, error: float) -> CostModel:
+        """The costs that a session begins with where nothing has been measured.
+
+        error: ratio of the time of a one-token call to the real one; the estimates of others are wrong, too.
+        """
+        return CostModel({1: error * float(self.pair.seconds(role)[1])}, ON_CPU)
 
 
 class Replay(RowMethods):
@@ -289,17 +297,23 @@ def fixed_calls(group: Group) -> dict[str, list[tuple[Role, int, int]]]:
     return found
 
 
-def adaptive_calls(pair: Pair, group: Group) -> list[tuple[Role, int, int]]:
-    """The calls of a session under the adaptive policy, which measured the costs before it began."""
+def adaptive_calls(pair: Pair, group: Group, error: float | None = None) -> list[tuple[Role, int, int]]:
+    """The calls of a session under the adaptive policy, which measured the costs before it began.
+
+    error: it estimated them instead, that of a draft call with this error; see `Machine.estimated`.
+    """
     machine = Machine(pair, group)
-    run(group, machine, adaptive(machine), MAX_DRAFT)
+    run(group, machine, adaptive(machine, error), MAX_DRAFT)
     return machine.calls
 
 
-def adaptive(machine: Machine) -> Variant:
+def adaptive(machine: Machine, error: float | None = None) -> Variant:
     """The adaptive policy with all proposers, and the same experience for all answers."""
-    experience, main = Experience(), machine.measured("main")
-    draft = None if machine.pair.draft is None else machine.measured("draft")
+    experience = Experience()
+    main = machine.measured("main") if error is None else machine.estimated("main", 1.0)
+    draft = None
+    if machine.pair.draft is not None:
+        draft = machine.measured("draft") if error is None else machine.estimated("draft", error)
 
     def variant(model: Replay) -> Proposer:
         policy = Adaptive(main, draft, experience, clock=machine.clock)

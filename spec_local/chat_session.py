@@ -4,6 +4,7 @@ If an answer is interrupted, the part generated so far is kept. If nothing was g
 is unchanged.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,29 @@ class ChatSession:
     _n_drops: int = field(default=0, init=False)
     _generating: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    @contextlib.contextmanager
+    def measuring_costs(self) -> Iterator[None]:
+        """Measure costs that are only estimated, if no text has been read yet, until the end of the block.
+
+        For the time in which the user types a first message. The block must not use the session.
+        """
+        settings, stopped = self.settings, threading.Event()
+        wanted = settings.policy == "adaptive" and self.session.proposers(settings)
+
+        def measure() -> None:
+            with contextlib.suppress(SpecLocalError):  # an answer that fails, too, reports it
+                self.session.costs(stopped=stopped.is_set)
+
+        thread = threading.Thread(target=measure)
+        if wanted and not self.session.main.cached:
+            thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            if thread.ident:
+                thread.join()
 
     @checked
     def send(self, message: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:

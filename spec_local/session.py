@@ -22,6 +22,7 @@ from spec_local.answers.loading import LoadSettings, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import RunningAnswers
 from spec_local.answers.text import Done, RowEvent, Text
+from spec_local.answers.vocabulary_store import vocabulary_map
 from spec_local.arguments import Int32, Printable, checked
 from spec_local.calibration import experience_store
 from spec_local.calibration.known_costs import KnownCosts
@@ -81,10 +82,8 @@ class Session:
     ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
-        if isinstance(draft, LlamaRow):
-            ours, theirs = main.model.vocabulary, draft.model.vocabulary
-            if difference(ours, theirs):
-                self.vocabulary_map = VocabularyMap(ours, theirs)
+        if isinstance(draft, LlamaRow) and difference(main.model.vocabulary, draft.model.vocabulary):
+            self.vocabulary_map = vocabulary_map(main.model, draft.model)
         self.main = main
         self.draft = draft
         recycling = Recycling()
@@ -507,12 +506,18 @@ class Session:
         """`costs` if they are known; any thread may read them while another one uses the session."""
         return self._costs.calls or (None, None)
 
-    def costs(self) -> tuple[CostModel, CostModel | None]:
+    @checked
+    def costs(self, *, stopped: Callable[[], bool] | None = None) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 
-        The adaptive policy keeps them up to date; closing the session writes them to disk.
+        Answers do without: they begin with estimates, which their calls correct. The adaptive policy keeps
+        the costs up to date; closing the session writes them to disk.
+
+        Args:
+            stopped: called between calls; True ends the measurement, and leaves estimates. None: it is not
+                stopped.
         """
-        return self._lock.run(lambda: self._costs.of(self.main, self.draft))
+        return self._lock.run(lambda: self._costs.measured(self.main, self.draft, stopped))
 
 
 def _json_of(schema: Mapping[str, object]) -> str:

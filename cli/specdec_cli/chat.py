@@ -1,6 +1,7 @@
 """`specdec chat`: a conversation in the terminal."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -98,7 +99,8 @@ def chat(
             read = message_reader(completions())
             while True:
                 try:
-                    typed = read()
+                    with chat_session.measuring_costs() if interactive() else nullcontext():
+                        typed = read()
                     _report_errors(
                         partial(run_command, view, typed)
                         if isinstance(typed, Command)

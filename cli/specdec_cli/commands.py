@@ -26,6 +26,8 @@ class Command(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings.add_variables(self)
+        for param in self.params:
+            _use_default_as_it_is(param)
         self.params.sort(key=_place_in_help)
         _omit_types_of_flags(self.params)
 
@@ -98,6 +100,20 @@ def _omit_types_of_flags(params: list[Any]) -> list[Any]:
         if getattr(param, "is_flag", False) or getattr(param, "count", False):
             param.metavar = ""
     return params
+
+
+def _use_default_as_it_is(param: Any) -> None:
+    """Do not convert the default of a parameter, for which Typer builds a validator: 1 ms for each."""
+    convert = param.process_value
+
+    def process(ctx: Any, value: Any) -> Any:
+        if param.required or getattr(ctx.get_parameter_source(param.name), "name", "") != "DEFAULT":
+            return convert(ctx, value)
+        if value is None and param.multiple:
+            value = ()
+        return param.callback(ctx, param, value) if param.callback else value
+
+    param.process_value = process
 
 
 def _place_in_help(param: Any) -> int:

@@ -4,6 +4,7 @@ A command takes a dataclass (`ModelOptions`, `SamplingOptions`), and `specdec_cl
 its fields into the parameters that Typer reads.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -250,9 +251,17 @@ class ModelOptions:
             files: the result of `self.files()` if the caller has it.
             parallel: maximum number of answers at the same time; None: as many as there is memory for.
         """
-        from spec_local.session import Session
+        from spec_local.llama.preload import preload
 
-        session = Session.open(**self.session_arguments(files, parallel=parallel), log=log)
+        files = files or self.files()
+        with contextlib.ExitStack() as stack:
+            if not self.workers:
+                paths = [path for path in files if path]
+                mtp = self._drafting and not files[1]
+                stack.enter_context(preload(paths, gpu_layers=self.gpu_layers, load_mtp=mtp, log=log))
+            from spec_local.session import Session
+
+            session = Session.open(**self.session_arguments(files, parallel=parallel), log=log)
         if self._drafting and self.shape in ("tree", "beam") and not session.draft:
             session.close()
             raise InvalidRequest(

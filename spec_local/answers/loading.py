@@ -21,6 +21,7 @@ from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
+from spec_local.llama.preload import take
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.setup.probe import check_model_file
@@ -183,9 +184,12 @@ def _model(
     *,
     load_mtp: bool = False,
 ) -> Model:
-    if not settings.workers:  # the memory of this machine may be too small for what workers hold
-        check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
-    model = Model(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp, workers=settings.workers)
+    workers = settings.workers
+    model = None if workers else take(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp)
+    if not model:
+        if not workers:  # the memory of this machine may be too small for what workers hold
+            check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
+        model = Model(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp, workers=workers)
     stack.callback(model.close)
     return model
 

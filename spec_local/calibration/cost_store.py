@@ -1,6 +1,7 @@
-"""Measured costs on disk: measured once per model, machine and settings; answers refine them."""
+"""Costs on disk, per model, machine and settings: measured, or estimated until answers have shown them."""
 
 import contextlib
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -18,16 +19,23 @@ from spec_local.system.files import write_atomically
 _MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
 _Size = Annotated[int, Field(ge=1, le=1 << 16)]  # the largest batch
 _Seconds = Annotated[float, Field(gt=0, lt=86_400)]  # a day
+_Multiple = Annotated[float, Field(ge=1, le=1 << 16)]  # of a call of one token
 
 
 class _CostFile(BaseModel):
-    """model: file name, for people who look. seconds: of a call, by its number of tokens."""
+    """model: file name, for people who look. seconds: of a call, by its number of tokens.
+
+    estimates: see `CostModel`; empty if all has been measured. checked: when a call of several tokens was
+    last timed to see whether the costs still hold, in seconds since 1970.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     # the time to build a `CostModel` grows with the cube of the sizes: 1 s for 512
     seconds: Annotated[dict[_Size, _Seconds], Field(max_length=512)]
+    estimates: Annotated[dict[_Size, _Multiple], Field(max_length=64)] = {}
+    checked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +98,23 @@ def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
 
-def load(conditions: LlamaRow | HeadRow | Conditions) -> CostModel | None:
-    """Costs measured earlier, without what is impossible; None if there are none or their file is damaged."""
+def read(conditions: LlamaRow | HeadRow | Conditions) -> tuple[CostModel, float] | None:
+    """Costs of earlier sessions, without what is impossible, and when they were checked.
+
+    None if there are none or their file is damaged.
+    """
     with contextlib.suppress(OSError, ValueError, ValidationError):
         with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
             known = _CostFile.model_validate_json(file.read(_MAX_BYTES))
         if known.seconds:
-            return CostModel(without_falls(known.seconds))
+            return CostModel(without_falls(known.seconds), known.estimates), known.checked
     return None
+
+
+def load(conditions: LlamaRow | HeadRow | Conditions) -> CostModel | None:
+    """Costs of earlier sessions if all have been measured, and none are estimates."""
+    found = read(conditions)
+    return found[0] if found and not found[0].estimates else None
 
 
 def load_drafting(conditions: Conditions) -> CostModel | None:
@@ -105,12 +122,26 @@ def load_drafting(conditions: Conditions) -> CostModel | None:
     return load(replace(conditions, n_first=USUAL_FIRST)) or load(conditions)
 
 
-def save(conditions: LlamaRow | HeadRow | Conditions, costs: CostModel) -> None:
+def save(conditions: LlamaRow | HeadRow | Conditions, costs: CostModel, checked: float | None = None) -> None:
     """Write costs for later sessions, without what is impossible (`without_falls`).
 
-    Nothing happens if the cache folder is not writable.
+    Nothing happens if the cache folder is not writable, or some of the costs are estimates and others have
+    been measured since they were checked.
+
+    Args:
+        checked: see `_CostFile`; None: now.
     """
-    content = _CostFile(model=_conditions(conditions).path.name, seconds=without_falls(costs.costs))
+    estimates, checked = costs.estimates, time.time() if checked is None else checked
+    there = read(conditions) if estimates else None
+    if there and not there[0].estimates and there[1] > checked:
+        return
+    observed = {n: seconds for n, seconds in costs.costs.items() if n not in estimates}
+    content = _CostFile(
+        model=_conditions(conditions).path.name,
+        seconds=without_falls(observed),
+        estimates=estimates,
+        checked=checked,
+    )
     with contextlib.suppress(OSError):
         write_atomically(path_of(conditions), content.model_dump_json().encode())
 

@@ -1,15 +1,25 @@
-"""The costs of a session's models: from disk, or measured when first needed, and written at its end."""
+"""The costs of a session's models: known from disk, or estimated at first, and written at its end."""
 
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from typing import Any
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
+from spec_local.llama import runtime
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.policies.cost_model import CostModel
+
+# Calls of several tokens, in calls of one: the geometric mean of F16, Q8_0, Q4_K_M and Q4_1 models of 0.1 to
+# 1.5B on two cores of a Zen 3, and a 13B model on an M2. Where they are wrong by a factor of two, the loss
+# budget bounds what that costs, and calls correct them.
+ON_CPU = {2: 1.2, 4: 1.5, 8: 2.3, 16: 4.2, 32: 7.8, 64: 15.5}
+ON_GPU = {2: 1.03, 4: 1.08, 8: 1.15, 16: 1.35, 32: 2.2, 64: 3.6}
+_CHECKED_FOR = 86_400.0  # seconds; so that a busy machine does not spoil the costs for longer than a day
 
 
 class KnownCosts:
@@ -23,40 +33,79 @@ class KnownCosts:
     def __init__(self) -> None:
         self.calls: tuple[CostModel, CostModel | None] | None = None
         self.log: Callable[[str], None] = lambda line: None
+        self._checked: list[float] = []  # of each model, as in the store
 
     def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
-        """`calls`; if need be, from disk or measured in these contexts, which must not be in use."""
+        """`calls`; if need be, from disk or estimated from two calls in these contexts, not in use."""
         if not self.calls:
-            drafting = self._known(draft, 0.5, 1) if draft else None
-            self.calls = self._known(main, 1.5), drafting
+            known = [_known(row, rows) for row, rows in ((main, None), (draft, 1)) if row]
+            self._checked = [checked for _, checked in known]
+            self.calls = known[0][0], known[1][0] if draft else None
         return self.calls
+
+    def measured(
+        self,
+        main: LlamaRow,
+        draft: LlamaRow | HeadRow | None,
+        stopped: Callable[[], bool] | None = None,
+    ) -> tuple[CostModel, CostModel | None]:
+        """`calls` without estimates: if need be, measured in these contexts in a second or two.
+
+        Args:
+            stopped: called before each call; True ends the measurement, and leaves estimates. Nothing is
+                logged. None: the measurement is not stopped.
+        """
+        costs, draft_costs = self.of(main, draft)
+        log = (lambda line: None) if stopped else self.log
+        stopped = stopped or (lambda: False)
+        for row, table, rows, budget in ((main, costs, None, 1.5), (draft, draft_costs, 1, 0.5)):
+            if row and table and table.estimates and not stopped():
+                log(f"measuring {row.model.path.name} (first use with these settings)")
+                found = _measured(row, rows, budget=budget, stopped=stopped)
+                for n in found.costs:
+                    table.observe(1, found.seconds(1))
+                    table.observe(n, found.seconds(n))
+                if not stopped():
+                    table.drop_estimates()  # of sizes for which there was no time
+        return costs, draft_costs
 
     def save(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> None:
         """Write `calls` to disk, if they are known, and forget them."""
-        for row, table in zip((main, draft), self.calls or (), strict=False):
+        for row, table, checked in zip((main, draft), self.calls or (), self._checked, strict=False):
             if row and table:
-                cost_store.save(row, table)
+                cost_store.save(row, table, checked)
         self.calls = None
 
-    def _known(self, row: LlamaRow | HeadRow, budget: float, rows: int | None = None) -> CostModel:
-        if row.n_ctx - len(row.cached) < MAX_DRAFT:
-            row.truncate(0)  # too little room for a good measurement; the history is evaluated again
-        known, text = cost_store.load(row), sample_tokens(row)
-        if known:
-            # The machine may have been busy or on battery then, and sizes that seem expensive are not tried
-            # again.
-            for _ in range(2):
-                with _known_states(row):
-                    now = measure(row, (1, 8), 1, rows, text)
-                if known.agrees_with(now):
-                    known.observe(1, now.seconds(1))  # scales the costs of all sizes to the current speed
-                    return known
-        else:
-            self.log(f"measuring {row.model.path.name} (first use with these settings)")
-        with _known_states(row):
-            return measure(row, rows=rows, text=text, budget=budget)
+
+def _known(row: LlamaRow | HeadRow, rows: int | None) -> tuple[CostModel, float]:
+    """Costs of a context, and when they were checked."""
+    now, estimates = time.time(), _estimates(row)
+    if found := cost_store.read(row):
+        costs, checked = found
+        if 0.0 <= now - checked < _CHECKED_FOR:
+            return costs, checked
+        # The machine may have been busy then, and sizes that seem expensive are not tried again.
+        for _ in range(2):
+            timed = _timed(row, (1, 8), rows)
+            if costs.agrees_with(timed):
+                costs.observe(1, timed.seconds(1))  # scales the costs of all sizes to the current speed
+                return costs, now
+        return CostModel(timed.costs, estimates), now
+    return CostModel(_timed(row, (1,), rows).costs, estimates), now
 
 
-def _known_states(row: LlamaRow | HeadRow) -> AbstractContextManager[None]:
-    """Within the block, a head evaluates tokens as it does those whose states it has received."""
-    return row.known_states() if isinstance(row, HeadRow) else nullcontext()
+def _estimates(row: LlamaRow | HeadRow) -> dict[int, float]:
+    on_gpu = row.model.gpu_layers and runtime.library().llama_supports_gpu_offload()
+    return ON_GPU if on_gpu else ON_CPU
+
+
+def _timed(row: LlamaRow | HeadRow, sizes: tuple[int, ...], rows: int | None) -> CostModel:
+    return _measured(row, rows, sizes=sizes, rounds=1)
+
+
+def _measured(row: LlamaRow | HeadRow, rows: int | None, **options: Any) -> CostModel:
+    """`measure` a context; a head evaluates tokens as it does those whose states it has received."""
+    if row.n_ctx - len(row.cached) < MAX_DRAFT:
+        row.truncate(0)  # too little room for a good measurement; the history is evaluated again
+    with row.known_states() if isinstance(row, HeadRow) else nullcontext():
+        return measure(row, rows=rows, text=sample_tokens(row), **options)

@@ -24,6 +24,7 @@ def measure(
     precision: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
     log: Callable[[str], None] = lambda line: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> CostModel:
     """Time calls that append a chain to the history. The history is unchanged; an uncommitted tree is
     discarded.
@@ -49,6 +50,7 @@ def measure(
             measured again, too.
         clock: seconds.
         log: receives a line before calls are repeated, and one if they remain unclear.
+        stopped: called before each call that counts; True ends the measurement.
 
     Raises:
         ValueError: no sizes, one below 1, or no rounds.
@@ -87,7 +89,7 @@ def measure(
     def measure_round(chosen: Sequence[int], n_certain: int = 0) -> None:
         """Time a call of each size; after the first ones, only within the budget."""
         for i, n in enumerate(chosen):
-            if i >= n_certain and clock() - started > budget:
+            if stopped() or (i >= n_certain and clock() - started > budget):
                 return
             times[n].append(call(n))
             costs.observe(n, times[n][-1])
@@ -96,7 +98,7 @@ def measure(
         measure_round(sizes, 3 if number == 0 else 0)
     for number in range(1, _REPEATS + 1):
         unclear = _slower_than_larger(times) | _imprecise(times, precision)
-        if not unclear or clock() - started > budget:
+        if not unclear or stopped() or clock() - started > budget:
             break
         log(
             f"the times of {len(unclear)} of {len(sizes)} call sizes are unclear: measuring them again "

@@ -111,9 +111,13 @@ class Model:
             # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
             # supported here, either.
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        runtime.clear_log()
+        path = os.fsencode(self.path)
         with runtime.deferred_signals():
-            handle: int = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+            with runtime.unlogged():
+                handle: int = lib.llama_model_load_from_file(path, params)
+            if not handle:  # again, for the reason in the log
+                runtime.clear_log()
+                handle = lib.llama_model_load_from_file(path, params)
         if not handle:
             raise ModelFileError(
                 f"{self.path} cannot be loaded ({runtime.failure_reason()}): "

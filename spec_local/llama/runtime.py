@@ -142,6 +142,24 @@ def set_verbose(verbose: bool) -> None:
     _state["verbose"] = verbose
 
 
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Drop the log within the block, unless it is printed.
+
+    llama.cpp logs a thousand lines while it loads a model. For each it would wait until no other thread runs
+    Python code, for 5 ms or more.
+    """
+    lib = library()
+    # A C function that does nothing with the arguments of a log callback: it returns that of the first one.
+    nothing = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
+    if not _state["verbose"]:
+        lib.llama_log_set(nothing, ctypes.c_void_p(0))
+    try:
+        yield
+    finally:
+        lib.llama_log_set(_state["callback"], ctypes.c_void_p(0))
+
+
 def clear_log() -> None:
     """Drop the captured messages. Call this before a call whose failure `failure_reason` will explain."""
     _log.lines.clear()

@@ -6,6 +6,7 @@ are shared, and only these are drafted. The restricted distribution is an ordina
 model tokens, so that every verifier stays lossless and no other module depends on the difference.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -49,27 +50,26 @@ class VocabularyMap:
     Attributes:
         main_ids, draft_ids: intp (n,), ids of the shared tokens in both vocabularies; `main_ids` ascend.
 
+    Args:
+        shared: integers (2, n), `main_ids` and `draft_ids` of these vocabularies; None: compare them.
+
     Raises:
         VocabularyMismatch: no token is shared.
+        ValueError: `shared` is impossible.
     """
 
-    def __init__(self, main: Vocabulary, draft: DraftVocabulary) -> None:
+    def __init__(
+        self, main: Vocabulary, draft: DraftVocabulary, shared: NDArray[np.integer] | None = None
+    ) -> None:
         self._main, self._draft = main, draft
-        ours, theirs = _TokenIndex(main), _TokenIndex(draft)
-        self._bytes = [theirs.by_bytes.get(bytes([byte])) for byte in range(256)]
-        shared = dict(_same_role(ours, theirs))
-        shared |= {
-            ours.by_bytes[piece]: theirs.by_bytes[piece]
-            for piece in ours.by_bytes.keys() & theirs.by_bytes.keys()
+        ids = _shared(main, draft) if shared is None else shared.astype(np.intp)
+        self.main_ids, self.draft_ids = ids
+        sizes = np.array([[main.n_tokens], [draft.n_tokens]])
+        if not ids.size or (ids < 0).any() or (ids >= sizes).any() or (np.diff(self.main_ids) < 1).any():
+            raise ValueError("these are not tokens that the vocabularies share")
+        self._to_draft: dict[int, tuple[int, ...]] = {
+            token: (other,) for token, other in zip(*ids.tolist(), strict=True)
         }
-        if not shared:
-            raise VocabularyMismatch(
-                "the main and the draft model have no token in common: use another draft model, or none "
-                "(prompt lookup works with every model)"
-            )
-        self.main_ids: NDArray[np.intp] = np.array(sorted(shared), np.intp)
-        self.draft_ids: NDArray[np.intp] = np.array([shared[token] for token in sorted(shared)], np.intp)
-        self._to_draft: dict[int, tuple[int, ...]] = {token: (other,) for token, other in shared.items()}
 
     @property
     def share(self) -> float:
@@ -96,10 +96,33 @@ class VocabularyMap:
         try:
             return tuple(self._draft.tokenize(piece.decode()))
         except UnicodeDecodeError:  # part of a character, which a tokenizer may replace by U+FFFD
-            singles = tuple(token for byte in piece if (token := self._bytes[byte]) is not None)
+            known = self._bytes
+            singles = tuple(known[byte] for byte in piece if byte in known)
             if len(singles) == len(piece):
                 return singles
             return tuple(self._draft.tokenize(piece.decode("utf-8", "surrogateescape")))
+
+    @functools.cached_property
+    def _bytes(self) -> dict[int, int]:
+        """Draft model tokens of single bytes."""
+        by_bytes = _TokenIndex(self._draft).by_bytes
+        return {piece[0]: token for piece, token in by_bytes.items() if len(piece) == 1}
+
+
+def _shared(main: Vocabulary, draft: Vocabulary) -> NDArray[np.intp]:
+    """Ids of the shared tokens in both vocabularies: (2, n), those of the main model ascending."""
+    ours, theirs = _TokenIndex(main), _TokenIndex(draft)
+    shared = dict(_same_role(ours, theirs))
+    shared |= {
+        ours.by_bytes[piece]: theirs.by_bytes[piece]
+        for piece in ours.by_bytes.keys() & theirs.by_bytes.keys()
+    }
+    if not shared:
+        raise VocabularyMismatch(
+            "the main and the draft model have no token in common: use another draft model, or none "
+            "(prompt lookup works with every model)"
+        )
+    return np.array(sorted(shared.items()), np.intp).T
 
 
 class _TokenIndex:

@@ -1,8 +1,10 @@
 """specdec chat on a pseudo-terminal and through pipes."""
 
+import json
 import signal
 import stat
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -186,12 +188,15 @@ def test_the_banner_shows_the_proposers(inside, main, draft, arguments, speculat
     assert f" · {speculation} · " in done.stderr.decode()
 
 
-def test_costs_are_measured_once_at_the_first_answer(unmeasured, main):
-    for first in (True, False):
-        done = unmeasured("chat", "--main", main, *SHORT, stdin=b"hello\nagain\n")
-        assert done.returncode == 0
-        lines = [line for line in done.stderr.decode().splitlines() if "measuring" in line]
-        assert lines == ["measuring main.gguf (first use with these settings)"] * first
+def test_costs_are_measured_while_the_user_types(terminal, unmeasured, main):
+    person = terminal("--main", main, *SHORT, specdec=unmeasured)
+    person.prompt()
+    time.sleep(2)
+    assert "measuring" not in person.say("hello")
+    person.enter("/exit")
+    person.leaves_with()
+    (path,) = unmeasured.folder.rglob("costs/*.json")
+    assert not json.loads(path.read_text())["estimates"]
 
 
 def test_system_message(inside, main):

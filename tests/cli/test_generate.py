@@ -75,15 +75,12 @@ def test_statistics_and_settings_go_to_stderr(inside, main):
     assert "\x1b" not in notes
 
 
-def test_the_first_use_reports_checking_and_measuring(fresh_inside, main):
+def test_the_first_use_reports_checking(fresh_inside, main):
     """And leaves no files in the working folder."""
     work = fresh_inside.folder / "work"
     work.mkdir()
     first, second = (fresh_inside(*options(main, 4), "x", cwd=work) for _ in range(2))
-    assert first.stderr.splitlines() == [
-        b"checking main.gguf (first use on this machine)",
-        b"measuring main.gguf (first use with these settings)",
-    ]
+    assert first.stderr == b"checking main.gguf (first use on this machine)\n"
     assert second.stderr == b""
     assert first.stdout == second.stdout
     assert list(work.iterdir()) == []
@@ -91,13 +88,12 @@ def test_the_first_use_reports_checking_and_measuring(fresh_inside, main):
     assert result.is_file()
 
 
-def test_costs_are_measured_only_if_needed(unmeasured, main, draft):
+def test_costs_are_kept_only_if_needed(unmeasured, main, draft):
     for arguments in (["--no-spec"], ["--policy", "off"], ["--policy", "fixed"], ["--draft-max", "0"]):
-        assert b"measuring" not in unmeasured(*options(main, 4), "--draft", draft, *arguments, "x").stderr
-    notes = unmeasured(*options(main, 4), "--draft", draft, "x").stderr.splitlines()
-    assert sorted(notes) == [
-        b"measuring %s (first use with these settings)" % name for name in (b"draft.gguf", b"main.gguf")
-    ]
+        assert not unmeasured(*options(main, 4), "--draft", draft, *arguments, "x").stderr
+        assert not list(unmeasured.folder.rglob("costs/*.json"))
+    assert not unmeasured(*options(main, 4), "--draft", draft, "x").stderr
+    assert len(list(unmeasured.folder.rglob("costs/*.json"))) == 2
 
 
 def test_an_unwritable_cache_folder(inside, main):

@@ -4,8 +4,12 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+
+from specdec_cli.app import app
+from specdec_cli.settings import runnable
 
 
 @pytest.fixture
@@ -208,3 +212,14 @@ def test_an_invalid_value_is_reported_before_a_model_is_loaded():
         "assert 'llama_cpp' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdin=subprocess.DEVNULL)
+
+
+def test_defaults_need_no_conversion():
+    """So that starting takes less time, they are used as they are: see `specdec_cli.commands`."""
+    root = typer.main.get_command(app)
+    for _, command in runnable(root):
+        context = typer.Context(command)
+        for param in command.params:
+            if not param.required and param.default is not None:
+                converted = param.get_runtime_param().coerce(param.default, param=param, ctx=context)
+                assert (converted, type(converted)) == (param.default, type(param.default))

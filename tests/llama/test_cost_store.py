@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def open_session(paths, own_cache, monkeypatch):
 
 @pytest.fixture
 def answer(open_session):
-    """Generate an answer in a new session; returns its text and the measured models."""
+    """Generate an answer in a new session; returns its text. Nothing is measured that would be logged."""
 
     def answer(draft=None, settings=None, **kwargs):
         notes = []
@@ -53,24 +54,87 @@ def answer(open_session):
             events = session.generate("one two", GenerationSettings(**wanted))
             text = text_of(events)
         assert text
-        measured = [note.removeprefix("measuring ").split()[0] for note in notes]
-        assert notes == [f"measuring {name} (first use with these settings)" for name in measured]
-        return text, sorted(measured)
+        assert not notes
+        return text
 
     return answer
+
+
+@pytest.fixture
+def measure(open_session):
+    """Measure in a new session; returns the names of the models that were measured."""
+
+    def measure(draft=None):
+        notes = []
+        with open_session(draft, log=notes.append) as session:
+            session.costs()
+        measured = [note.removeprefix("measuring ").split()[0] for note in notes]
+        assert notes == [f"measuring {name} (first use with these settings)" for name in measured]
+        return sorted(measured)
+
+    return measure
 
 
 def files(cache):
     return sorted((cache / "costs").iterdir()) if (cache / "costs").is_dir() else []
 
 
-def test_each_model_is_measured_once(answer, own_cache):
-    text, measured = answer("draft")
-    assert measured == ["draft.gguf", "main.gguf"]
+def stored(path):
+    return json.loads(path.read_text())
+
+
+def test_each_model_is_measured_once(measure, answer, own_cache):
+    assert measure("draft") == ["draft.gguf", "main.gguf"]
     assert len(files(own_cache)) == 2
-    assert answer("draft") == (text, [])
-    assert answer() == (text, [])  # the main model costs the same without a draft model
+    assert measure("draft") == []
+    assert measure() == []  # the main model costs the same without a draft model
+    answer("draft")
     assert len(files(own_cache)) == 2  # no temporary files
+    assert not any(stored(path)["estimates"] for path in files(own_cache))
+
+
+def test_an_answer_begins_with_estimates_and_the_next_one_with_what_its_calls_took(
+    answer, measure, own_cache, monkeypatch
+):
+    calls = []
+    decode_tree = LlamaRow.decode_tree
+
+    def recorded(context, *arguments):
+        calls.append(len(arguments[0]))
+        return decode_tree(context, *arguments)
+
+    monkeypatch.setattr(LlamaRow, "decode_tree", recorded)
+    answer("draft", {"max_tokens": 40, "proposer": "draft"})
+    assert calls == [1, 1, 1, 1]  # two of each model, one of which is timed
+    (path,) = (path for path in files(own_cache) if stored(path)["model"] == "main.gguf")
+    known = stored(path)
+    seen = known["seconds"].keys() - {"1"}
+    assert known["estimates"]
+    assert not seen & known["estimates"].keys()
+    n_calls = len(calls)
+    answer("draft")
+    assert 1 not in calls[n_calls:]
+    assert measure() == ["main.gguf"]
+    assert not stored(path)["estimates"]
+
+
+def test_estimates_do_not_replace_measured_costs(tiny_path, own_cache):
+    known = Conditions(tiny_path, 0, 1, 128)
+    cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}))
+    assert cost_store.load(known) is None  # not good enough for reports
+    assert cost_store.read(known)[0].costs == {1: 0.1, 2: pytest.approx(0.15)}
+    started = time.time()
+    cost_store.save(known, CostModel({1: 0.2, 4: 0.3}))
+    cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}), started)
+    assert cost_store.load(known).costs == {1: 0.2, 4: 0.3}
+
+
+def test_a_measurement_that_was_stopped_leaves_estimates(open_session, own_cache):
+    with open_session() as session:
+        main, _ = session.costs(stopped=lambda: True)
+        assert main.estimates
+        main, _ = session.costs(stopped=lambda: False)
+        assert not main.estimates
 
 
 def test_the_timed_calls_evaluate_a_text(open_session, own_cache, monkeypatch):
@@ -89,41 +153,41 @@ def test_the_timed_calls_evaluate_a_text(open_session, own_cache, monkeypatch):
     assert len({call for call in calls if len(call) == 1}) > 3
 
 
-def test_an_answer_refines_the_costs(answer, own_cache, monkeypatch):
+def test_an_answer_refines_the_costs(answer, own_cache):
     """Costs of half the real time are used at first; then calls of the answer correct them."""
     answer()
     (path,) = files(own_cache)
-    content = json.loads(path.read_text())
-    stored = {n: seconds / 2 for n, seconds in content["seconds"].items()}
-    path.write_text(json.dumps(content | {"seconds": stored}))
-    checks = [CostModel({int(n): seconds for n, seconds in stored.items()})]
-    monkeypatch.setattr("spec_local.calibration.known_costs.measure", lambda *args, **kwargs: checks.pop())
-    assert answer(settings={"max_tokens": 64})[1] == []
+    before = {n: seconds / 2 for n, seconds in stored(path)["seconds"].items()}
+    path.write_text(json.dumps(stored(path) | {"seconds": before}))
+    answer(settings={"max_tokens": 64})
     assert files(own_cache) == [path]
-    assert json.loads(path.read_text())["seconds"]["1"] > stored["1"]
+    assert stored(path)["seconds"]["1"] > before["1"]
 
 
-@pytest.mark.parametrize(("checks", "used"), [((0.1,), True), ((5.0, 0.1), True), ((5.0, 5.0), False)])
+@pytest.mark.parametrize(
+    ("checks", "used"), [((), True), ((0.1,), True), ((5.0, 0.1), True), ((5.0, 5.0), False)]
+)
 def test_stored_costs_are_used_if_one_of_two_checks_agrees(
     answer, open_session, own_cache, monkeypatch, checks, used
 ):
     """checks: measured time of 7 more tokens, in calls of one token; 0.1 is stored.
 
     Only relative costs are used, not the speed that the machine had: a draft model stored as expensive would
-    never be timed again.
+    never be timed again. Costs that were checked today are not checked again.
     """
     answer()
     (path,) = files(own_cache)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 7.0, "8": 7.7, "16": 9.0}}))
+    known = stored(path) | {"seconds": {"1": 7.0, "8": 7.7, "16": 9.0}, "estimates": {}}
+    path.write_text(json.dumps(known | {"checked": known["checked"] - 90_000 * bool(checks)}))
     found = [CostModel({1: 1.0, 8: 1.0 + more}) for more in checks]
-    found.append(CostModel({1: 1.0, 16: 11.0}))  # a full measurement, if there is one
     monkeypatch.setattr("spec_local.calibration.known_costs.measure", lambda *args, **kwargs: found.pop(0))
     with open_session() as session:
-        main, _ = session.costs()
-        assert main.seconds(16) == pytest.approx(9.0 / 7.0 if used else 11.0)
-    assert len(found) == used
-    known = json.loads(path.read_text())["seconds"]
-    assert known["16"] == pytest.approx(9.0 / 7.0 if used else 11.0)
+        text_of(session.generate("one", GenerationSettings(max_tokens=1)))
+        main, _ = session.known_costs
+        assert (main.seconds(16) / main.seconds(1) == pytest.approx(9.0 / 7.0)) == used
+        assert bool(main.estimates) != used
+    assert not found
+    assert stored(path)["checked"] == pytest.approx(known["checked"], abs=1000)
 
 
 def test_an_interrupted_answer_saves_costs(open_session, own_cache):
@@ -161,16 +225,17 @@ def test_a_damaged_file_has_no_costs(tiny_path, own_cache, content):
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_a_file_that_cannot_be_read_is_replaced_by_a_new_measurement(answer, own_cache, is_folder):
-    text, _ = answer()
+def test_a_file_that_cannot_be_read_is_replaced_by_a_new_measurement(answer, measure, own_cache, is_folder):
+    text = answer()
     (path,) = files(own_cache)
     path.write_bytes(DAMAGED["half"])
     if is_folder:
         path.unlink()
         path.mkdir()
-    assert answer() == (text, ["main.gguf"])
+    assert measure() == ["main.gguf"]
+    assert answer() == text
     assert files(own_cache) == [path]  # no temporary files
-    assert is_folder or answer() == (text, [])
+    assert is_folder or measure() == []
 
 
 def test_a_huge_file_is_not_read(tiny_path, own_cache, monkeypatch):
@@ -209,11 +274,10 @@ def test_no_file_gives_impossible_costs(tiny_path, own_cache, seconds):
         assert np.isfinite(costs.first(300)).all()
 
 
-def test_a_cache_folder_that_is_not_writable_is_no_error(answer, own_cache):
+def test_a_cache_folder_that_is_not_writable_is_no_error(answer, measure, own_cache):
     own_cache.touch()  # a file where the folder should be
-    text, measured = answer("draft")
-    assert (text, measured) == answer("draft")
-    assert measured == ["draft.gguf", "main.gguf"]
+    assert answer("draft") == answer("draft")
+    assert measure("draft") == measure("draft") == ["draft.gguf", "main.gguf"]
 
 
 def test_files_depend_on_everything_that_costs_depend_on(paths, make_context, own_cache, monkeypatch):

@@ -212,6 +212,31 @@ def test_costs_can_be_saved_and_loaded(calls):
     assert [again.seconds(n) for n in again.costs] == pytest.approx(list(costs.costs.values()))
 
 
+ESTIMATES = {2: 1.2, 4: 1.5, 8: 2.5, 64: 16.0}
+
+
+def test_estimates_count_until_a_size_is_observed():
+    costs = CostModel({1: 2.0}, ESTIMATES)
+    assert [costs.seconds(n) for n in (1, *ESTIMATES)] == pytest.approx([2.0, 2.4, 3.0, 5.0, 32.0])
+    assert costs.estimates == ESTIMATES
+    costs.observe(8, 5.0)  # as estimated
+    assert [costs.seconds(n) for n in ESTIMATES] == pytest.approx([2.4, 3.0, 5.0, 32.0])
+    assert costs.estimates == {2: 1.2, 4: 1.5, 64: 16.0}
+    for seconds in (2.0, 2.0, *[1.0] * 9):
+        costs.observe(1, seconds)  # estimates follow the speed of the machine, too
+    assert costs.seconds(4) == pytest.approx(1.5)
+    costs.drop_estimates()
+    assert list(costs.costs) == [1, 8]
+
+
+@pytest.mark.parametrize(("excess", "error"), [(3.0, 2.0), (0.75, 0.5), (60.0, 3.0), (0.0, 1 / 3)])
+def test_an_error_of_an_estimate_corrects_those_near_it(excess, error):
+    costs = CostModel({1: 1.0}, ESTIMATES)
+    costs.observe(8, 1.0 + excess)
+    assert costs.seconds(4) == pytest.approx(1.0 + error**0.7 * 0.5)
+    assert costs.seconds(64) == pytest.approx(1.0 + error ** (0.7**3) * 15.0)
+
+
 def test_costs_without_observations_are_unknown():
     with pytest.raises(ValueError, match="unknown"):
         CostModel().seconds(1)
@@ -287,6 +312,13 @@ def test_measuring_respects_its_budget_and_starts_with_the_first_sizes():
     costs = measure(model, (1, 2, 4, 8, 16, 3), rounds=3, budget=6.5, clock=model.clock)
     assert tuple(costs.costs) == (1, 2, 4, 8, 16)
     assert tuple(measure(model, (1, 2, 4, 8), rounds=3, budget=0.0, clock=model.clock).costs) == (1, 2, 4)
+
+
+def test_a_measurement_can_be_stopped():
+    model = TimedModel(lambda n, call: 1.0)
+    costs = measure(model, (1, 2, 4, 8), clock=model.clock, stopped=lambda: len(model.calls) >= 4)
+    assert model.calls == [1, 4, 1, 2] or model.calls == [4, 1, 1, 2]
+    assert list(costs.costs) == [1, 2]
 
 
 def disturbed(costs, slow, until):

@@ -91,6 +91,27 @@ def test_the_policy_is_at_most_slightly_slower_than_plain_decoding(sim, pair, gr
     assert sim.seconds(plain, pair, group) / sim.seconds(adaptive, pair, group) > 0.98
 
 
+@pytest.mark.parametrize("error", [0.5, 2.0])
+@pytest.mark.parametrize(
+    ("pair", "group", "gain"),
+    [
+        (F16, "always wrong, confident", 0.97),
+        (Q4, "noisy neighbour, 0.3", 0.97),
+        (METAL, "acceptance 0.8", 2.0),  # estimates of a CPU, where calls of several tokens cost far more
+        (Q4, "code editing", 1.75),
+    ],
+)
+def test_wrong_estimates_of_costs_cost_little(sim, pair, group, gain, error):
+    """A session that measured nothing; draft calls seem to take half or twice as long as they do."""
+    pair, group = (
+        {each.name: each for each in many}[name] for many, name in ((sim.PAIRS, pair), (sim.groups(), group))
+    )
+    machine = sim.Machine(pair, group)
+    sim.run(group, machine, *sim.FIXED["plain"])
+    found = sim.seconds(sim.adaptive_calls(pair, group, error), pair, group)
+    assert sim.seconds(machine.calls, pair, group) / found > gain
+
+
 @pytest.mark.slow
 def test_trials_of_a_draft_model_that_is_always_wrong_cost_little(sim, traces):
     """In a session that is long enough for the initial estimates not to matter."""

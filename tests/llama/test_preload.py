@@ -1,0 +1,82 @@
+"""Models that load in other threads while this one imports, and what is kept for the next start."""
+
+import re
+
+import numpy as np
+import pytest
+
+from spec_local.answers.vocabulary_store import vocabulary_map
+from spec_local.errors import ModelFileError
+from spec_local.llama import runtime
+from spec_local.llama.model import Model
+from spec_local.llama.preload import preload, take
+from spec_local.llama.tiny import write_tiny_model
+
+AS_USUAL = {"gpu_layers": -1, "load_mtp": False}
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    monkeypatch.setattr("spec_local.llama.preload.check_model_file", lambda *args, **kwargs: None)
+
+
+def test_models_are_taken_once_and_only_with_the_same_arguments(tiny_path, tiny_draft_path):
+    with preload([tiny_path, tiny_draft_path, tiny_path], **AS_USUAL, log=print):
+        assert take(tiny_path, gpu_layers=0, load_mtp=False) is None
+        models = [take(path, **AS_USUAL) for path in (tiny_path, tiny_draft_path)]
+        assert [model.path for model in models] == [tiny_path, tiny_draft_path]
+        assert take(tiny_path, **AS_USUAL) is None
+    assert all(model.is_open for model in models)  # whoever took them closes them
+    assert take(tiny_draft_path, **AS_USUAL) is None
+
+
+def test_models_that_nobody_takes_are_freed(tiny_path, monkeypatch):
+    opened, close = [], Model.close
+    monkeypatch.setattr(Model, "close", lambda model: (opened.append(model), close(model)))
+    with preload([tiny_path], **AS_USUAL, log=print):
+        pass
+    assert [model.is_open for model in opened] == [False]
+
+
+def test_a_failure_is_reported_where_the_model_is_taken(tmp_path, tiny_path):
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(tiny_path.read_bytes()[:5000])
+    with preload([damaged, tiny_path], **AS_USUAL, log=print):
+        with pytest.raises(ModelFileError, match=re.escape(str(damaged)) + r" cannot be loaded \((?!llama)"):
+            take(damaged, **AS_USUAL)
+        assert take(tiny_path, **AS_USUAL)
+
+
+def test_a_model_is_loaded_without_its_log(tiny_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(runtime._log, "lines", lines)
+    monkeypatch.setattr(runtime, "_WARN", 0)  # keep all
+    Model(tiny_path).close()
+    assert lines == []
+
+
+@pytest.fixture
+def models(tiny_path, tmp_path):
+    both = [Model(tiny_path), Model(write_tiny_model(tmp_path / "other.gguf", extra_tokens=["once upon"]))]
+    yield both
+    for model in both:
+        model.close()
+
+
+def test_vocabularies_are_compared_once(models, own_cache, monkeypatch):
+    first = vocabulary_map(*models)
+    monkeypatch.setattr("spec_local.proposers.vocabulary_map._shared", None)
+    again = vocabulary_map(*models)
+    tokens = range(models[0].vocabulary.n_tokens)
+    assert [first.to_draft(token) for token in tokens] == [again.to_draft(token) for token in tokens]
+    assert np.array_equal(first.draft_ids, again.draft_ids)
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 16, b"\0" * 16])
+def test_a_damaged_comparison_is_repeated(models, own_cache, content):
+    first = vocabulary_map(*models)
+    (path,) = (own_cache / "vocabularies").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    assert np.array_equal(first.main_ids, vocabulary_map(*models).main_ids)
+    assert path.read_bytes() == whole
