@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.answers.preload import take
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.kept_states import KINDS
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
@@ -21,7 +22,6 @@ from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
-from spec_local.llama.preload import take
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.setup.probe import check_model_file
