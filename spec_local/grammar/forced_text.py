@@ -14,8 +14,9 @@ from typing import Protocol
 from llguidance import LLMatcher
 
 SPACE = b" \n\t\r"
-_WORDS = b'"{[,:}]-0tfn'
-"""First bytes of the words of JSON; of numbers two of them, since several may follow wherever one does."""
+_NUMBERS = b"-019"
+_WORDS = b'"{[,:}]tfn' + _NUMBERS
+"""First bytes of the words of JSON, some of the digits included: several of them may follow where one may."""
 _NAMED = b"\xff"
 """In llguidance, begins a token that a grammar names; it is no byte of text."""
 _BYTES_PER_TOKEN = 8  # more than tokens of forced text have on average
@@ -103,11 +104,16 @@ class ForcedText:
         return self._vocabulary.continuation(text.decode("utf-8", "surrogateescape"), parse_special=False)
 
     def _laid_out(self, matcher: LLMatcher, before: bytes) -> bytes:
-        """White space, and the first byte of the only word of JSON that may follow; empty if several may."""
+        """White space, and the first byte of the only word of JSON that may follow.
+
+        Without this byte if it is a number; empty if there are several words, or no white space may follow.
+        """
         if matcher.is_accepting() or not any(self._may_follow(matcher, byte) for byte in SPACE):
             return b""
         found = (byte for byte in _WORDS if self._may_follow(matcher, byte))
         words = bytes(itertools.islice(found, 2))  # quicker than a mask of the vocabulary
+        if words and not words.strip(_NUMBERS):
+            return layout(before, words[:1], self._usual.beginning)[:-1]
         return layout(before, words, self._usual.beginning) if len(words) == 1 else b""
 
     def _may_follow(self, matcher: LLMatcher, byte: int) -> bool:

@@ -51,6 +51,9 @@ FORCED = [
     (schema(city=TEXT, unit=UNIT), '{"city": "A", "unit": "d', 'ay"}', True),
     (schema(city=TEXT, unit=UNIT), '{\n  "city": "A",\n  "unit": "week"', "\n}", True),
     (schema(city=TEXT, unit=UNIT), '{\n\t"city": "A"', ',\n\t"unit": "', False),
+    (schema(n=NUMBER), "", '{"n": ', False),
+    (schema(n=NUMBER | {"minimum": 1}), '{"n"', ": ", False),
+    (schema(n={"type": ["integer", "null"]}), '{"n"', ":", False),
     (schema(n=NUMBER), '{"n": 3', "", False),  # more digits may follow
     (schema("n", n=NUMBER, m=NUMBER), '{"n": 3 ', "", False),  # a comma or a brace
     (NESTED, '{"a": [{"b": "x"}', "", False),
@@ -88,6 +91,8 @@ GBNF = [
     ('root ::= "(" [a-z]+ ")"', "(a", ""),
     ("root ::= <|control|>", "", ""),
     ('root ::= "a" | "b"', "", ""),
+    ('root ::= ":" " "? "xy"', ":", ""),  # not a word of JSON
+    ('root ::= ":" " "? "tx"', ":", " tx"),
 ]
 
 
