@@ -119,6 +119,14 @@ def test_another_vocabulary_is_not_used(answer, put):
     assert answer("--main", main)[1] == []
 
 
+def test_a_model_that_begins_texts_with_another_token_is_skipped(answer, put):
+    main, small = put("main.gguf"), put("small.gguf")
+    before, key, after = small.read_bytes().partition(b"tokenizer.ggml.bos_token_id")
+    small.write_bytes(before + key + after[:4] + b"\3\0\0\0" + after[8:])
+    (line,) = answer("--main", main)[1]
+    assert line == "not drafting with small.gguf: another vocabulary (they differ in the bos token)"
+
+
 def test_what_does_not_fit_into_the_memory_is_not_used(answer, put, monkeypatch):
     main, _ = put("main.gguf"), put("small.gguf")
     monkeypatch.setattr("spec_local.answers.loading.free_memory", lambda: 150_000_000)
