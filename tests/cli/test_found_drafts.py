@@ -1,6 +1,8 @@
 """Without --draft: what is found on this machine drafts, and what cannot be used never makes a start fail."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -83,6 +85,20 @@ def test_a_chat_says_what_drafts(fresh, put, terminal):
     main, _ = put("main.gguf"), put("small.gguf")
     person = terminal(main, *SHORT, command="run", specdec=fresh)
     assert "drafting with small.gguf (same vocabulary" in person.prompt()
+
+
+def test_the_library_looks_for_a_draft_only_if_it_is_asked_to(fresh, put):
+    main, _ = put("main.gguf"), put("small.gguf")
+    script = (
+        "import sys\n"
+        "from spec_local import Session\n"
+        "for draft in (None, 'auto', 'none'):\n"
+        "    with Session.open(sys.argv[1], draft, n_ctx=256) as session:\n"
+        "        print(session.draft and session.draft.model.path.name)\n"
+    )
+    command = [sys.executable, "-c", script, main]
+    done = subprocess.run(command, env=fresh.environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "small.gguf", "None"]
 
 
 def test_a_head_beside_the_model_is_found(answer, put):
