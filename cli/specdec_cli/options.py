@@ -144,8 +144,8 @@ class ModelOptions:
             "-md",
             metavar="FILE|NAME",
             help="Draft model: a small model of the same family, or a head for the main model (EAGLE-3, "
-            "DFlash …) (default: that of the pair, the main model's MTP layers, or what is found on this "
-            "machine); none: no draft model and no head.",
+            "DFlash …); auto, the default: that of the pair, the main model's MTP layers, or what is found "
+            "on this machine; none: no draft model and no head.",
             autocompletion=completion.models,
         ),
     ] = None

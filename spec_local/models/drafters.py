@@ -43,6 +43,7 @@ _BEST_SHARE = 1 / 16  # as in most pairs of models.toml; a larger draft model co
 _ACCEPTANCE_RATE = 0.7  # usual within a family
 _LEAST_GAIN = 1.1  # speed-up expected from measured costs; less is not worth the memory
 _MAX_FILES = 1000  # to look at, so that the search ends soon
+_MAX_COMPARED = 8  # vocabularies a start, 60 ms each; the next start goes on with others
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _TUNED = re.compile(r"instruct|chat|[-_. ]it\b", re.IGNORECASE)
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
@@ -142,6 +143,7 @@ class _Search:
         self._main = _read(conditions.path)
         self._key = fingerprint(conditions.path)
         self._costs = cost_store.load(conditions)
+        self._n_compared = 0
         self._beside = _files(_beside(conditions.path), self._main.size)
 
     def drafters(self, spare: int) -> Iterator[Drafter]:
@@ -224,6 +226,9 @@ class _Search:
             return not verdict.read_bytes()
         if candidate.is_of_pair or self._is_head(file):  # loading it shows more
             return True
+        if self._n_compared == _MAX_COMPARED:
+            return False
+        self._n_compared += 1
         same = _share_tokens(self._tokens, gguf_header.read_tokens(file.path))
         with contextlib.suppress(OSError):  # without a cache folder, they are compared again next time
             write_atomically(verdict, b"" if same else b"another vocabulary")

@@ -1,6 +1,8 @@
 """Without --draft: what is found on this machine drafts, and what cannot be used never makes a start fail."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -85,6 +87,20 @@ def test_a_chat_says_what_drafts(fresh, put, terminal):
     assert "drafting with small.gguf (same vocabulary" in person.prompt()
 
 
+def test_the_library_looks_for_a_draft_only_if_it_is_asked_to(fresh, put):
+    main, _ = put("main.gguf"), put("small.gguf")
+    script = (
+        "import sys\n"
+        "from spec_local import Session\n"
+        "for draft in (None, 'auto', 'none'):\n"
+        "    with Session.open(sys.argv[1], draft, n_ctx=256) as session:\n"
+        "        print(session.draft and session.draft.model.path.name)\n"
+    )
+    command = [sys.executable, "-c", script, main]
+    done = subprocess.run(command, env=fresh.environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "small.gguf", "None"]
+
+
 def test_a_head_beside_the_model_is_found(answer, put):
     main, _ = put("eagle-main.gguf"), put("eagle.gguf")
     found, notes = answer("--main", main, *DRAFTS)
@@ -117,6 +133,14 @@ def test_the_next_one_is_tried(answer, put):
 def test_another_vocabulary_is_not_used(answer, put):
     main, _ = put("main.gguf"), put("other.gguf")
     assert answer("--main", main)[1] == []
+
+
+def test_a_model_that_begins_texts_with_another_token_is_skipped(answer, put):
+    main, small = put("main.gguf"), put("small.gguf")
+    before, key, after = small.read_bytes().partition(b"tokenizer.ggml.bos_token_id")
+    small.write_bytes(before + key + after[:4] + b"\3\0\0\0" + after[8:])
+    (line,) = answer("--main", main)[1]
+    assert line == "not drafting with small.gguf: another vocabulary (they differ in the bos token)"
 
 
 def test_what_does_not_fit_into_the_memory_is_not_used(answer, put, monkeypatch):

@@ -101,7 +101,7 @@ def test_no_file_on_the_disk_raises_an_error(main):
     os.mkfifo(folder / "pipe.gguf")
     (folder / "text.gguf").write_text("hello")
     whole = write(folder / "small.gguf", 20 * MB).read_bytes()[:20_000]
-    for n in range(0, 6_000, 500):  # the vocabulary ends after 6,500 bytes
+    for n in range(0, 6_000, 1000):  # the vocabulary ends after 6,500 bytes
         (folder / f"cut{n}.gguf").write_bytes(whole[:n])
     assert names(main) == ["small.gguf"]
 
@@ -141,10 +141,10 @@ def test_a_mixture_of_experts_reads_only_some_of_its_experts(home):
 def test_heads_come_first_and_among_them_those_with_the_models_name(main):
     folder = main.parent
     write(folder / "small.gguf", 20 * MB)
-    write(folder / "a.eagle3.gguf", 90 * MB, "eagle3", tokens=[])
+    write(folder / "A.eagle3.gguf", 90 * MB, "eagle3", tokens=[])
     write(folder / "Qwen2.5-7B-Instruct-DFlash-F16.gguf", 20 * MB, "dflash", tokens=[])
     write(folder / "wide.eagle3.gguf", 20 * MB, "eagle3", width=128)
-    assert names(main) == ["Qwen2.5-7B-Instruct-DFlash-F16.gguf", "a.eagle3.gguf", "small.gguf"]
+    assert names(main) == ["Qwen2.5-7B-Instruct-DFlash-F16.gguf", "A.eagle3.gguf", "small.gguf"]
     assert found(main)[0].why == "a head beside the main model"
 
 
@@ -246,6 +246,14 @@ def test_vocabularies_are_compared_once(main, monkeypatch):
     for _ in range(2):
         assert names(main) == ["small.gguf"]
     assert sorted(paths) == [main.name, "other.gguf", "small.gguf"]
+
+
+def test_many_vocabularies_are_compared_in_several_starts(main):
+    for i in range(12):
+        write(main.parent / f"other{i}.gguf", 9 * MB, tokens=TOKENS[::-1])
+    write(main.parent / "small.gguf", 8 * MB)
+    assert names(main) == []
+    assert names(main) == ["small.gguf"]
 
 
 def test_a_rejected_file_is_not_found_until_it_changes(main):
