@@ -89,12 +89,12 @@ def _models(
     models: list[Model] = []
     for path in [main, draft] if draft else [main]:
         workers = settings.workers if not models else ()
-        arguments = {"gpu_layers": settings.gpu_layers, "load_mtp": settings.mtp and not draft}
-        model = None if workers else take(path, **arguments)
+        gpu_layers, load_mtp = settings.gpu_layers, settings.mtp and not draft
+        model = None if workers else take(path, gpu_layers=gpu_layers, load_mtp=load_mtp)
         if not model:
             if not workers:  # the memory of this machine may be too small for what workers hold
-                check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
-            model = Model(path, **arguments, workers=workers)
+                check_model_file(path, gpu_layers=gpu_layers, log=log)
+            model = Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp, workers=workers)
         models.append(model)
         stack.callback(models[-1].close)
     head = choose_head(*models, log=log)
