@@ -249,7 +249,7 @@ class ModelOptions:
             files: the result of `self.files()` if the caller has it.
             parallel: maximum number of answers at the same time; None: as many as there is memory for.
         """
-        from spec_local.llama.preload import preload
+        from spec_local.answers.preload import preload
 
         files = files or self.files()
         with contextlib.ExitStack() as stack:

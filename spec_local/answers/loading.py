@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_local.answers.preload import take
 from spec_local.core.kept_states import KINDS
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.llama.context import CACHE_TYPES
@@ -14,7 +15,6 @@ from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
-from spec_local.llama.preload import take
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.setup.probe import check_model_file
