@@ -13,25 +13,32 @@ from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.setup.probe import check_model_file
 
-_begun: dict[tuple[Path, int, bool], "Future[Model]"] = {}
+_Arguments = tuple[Path, int, bool]  # of a model that is being loaded
+_begun: dict[_Arguments, "Future[Model]"] = {}
 
 
 @contextlib.contextmanager
 def preload(
     paths: Sequence[Path], *, gpu_layers: int, load_mtp: bool, log: Callable[[str], None]
 ) -> Iterator[None]:
-    """Check and load models, for what is opened in this block. Whatever fails there, is reported there.
+    """Check models, and load them for what is opened in this block, which gets the errors of loading.
 
     At the end of the block, models that nobody took are freed.
 
     Args:
         gpu_layers, load_mtp: see `Model`.
-        log: see `check_model_file`; called by other threads.
+        log: see `check_model_file`.
+
+    Raises:
+        ModelFileError, BackendCrash: see `check_model_file`.
     """
-    runtime.library()
     keys = [(path, gpu_layers, load_mtp) for path in dict.fromkeys(paths)]
-    threads = [threading.Thread(target=_load, args=(key, log)) for key in keys]
-    _begun.update((key, Future()) for key in keys)
+    for path, *_ in keys:
+        check_model_file(path, gpu_layers=gpu_layers, log=log)  # in this thread: Ctrl-C ends it
+    runtime.library()
+    begun: dict[_Arguments, Future[Model]] = {key: Future() for key in keys}
+    _begun.update(begun)
+    threads = [threading.Thread(target=_load, args=(future, *key)) for key, future in begun.items()]
     for thread in threads:
         thread.start()
     try:
@@ -58,10 +65,8 @@ def take(path: Path, *, gpu_layers: int, load_mtp: bool) -> Model | None:
         return begun.result()
 
 
-def _load(key: tuple[Path, int, bool], log: Callable[[str], None]) -> None:
-    future, (path, gpu_layers, load_mtp) = _begun[key], key
+def _load(future: "Future[Model]", path: Path, gpu_layers: int, load_mtp: bool) -> None:
     try:
-        check_model_file(path, gpu_layers=gpu_layers, log=log)
         future.set_result(Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp))
     except BaseException as error:
         future.set_exception(error)

@@ -128,7 +128,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, int]]:
 
 @functools.cache
 def _functions() -> Any:
-    gguf = runtime.library().llama_cpp._lib  # also finds the functions of libraries that it links
+    gguf = runtime.library()._lib  # also finds the functions of libraries that it links
     file, index = ctypes.c_void_p, ctypes.c_int64
     for name, result, arguments in [
         ("init_from_file", file, [ctypes.c_char_p, _Parameters]),

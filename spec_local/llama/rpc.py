@@ -103,7 +103,7 @@ def load() -> Any:
     path = built()
     if not path:
         raise BackendError("llama.cpp's RPC backend is missing: run specdec doctor --fix rpc")
-    functions = runtime.library().llama_cpp._lib  # looks in the ggml that llama.cpp is linked to, too
+    functions = runtime.library()._lib  # looks in the ggml that llama.cpp is linked to, too
     pointer = ctypes.c_void_p
     for name, result, *arguments in (
         ("ggml_backend_load", pointer, ctypes.c_char_p),

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import json
 import re
 import signal
@@ -36,8 +37,8 @@ class _Log(threading.local):
 
 
 _log = _Log()
-_state: dict[str, Any] = {"verbose": False}
-_loading = threading.Lock()
+_state: dict[str, Any] = {"verbose": False, "unlogged": 0}
+_loading, _counting = threading.Lock(), threading.Lock()
 
 
 def _on_log(level: int, text: bytes, _: object) -> None:
@@ -62,8 +63,7 @@ def library() -> Any:
 
 @functools.cache
 def _load() -> Any:
-    import llama_cpp
-
+    llama_cpp = _bindings("llama_cpp")
     callback = llama_cpp.llama_log_callback(_on_log)
     _state["callback"] = callback  # llama.cpp holds only a pointer to it
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
@@ -80,9 +80,22 @@ def _load() -> Any:
 def extensions() -> Any:
     """Return llama-cpp-python's bindings of functions that llama.cpp may change from version to version."""
     library()
-    from llama_cpp import llama_cpp_ext
+    return _bindings("llama_cpp_ext")
 
-    return llama_cpp_ext
+
+def _bindings(module: str) -> Any:
+    """Import a module of llama-cpp-python without its high-level API, which takes 50 ms and imports Jinja."""
+    name = f"llama_cpp.{module}"
+    if "llama_cpp" in sys.modules:
+        return importlib.import_module(name)
+    spec = importlib.util.find_spec("llama_cpp")
+    if not spec:
+        raise ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp")
+    sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.modules["llama_cpp"]  # whoever needs it imports all of it
 
 
 @functools.cache
@@ -92,7 +105,7 @@ def target_layers(suffix: str) -> Any:
     It has no C linkage: its name is that of the C++ compiler.
     """
     name = f"llama_model_target_layer_ids{suffix}"
-    function = getattr(library().llama_cpp._lib, f"_Z{len(name)}{name}PK11llama_model")
+    function = getattr(library()._lib, f"_Z{len(name)}{name}PK11llama_model")
     function.argtypes = [ctypes.c_void_p]
     function.restype = ctypes.c_uint32 if suffix else ctypes.POINTER(ctypes.c_int32)
     return function
@@ -101,7 +114,7 @@ def target_layers(suffix: str) -> Any:
 @functools.cache
 def ggml() -> Any:
     """Return the functions of ggml that read a tensor, from the library that llama.cpp itself uses."""
-    functions = library().llama_cpp._lib  # looks in the libraries that llama.cpp is linked to, too
+    functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too
     tensor = ctypes.c_void_p
     functions.ggml_get_name.argtypes, functions.ggml_get_name.restype = [tensor], ctypes.c_char_p
     functions.ggml_nbytes.argtypes, functions.ggml_nbytes.restype = [tensor], ctypes.c_size_t
@@ -149,20 +162,27 @@ def unlogged() -> Iterator[None]:
     llama.cpp logs a thousand lines while it loads a model. For each it would wait until no other thread runs
     Python code, for 5 ms or more.
     """
-    lib = library()
-    # A C function that does nothing with the arguments of a log callback: it returns that of the first one.
-    nothing = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
-    if not _state["verbose"]:
-        lib.llama_log_set(nothing, ctypes.c_void_p(0))
+    _count_unlogged(1)
     try:
         yield
     finally:
-        lib.llama_log_set(_state["callback"], ctypes.c_void_p(0))
+        _count_unlogged(-1)
+
+
+def _count_unlogged(change: int) -> None:
+    lib = library()
+    with _counting:
+        _state["unlogged"] += change
+        drop = _state["unlogged"] and not _state["verbose"]
+        # A C function to which the arguments of a log callback do no harm: it uses the first one only.
+        nothing = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
+        lib.llama_log_set(nothing if drop else _state["callback"], ctypes.c_void_p(0))
 
 
 def clear_log() -> None:
     """Drop the captured messages. Call this before a call whose failure `failure_reason` will explain."""
     _log.lines.clear()
+    library().llama_log_set(_state["callback"], ctypes.c_void_p(0))  # in case another thread drops the log
 
 
 def failure_reason() -> str:
