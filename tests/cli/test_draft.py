@@ -16,7 +16,8 @@ TINY = ["--threads", 1, "--ctx", 256]
 SLOW = """
 import sys
 if 'spec_local.llama.quantize' in sys.orig_argv:
-    import time, llama_cpp
+    import time
+    from llama_cpp import llama_cpp
     real = llama_cpp.llama_model_quantize
     def slow(source, target, params):
         if not params.dry_run:

@@ -11,18 +11,26 @@ CONTEXT = ["--threads", 1, "--ctx", 256]
 
 
 @pytest.fixture(scope="module")
+def heads(home):
+    """A folder of their own: beside another model, they would be tried with it."""
+    folder = home / "heads"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
 def mtp(home):
     return write_tiny(home / "mtp.gguf", "qwen35", n_mtp=1)
 
 
 @pytest.fixture(scope="module")
-def pair(home):
-    return write_tiny_main(home / "eagle-main.gguf"), write_tiny_eagle(home / "eagle.gguf")
+def pair(heads):
+    return write_tiny_main(heads / "eagle-main.gguf"), write_tiny_eagle(heads / "eagle.gguf")
 
 
 @pytest.fixture(scope="module")
-def other_head(home):
-    return write_tiny_eagle(home / "other.gguf", target_width=128)
+def other_head(heads):
+    return write_tiny_eagle(heads / "other.gguf", target_width=128)
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_a_failed_or_crashed_quantization_leaves_no_file(main, tmp_path, monkeyp
         ("lambda *a: os.abort()", r"crashed while quantizing .*main\.gguf \(SIGABRT\)"),
     ]:
         (site / "sitecustomize.py").write_text(
-            f"import os, llama_cpp\nllama_cpp.llama_model_quantize = {line}\n"
+            f"import os\nfrom llama_cpp import llama_cpp\nllama_cpp.llama_model_quantize = {line}\n"
         )
         with pytest.raises(BackendError, match=what):
             quantized_copy.make(copy)
