@@ -31,7 +31,7 @@ class DraftOutput(Protocol):
         """
 
 
-WINDOWS = (128, 512, 2048)
+WINDOWS = (32, 128, 512, 2048)
 """Lengths, in tokens, of the end of a history that a draft model may read in place of all of it."""
 
 

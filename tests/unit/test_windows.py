@@ -33,13 +33,14 @@ def offered(draft, history):
 
 
 def test_the_end_of_a_long_history_may_be_read_in_place_of_all():
-    assert offered(draft_model(), LONG) == [(128, 129), (512, 513), (2048, 2049), (None, 5_000)]
-    assert offered(draft_model(), LONG[:600]) == [(128, 129), (512, 513), (None, 600)]
-    assert offered(draft_model(), LONG[:100]) == [(None, 100)]
-    assert offered(draft_model(n_ctx=1_000), LONG) == [(128, 129), (500, 501)]
+    windows = [(32, 33), (128, 129), (512, 513), (2048, 2049)]
+    assert offered(draft_model(), LONG) == [*windows, (None, 5_000)]
+    assert offered(draft_model(), LONG[:600]) == [*windows[:3], (None, 600)]
+    assert offered(draft_model(), LONG[:32]) == [(None, 32)]
+    assert offered(draft_model(n_ctx=1_000), LONG) == [*windows[:2], (500, 501)]
 
 
-@pytest.mark.parametrize("window", WINDOWS[1:])
+@pytest.mark.parametrize("window", WINDOWS[2:])
 def test_what_has_been_read_is_kept_while_little_is_unread(window):
     draft = draft_model()
     run(draft.prefill(LONG, Reading(window + 1, window)))
@@ -116,10 +117,10 @@ def chosen(n, experience=None, max_tokens=None):
 
 
 def test_the_longer_the_prompt_the_less_of_it_is_read():
-    assert chosen(400) is None
+    assert chosen(100) is None
     assert chosen(16_000) == 512
-    assert chosen(16_000, max_tokens=12) == 128
-    assert chosen(16_000, max_tokens=2) == "none"
+    assert chosen(16_000, max_tokens=12) == 32
+    assert chosen(16_000, max_tokens=0) == "none"
 
 
 def test_what_each_part_gained_decides():
