@@ -66,6 +66,9 @@ class LanguageModel(Protocol):
     def draft_tokens(self) -> NDArray[np.intp] | None:
         """The tokens that have logits in the last call, ascending; None: all. Others are undefined or −∞."""
 
+    def expect(self, tokens: Sequence[int]) -> None:
+        """Note tokens of a text that is not read, which may then have logits, too: see `draft_tokens`."""
+
     @property
     def n_ctx(self) -> int:
         """Maximum number of tokens of this row in the cache, including the tree."""
@@ -208,6 +211,9 @@ class RowMethods:
     def draft_tokens(self) -> NDArray[np.intp] | None:
         """See `LanguageModel.draft_tokens`: all."""
         return None
+
+    def expect(self, tokens: Sequence[int]) -> None:
+        """See `LanguageModel.expect`."""
 
     @property
     def max_rollback(self: LanguageModel) -> int:

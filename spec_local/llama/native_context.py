@@ -155,6 +155,11 @@ class NativeRow:
         """See `LanguageModel.draft_tokens`."""
         return self.draft_vocabulary.tokens if self.draft_vocabulary else None
 
+    def expect(self, tokens: Sequence[int]) -> None:
+        """See `LanguageModel.expect`."""
+        if self.draft_vocabulary:
+            self.draft_vocabulary.read(tokens)
+
     def limit(self, vocabulary: DraftVocabulary | None) -> None:
         """Compute only the output rows of these tokens (None: all) in calls from now on.
 

@@ -86,12 +86,15 @@ class DraftModel:
             reading: one of `readings`; None: the part that has been read before.
         """
         self._use(reading, len(history))
-        history = self._part(self._readable(history))
+        whole = self._readable(history)
+        history = self._part(whole)
         # A prompt beyond the draft model's own context cannot be continued: see propose.
         if len(history) < self.model.n_ctx:
             # A draft model with a different vocabulary may need more tokens for the same text.
             with contextlib.suppress(ContextOverflow):
                 await prefill(self.model, history[:-1])
+        if history is not whole:
+            self.model.expect(whole)
 
     def drafted(self, output: Sequence[int]) -> Sequence[int]:
         """Tokens drafted along the output's path, up to the first that differs from it.

@@ -187,6 +187,9 @@ class IntersectionModel(RowMethods):
         self._refresh()
         return None if self._drafted is None else self._ours
 
+    def expect(self, tokens: Sequence[int]) -> None:
+        self._model.expect([other for token in tokens for other in self._map.to_draft(token)])
+
     @property
     def rollback(self) -> Rollback:
         return self._model.rollback

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from spec_local import kernels
+from spec_local.core.calls import run
 from spec_local.core.draft_vocabulary import DraftVocabulary
-from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
 from spec_local.llama.quantize import quantize
+from spec_local.policies.base import Reading
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 from tests.tiny_architectures import write_tiny
@@ -92,6 +96,15 @@ def test_tokens_of_another_text_are_forgotten(model, make_context):
             row.evaluate([token], 1)
         drafted.append(300 in row.draft_tokens)
     assert drafted == [True, False]
+
+
+def test_tokens_of_the_part_of_a_prompt_that_is_not_read_can_be_drafted(model, make_context):
+    row = limited(make_context(model))
+    draft = DraftModel(row, Sampler(SamplingSettings(temperature=0)), Chain("greedy"), n_vocab=row.n_vocab)
+    row.evaluate([20] * 30, 0)  # of another text, which is forgotten
+    run(draft.prefill([*TEXT, *[20] * 10], Reading(9, 8)))
+    assert list(row.cached) == [TEXT[0], *[20] * 7]
+    assert 300 in row.draft_tokens
 
 
 def test_small_vocabularies_and_rows_without_kernels_are_left_whole(tiny_model, make_context, monkeypatch):
