@@ -24,6 +24,15 @@ def all_sizes():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """A cache folder for all tests: costs and experience of their models are of no use later."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("cache"))
+        patch.setattr("platformdirs.user_cache_dir", lambda name: folder)
+        yield
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     """An empty user cache folder, so that no results of checks and measurements are shared."""
