@@ -72,12 +72,12 @@ class ForcedText:
             matcher: the position in the grammar; changes.
             before: the text up to there, to predict white space from.
         """
-        text, predicted = b"", list[bool]()
+        text, predicted, n_bytes = b"", list[bool](), n * _BYTES_PER_TOKEN
         if begun := _BEGINNING.match(before):
             self._usual.beginning = begun[1]
-        while len(text) < n * _BYTES_PER_TOKEN:
+        while len(text) < n_bytes:
             forced = matcher.compute_ff_bytes().partition(_NAMED)[0]
-            part = forced or self._laid_out(matcher, before + text)
+            part = (forced or self._laid_out(matcher, before + text))[: n_bytes - len(text)]
             text += part
             predicted += [not forced] * len(part)
             tokens = [self._byte_tokens.get(byte, -1) for byte in part]

@@ -21,6 +21,8 @@ _STACK = 256 << 20
 """Stack size in bytes: llguidance recurses along chains of up to 65,000 rules, with 3.3 KB for each."""
 _LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000)
 """Limits of about a second per mask. The defaults are too low for large character sets and vocabularies."""
+_FORCING_LIMITS = LLParserLimits(step_max_items=5_000)
+"""The same for forced text, of up to 2 ms: a grammar may force a text without an end."""
 _FEW = 64
 """Up to this number of tokens, checking them one by one is faster than a mask of the whole vocabulary."""
 _MAX_TOKEN_BYTES, _MAX_VOCABULARY_BYTES = 1 << 10, 1 << 22
@@ -55,14 +57,18 @@ class Grammar:
             vocabulary, self._tables.byte_tokens, self._tables.ends, self._tables.usual_layout
         )
         self._json: tuple[JsonPieces, bool] | None = None  # and whether the schema limits names
-        self._matcher = call_with_stack(
-            _STACK,
-            lambda: LLMatcher(
-                self._tables.tokenizer,
-                LLMatcher.grammar_from_lark(_OPTIONS + lark),
-                log_level=0,
-                limits=_LIMITS,
-            ),
+        self._matcher, self._forcing = (
+            call_with_stack(
+                _STACK,
+                functools.partial(
+                    LLMatcher,
+                    self._tables.tokenizer,
+                    LLMatcher.grammar_from_lark(_OPTIONS + lark),
+                    log_level=0,
+                    limits=limits,
+                ),
+            )
+            for limits in (_LIMITS, _FORCING_LIMITS)
         )
         if self._matcher.is_error():
             raise gbnf.refusal(_reason(self._matcher.get_error()))
@@ -96,7 +102,8 @@ class Grammar:
 
     def start(self) -> State:
         """The state before the first token of an answer."""
-        state = GrammarState(self._matcher.deep_copy(), self._tables, self._forced)
+        forcing = self._forcing.deep_copy()
+        state = GrammarState(self._matcher.deep_copy(), self._tables, self._forced, forcing)
         if self._json is None:
             return state
         pieces, limited_names = self._json
@@ -126,8 +133,16 @@ class GrammarState:
     All methods raise InvalidRequest if the grammar is so ambiguous that they would take seconds.
     """
 
-    def __init__(self, matcher: LLMatcher, tables: "_Tables", forced: ForcedText, text: bytes = b"") -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tables: "_Tables",
+        forced: ForcedText,
+        forcing: LLMatcher,
+        text: bytes = b"",
+    ) -> None:
         self._matcher, self._tables, self._forced, self._text = matcher, tables, forced, text
+        self._forcing = forcing  # the same position, with other limits
         self._n_tokens, self._ends = len(tables.pieces), tables.ends
         self._allowed: NDArray[np.bool_] | None = None
 
@@ -161,13 +176,17 @@ class GrammarState:
             return None
         matcher = self._matcher.deep_copy()
         matcher.consume_token(token)
+        forcing = self._forcing.deep_copy()
+        forcing.consume_token(token)
         text = self._text + self._tables.pieces[token]
-        following = GrammarState(matcher, self._tables, self._forced, text)
+        following = GrammarState(matcher, self._tables, self._forced, forcing, text)
         following._check()
         return following
 
     def forced(self, n: int) -> Sequence[tuple[int, float]]:
-        return self._forced.tokens(self._matcher.deep_copy(), self._text, n)
+        if self._forcing.is_error():
+            return ()
+        return self._forced.tokens(self._forcing.deep_copy(), self._text, n)
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -236,3 +236,10 @@ def test_steps_are_saved_with_and_without_a_draft_model():
     assert alone < 0.6 * plain
     assert with_draft == unstaged < 0.3 * plain
     assert calls[3] < 0.6 * calls[2]
+
+
+def test_a_text_without_an_end_is_forced_in_parts():
+    """llguidance would return ten million bytes of it, after eight seconds."""
+    state = Grammar.from_gbnf(VOCABULARY, 'root ::= "ab" root').start()
+    assert len(state.forced(8)) == 8
+    assert len(state._forcing.deep_copy().compute_ff_bytes()) < 5_000
