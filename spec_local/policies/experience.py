@@ -13,7 +13,6 @@ _GAIN_RATE = (
     0.25  # weight of the last answer's gain: a pair of models changes less than the length of its answers
 )
 _RETRY_RATE = 0.01  # the same where the draft was not asked: a bad record fades in a hundred answers
-_SHARED = 0.5  # of what a part of the history gained more or less than usual is expected of other parts, too
 
 GainOf = Callable[[int, int], float]
 """Expected gain by number of answers at the same time, and by window: see `Answers.gains`."""
@@ -34,12 +33,15 @@ class Answers:
     gains: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def gain(self, n_running: int, window: int, usual: GainOf) -> float:
-        """The expected one of `gains`; one that is unknown is `usual`, corrected by those that are known."""
+        """The expected one of `gains`; one that is unknown differs from `usual` as the known ones do.
+
+        To find out costs the time of reading, which no loss budget bounds: 24 plain steps for 512 tokens.
+        """
         known = self.gains.get((n_running, window))
         if known is not None:
             return known
         others = [gain - usual(*key) for key, gain in self.gains.items() if key[0] == n_running]
-        return usual(n_running, window) + _SHARED * sum(others) / max(1, len(others))
+        return usual(n_running, window) + sum(others) / max(1, len(others))
 
 
 Kind = tuple[bool, str, bool]

@@ -123,15 +123,16 @@ def test_the_longer_the_prompt_the_less_of_it_is_read():
     assert chosen(16_000, max_tokens=0) == "none"
 
 
-def test_what_each_part_gained_decides():
-    """Answers that need more than the end of their prompts have all of it read, after a few of them."""
-    found = []
-    for gain in (0.7, -0.3):
-        known = Experience()
-        for _ in range(6):
-            read = chosen(1_500, known)
-            found.append(read)
-            known.n_tokens, known.gained = 200, 200 * (gain if read == 512 else 0.7)
-    assert found[:6] == [512] * 6
-    assert found[6] == 512
-    assert found[-1] is None
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ({512: 0.7, 0: 0.7}, 512),
+        ({512: -0.3, 0: 0.7}, None),  # answers that need all of their prompts
+        ({512: -0.3}, "none"),
+    ],
+    ids=str,
+)
+def test_what_each_part_gained_decides(gains, expected):
+    known = Experience()
+    known.answers.gains = {(1, window): gain for window, gain in gains.items()}
+    assert chosen(1_500, known) == expected
