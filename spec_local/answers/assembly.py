@@ -79,7 +79,7 @@ class ProposerFactory:
     ) -> None:
         self.datastore: Datastore | None = None
         self._main, self._draft = slots[0].main, slots[0].draft
-        self._first, self._slots = slots[0], slots
+        self._slots = slots
         self._costs = costs
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
         self.planner = SharedCalls(lambda: self._shared)
@@ -113,7 +113,7 @@ class ProposerFactory:
         tokens.
         """
         calibrated = settings.policy == "adaptive"
-        slot = slot or self._first
+        slot = slot or self._slots[0]
         recycling = slot.recycling
         found: list[Lookup] = [
             self._lookup(name, calibrated, recycling) for name in self.names(settings) if name in LOOKUPS

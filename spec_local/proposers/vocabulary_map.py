@@ -170,11 +170,10 @@ class IntersectionModel(RowMethods):
             tuple[int, list[int]]
         ] = []  # of the tree: the token, and its nodes in the draft model
         self._logits: Logits = np.full((model.max_logits, n_vocab), -np.inf, np.float32)
-        # Of the shared tokens, those that have logits in the draft model's last call, in both vocabularies:
+        # Of the shared tokens, those that have logits in the draft model's last call, in both vocabularies,
+        # and its `draft_tokens` that they follow from.
         self._ours, self._theirs = vocabulary_map.main_ids, vocabulary_map.draft_ids
-        self._drafted: NDArray[np.intp] | None = (
-            None  # the draft model's `draft_tokens` that they follow from
-        )
+        self._drafted: NDArray[np.intp] | None = None
 
     @property
     def n_ctx(self) -> int:

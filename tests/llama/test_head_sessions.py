@@ -31,15 +31,6 @@ LONG = "the of and to in is you that it he was for on are with as his they at be
 WORDS = 'root ::= (" the" | " of" | " water" | " people")+'
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """An own cache folder, so that costs are measured once."""
-    with pytest.MonkeyPatch.context() as patch:
-        path = str(tmp_path_factory.mktemp("cache"))
-        patch.setattr("platformdirs.user_cache_dir", lambda name: path)
-        yield
-
-
 @pytest.fixture(scope="module")
 def files(folder):
     """Of each kind of head, the main model's file and the head's."""

@@ -1,4 +1,4 @@
-"""Caches that make exact enumeration fast enough for a test, and a server in place of the Hub."""
+"""Caches that make exact enumeration fast enough for a test, a server in place of the Hub, an empty home."""
 
 from types import SimpleNamespace
 
@@ -6,6 +6,7 @@ import pytest
 
 from spec_local.core.fake import FakeModel
 from spec_local.core.sampling import Sampler
+from spec_local.models import catalog, program_folders
 from spec_local.verifiers import spectr
 from tests.hub_server import HubServer
 
@@ -82,3 +83,18 @@ def hub_server(tmp_path, monkeypatch):
         huggingface_hub.close_session()
         yield server
         huggingface_hub.close_session()
+
+
+@pytest.fixture
+def empty_home(tmp_path, monkeypatch):
+    """An empty home folder, without anything of this machine's own."""
+    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(program_folders, "_OLLAMA_SERVICE", tmp_path / "service")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for kind in ("data", "cache", "config"):
+        monkeypatch.setattr(f"platformdirs.user_{kind}_dir", lambda name, kind=kind: str(tmp_path / kind))
+    catalog._catalog.cache_clear()
+    yield tmp_path
+    catalog._catalog.cache_clear()

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import gguf
 import pytest
-from huggingface_hub import constants
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
-from spec_local.models import catalog, drafters, gguf_header, program_folders
+from spec_local.models import catalog, drafters, gguf_header
 from spec_local.models.catalog import ModelEntry, PairEntry
 from spec_local.policies.cost_model import CostModel
 
@@ -37,18 +36,8 @@ def write(path, size, architecture="qwen2", *, tokens=TOKENS, width=64, numbers=
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """An empty home folder, without anything of this machine's own."""
-    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(program_folders, "_OLLAMA_SERVICE", tmp_path / "service")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    for kind in ("data", "cache", "config"):
-        monkeypatch.setattr(f"platformdirs.user_{kind}_dir", lambda name, kind=kind: str(tmp_path / kind))
-    catalog._catalog.cache_clear()
-    yield tmp_path
-    catalog._catalog.cache_clear()
+def home(empty_home):
+    return empty_home
 
 
 @pytest.fixture

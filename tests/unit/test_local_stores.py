@@ -6,29 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from spec_local.errors import InvalidRequest
-from spec_local.models import catalog, gguf_header, ollama, program_folders
+from spec_local.models import catalog, gguf_header, ollama
 from tests.stored_models import add_to_hub_cache, add_to_ollama, write_header
 
 LLAMA = "registry.ollama.ai/library/llama3.2/3b"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """An empty home folder, without anything of this machine's own."""
-    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(program_folders, "_OLLAMA_SERVICE", tmp_path / "service")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data"))
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
-    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / "config"))
-    catalog._catalog.cache_clear()
-    yield tmp_path
-    catalog._catalog.cache_clear()
+def home(empty_home):
+    return empty_home
 
 
 @pytest.fixture
