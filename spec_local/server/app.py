@@ -265,10 +265,11 @@ async def _cancel_when_gone(request: Request, engine: Engine, answers: Answers) 
 async def _whole(exchange: Exchange, answers: Answers) -> Response:
     """The response with all answers in one object, or with the first error."""
     found: list[list[Event]] = [[] for _ in exchange.requests]
-    async for index, event in answers:
-        if isinstance(event, Refused):
-            raise event.error
-        found[index].append(event)
+    async for arrived in answers:
+        for index, event in arrived:
+            if isinstance(event, Refused):
+                raise event.error
+            found[index].append(event)
     return JSONResponse(exchange.whole(found))
 
 
@@ -278,19 +279,22 @@ async def _stream(exchange: Exchange, answers: Answers, end: Callable[[], None])
     Args:
         end: called when the response has ended, or the client has gone.
     """
-    events = aiter(answers)
-    index, event = await anext(events)
-    if isinstance(event, Refused):
+    lists = aiter(answers)
+    first = await anext(lists)
+    if isinstance(event := first[0][1], Refused):
         end()
         raise event.error
 
     async def write() -> AsyncIterator[str]:
-        yield "".join([*exchange.begin(), *exchange.write(index, event)])
-        async for number, next_event in events:
-            if isinstance(next_event, Refused):
-                yield exchange.failed(next_event.error)
-                return
-            yield "".join(exchange.write(number, next_event))
+        arrived, parts = first, list(exchange.begin())
+        while arrived:
+            for index, event in arrived:
+                if isinstance(event, Refused):
+                    yield "".join([*parts, exchange.failed(event.error)])
+                    return
+                parts += exchange.write(index, event)
+            yield "".join(parts)  # one write: asyncio complains about many to a client that has just gone
+            arrived, parts = await anext(lists, []), []
         yield "".join(exchange.end())
 
     return _EventStream(write(), end)

@@ -39,25 +39,29 @@ class Busy(SpecLocalError):
 class Answers:
     """The events of answers that were requested together.
 
-    Iterate over it for pairs of an answer's index and an event. The last event of each answer is `Ended` or
-    `Refused`.
+    Iterate over it for lists of pairs, an answer's index and an event: all that have arrived since the last
+    list. The last event of each answer is `Ended` or `Refused`.
     """
 
     def __init__(self, n: int) -> None:
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._events: list[tuple[int, Event]] = []
+        self._arrived = asyncio.Event()
         self._n_unfinished = n
         self.ids: list[int] = []
         self.started = time.monotonic()
 
     def put(self, index: int, event: Event) -> None:
         """Add an event; an answer has at most as many as the context has tokens."""
-        self._events.put_nowait((index, event))
+        self._events.append((index, event))
+        self._arrived.set()
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
+    async def __aiter__(self) -> AsyncIterator[list[tuple[int, Event]]]:
         while self._n_unfinished:
-            index, event = await self._events.get()
-            self._n_unfinished -= isinstance(event, Ended | Refused)
-            yield index, event
+            await self._arrived.wait()
+            self._arrived.clear()
+            arrived, self._events = self._events, []
+            self._n_unfinished -= sum(isinstance(event, Ended | Refused) for _, event in arrived)
+            yield arrived
 
 
 class Engine:

@@ -140,6 +140,21 @@ def test_streams():
     assert post(STARTED, Delta("a"), ENDED, body={"stream": True, "n": 2}).text.count(" a\n") == 2
 
 
+def test_what_has_arrived_is_written_at_once():
+    """A slow client finds many events waiting; each list of them is one write."""
+
+    async def main():
+        answers = Answers(1)
+        for event in (STARTED, *[Delta("a")] * 30, Refused(BackendError("failed"))):
+            answers.put(0, event)
+        response = await app._stream(Echo({"stream": True}, LOADED), answers, lambda: None)
+        return [part async for part in response.body_iterator]
+
+    (part,) = asyncio.run(main())
+    assert part.count(" a\n") == 30
+    assert part.endswith("failed\n\n")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("error", "status", "kind", "code"),
