@@ -29,6 +29,7 @@ const char *specdec_kernels_install(const char *instruction_set) {
     return nullptr;
 }
 void specdec_kernels_enable(int on) { enabled = on; }
+void specdec_kernels_pack_ends(int) {}
 long long specdec_kernels_experts_read() { return 0; }
 void specdec_kernels_limit(const char *, long long) {}
 void specdec_kernels_choose_rows(long long, const int *, long long) {}

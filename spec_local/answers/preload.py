@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
-from spec_local.llama.setup.probe import check_model_file
+from spec_local.llama.setup.probe import check_model_files
 
 _Arguments = tuple[Path, int, bool]  # of a model that is being loaded
 _begun: dict[_Arguments, "Future[Model]"] = {}
@@ -27,14 +27,13 @@ def preload(
 
     Args:
         gpu_layers, load_mtp: see `Model`.
-        log: see `check_model_file`.
+        log: see `check_model_files`.
 
     Raises:
-        ModelFileError, BackendCrash: see `check_model_file`.
+        ModelFileError, BackendCrash: see `check_model_files`.
     """
     keys = [(path, gpu_layers, load_mtp) for path in dict.fromkeys(paths)]
-    for path, *_ in keys:
-        check_model_file(path, gpu_layers=gpu_layers, log=log)  # in this thread: Ctrl-C ends it
+    check_model_files([path for path, *_ in keys], gpu_layers=gpu_layers, log=log)
     runtime.library()
     begun: dict[_Arguments, Future[Model]] = {key: Future() for key in keys}
     _begun.update(begun)

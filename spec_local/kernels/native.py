@@ -22,6 +22,8 @@ class Native:
     def __init__(self, library: Path) -> None:
         loaded = ctypes.CDLL(str(library))
         self._install, self._enable = loaded.specdec_kernels_install, loaded.specdec_kernels_enable
+        self._pack_ends = loaded.specdec_kernels_pack_ends
+        self._pack_ends.argtypes, self._pack_ends.restype = [ctypes.c_int], None
         self._self_test = loaded.specdec_kernels_self_test
         self._install.argtypes, self._install.restype = [ctypes.c_char_p], ctypes.c_char_p
         self._enable.argtypes, self._enable.restype = [ctypes.c_int], None
@@ -54,6 +56,10 @@ class Native:
         Do not call this during a computation.
         """
         self._enable(int(on))
+
+    def pack_ends(self) -> None:
+        """Pack only the ends of each matrix of models opened later, whose results are then worthless."""
+        self._pack_ends(1)
 
     def self_test(self) -> str | None:
         """Compare the kernels with a float64 reference and with llama.cpp.

@@ -35,6 +35,15 @@ constexpr Source source_of(Type t) {
 
 // Store four codes of a row in its lane.
 void put(uint8_t *line, int row, const uint8_t *four) { std::memcpy(line + row * CODES, four, CODES); }
+void put(uint8_t *line, int row, uint32_t four) { std::memcpy(line + row * CODES, &four, CODES); }
+
+// Four codes as one number, and a number with the same byte four times: what is done to all four is done once.
+uint32_t four_at(const uint8_t *codes) {
+    uint32_t four;
+    std::memcpy(&four, codes, CODES);
+    return four;
+}
+constexpr uint32_t all_four(uint32_t byte) { return byte * 0x01010101; }
 
 void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t *minima, uint8_t *codes) {
     const Source s = source_of(t);
@@ -42,7 +51,8 @@ void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t
     else std::memcpy(scales + row * 2, block + s.scale, 2);
     if (has_minimum(t)) std::memcpy(minima + row * 2, block + s.second, 2);
     if (t == Type::Q8_0) {
-        for (int i = 0; i < BLOCK; i++) codes[i / CODES * LINE + row * CODES + i % CODES] = block[s.codes + i] ^ 0x80;
+        for (int i = 0; i < BLOCK; i += CODES)
+            put(codes + i / CODES * LINE, row, four_at(block + s.codes + i) ^ all_four(0x80));
         return;
     }
     // A byte holds codes i and i + 16, as in ggml's block.
@@ -73,13 +83,12 @@ void pack_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
 // lines, from its low bits up.
 void put_bits(uint8_t *lines, int row, const uint8_t (&codes)[SUPER_BLOCK], int from, int bits) {
     const int n = SUPER_BLOCK / CODES * bits / 8;
-    for (int z = 0; z < n; z++)
-        for (int c = 0; c < CODES; c++) {
-            uint8_t byte = 0;
-            for (int i = 0; i < 8 / bits; i++)
-                byte |= (codes[(z + i * n) * CODES + c] >> from & ((1 << bits) - 1)) << (i * bits);
-            lines[z * LINE + row * CODES + c] = byte;
-        }
+    const uint32_t mask = all_four((1 << bits) - 1);
+    for (int z = 0; z < n; z++) {
+        uint32_t four = 0;
+        for (int i = 0; i < 8 / bits; i++) four |= (four_at(codes + (z + i * n) * CODES) >> from & mask) << (i * bits);
+        put(lines + z * LINE, row, four);
+    }
 }
 
 // Q2_K: 16 bytes of 4-bit scales and minima, two bits of each code. Q3_K: 12 bytes of 6-bit scales, two bits and the
@@ -90,10 +99,12 @@ void pack_q2_k_or_q3_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
     const int n_scales = three ? 12 : 16;
     for (int i = 0; i < n_scales; i += CODES) put(tile + LINE + i / CODES * LINE, row, scales + i);
     uint8_t codes[SUPER_BLOCK];
-    for (int i = 0; i < SUPER_BLOCK; i++) {
-        const int half = i / 128, quarter = i / 32 % 4, at = i % 32;
-        codes[i] = twos[half * 32 + at] >> (2 * quarter) & 3;
-        if (three) codes[i] |= (third[at] >> (4 * half + quarter) & 1) << 2;
+    for (int part = 0; part < 8; part++) {  // of 32 codes
+        const int half = part / 4, quarter = part % 4;
+        for (int i = 0; i < 32; i++) {
+            codes[part * 32 + i] = twos[half * 32 + i] >> (2 * quarter) & 3;
+            if (three) codes[part * 32 + i] |= (third[i] >> part & 1) << 2;
+        }
     }
     uint8_t *lines = tile + LINE + n_scales / CODES * LINE;
     put_bits(lines, row, codes, 0, 2);
@@ -105,10 +116,12 @@ void pack_q6_k(int row, const uint8_t *block, uint8_t *tile) {
     const uint8_t *low = block, *high = block + 128, *scales = block + 192;
     for (int i = 0; i < 16; i += CODES) put(tile + LINE + i / CODES * LINE, row, scales + i);
     uint8_t codes[SUPER_BLOCK];
-    for (int i = 0; i < SUPER_BLOCK; i++) {
-        const int half = i / 128, quarter = i / 32 % 4, at = i % 32;
-        const uint8_t four = low[half * 64 + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;
-        codes[i] = four | (high[half * 32 + at] >> (2 * quarter) & 3) << 4;
+    for (int part = 0; part < 8; part++) {  // of 32 codes
+        const int half = part / 4, quarter = part % 4;
+        for (int i = 0; i < 32; i++) {
+            const uint8_t four = low[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4) & 15;
+            codes[part * 32 + i] = four | (high[half * 32 + i] >> (2 * quarter) & 3) << 4;
+        }
     }
     put_bits(tile + 5 * LINE, row, codes, 0, 4);
     put_bits(tile + 37 * LINE, row, codes, 4, 2);

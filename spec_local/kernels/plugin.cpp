@@ -23,7 +23,7 @@ namespace specdec {
 namespace {
 
 const Kernels *chosen = nullptr;
-bool enabled = false;
+bool enabled = false, ends_only = false;
 ggml_backend_buffer_type buffer_type;
 
 // Of the thread that calls llama.cpp, which is the first of those that compute an operation.
@@ -87,6 +87,11 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor *matrix, const void *data, si
             begin += last - first;
         }
     };
+    if (ends_only) {
+        pack_tiles(0, 1);
+        pack_tiles(tiles * matrix->ne[2] - 1, tiles * matrix->ne[2]);
+        return;
+    }
     // A few threads pack as fast as a fast disk reads. A thread is worth starting for about a megabyte.
     const auto wanted = std::min<size_t>(std::thread::hardware_concurrency(), size / (1 << 20));
     const int64_t n_threads = std::clamp<int64_t>(wanted, 1, 8), all = tiles * matrix->ne[2];
@@ -238,6 +243,8 @@ const char *specdec_kernels_install(const char *instruction_set) {
 }
 
 void specdec_kernels_enable(int on) { enabled = on && chosen; }
+
+void specdec_kernels_pack_ends(int on) { ends_only = on; }
 
 void specdec_kernels_limit(const char *type, int64_t most) {
     if (type_named(type) != GGML_TYPE_COUNT) limits[type_named(type)] = most;

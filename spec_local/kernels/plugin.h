@@ -36,6 +36,10 @@ const char *specdec_kernels_install(const char *instruction_set);
 // Must not be called during a computation.
 void specdec_kernels_enable(int on);
 
+// Pack only the first and the last tile of each matrix of models loaded from now on, whose results are then worthless: to
+// try in a moment whether a model can be loaded.
+void specdec_kernels_pack_ends(int on);
+
 // Leave products of more than `most` columns with weights of a type, such as "Q4_K", to llama.cpp. A type that is packed is
 // left to it as a whole if `most` is 0, when models are loaded from now on; other numbers have no effect on it.
 void specdec_kernels_limit(const char *type, int64_t most);

@@ -22,9 +22,9 @@ def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
             return f"they differ in the {name} token"
     if abs(main.n_tokens - draft.n_tokens) > MAX_SIZE_DIFFERENCE:
         return f"{main.n_tokens} tokens against {draft.n_tokens}"
-    for token in range(FIRST_COMPARED, min(main.n_tokens, draft.n_tokens)):
-        a, b = (vocabulary.text(token) for vocabulary in (main, draft))
-        if a != b:
+    n = min(main.n_tokens, draft.n_tokens)
+    for token, (a, b) in enumerate(zip(main.texts(n), draft.texts(n), strict=True)):
+        if a != b and token >= FIRST_COMPARED:
             return (
                 f"token {token} is {a.decode('utf-8', 'replace')!r} against {b.decode('utf-8', 'replace')!r}"
             )

@@ -88,9 +88,9 @@ class Vocabulary:
 
     def exercise(self) -> None:
         """Read all tokens and tokenize all bytes: llama.cpp crashes on texts that need a damaged one."""
-        for token in range(self.n_tokens):
-            self.piece(token)
-            self.is_end(token)
+        tokens = (ctypes.c_int32 * self.n_tokens)(*range(self.n_tokens))
+        buffer = ctypes.create_string_buffer(1)  # llama.cpp reads the tokens that do not fit, too
+        self._lib.llama_detokenize(self._handle, tokens, self.n_tokens, buffer, len(buffer), False, False)
         for text in ("A line of text,\n  12 + 34 = 46.\tNaïve 東京 🙂", _ALL_BYTES):
             self.tokenize(text, add_special=True, parse_special=True)
 
@@ -216,6 +216,11 @@ class Vocabulary:
         """Return a token as it is spelled in the GGUF file, to compare vocabularies."""
         self._check(token)
         return self._lib.llama_vocab_get_text(self._handle, token) or b""
+
+    def texts(self, n: int) -> list[bytes]:
+        """As `text`, of the first n tokens; much faster than one after the other."""
+        get, handle = self._lib.llama_vocab_get_text, self._handle
+        return [get(handle, token) or b"" for token in range(min(n, self.n_tokens))]
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.n_tokens:

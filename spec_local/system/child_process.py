@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,28 +45,64 @@ def run_child(module: str, *arguments: str, deadline: float | None = DEADLINE_S)
 
     The child is killed if this call is interrupted, and exits if this process dies.
     """
+    return run_children(module, [arguments], deadline=deadline)[0]
+
+
+def run_children(
+    module: str,
+    calls: Sequence[Sequence[str]],
+    *,
+    deadline: float | None = DEADLINE_S,
+    environment: Mapping[str, str] | None = None,
+) -> list[ChildResult]:
+    """As `run_child`, with several children at the same time, one for the arguments of each call.
+
+    Args:
+        environment: variables of the children, besides those of this process.
+    """
+    # Otherwise ggml starts a debugger after a crash.
+    variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **(environment or {})}
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(_child(module, arguments, variables)) for arguments in calls]
+        until = None if deadline is None else time.monotonic() + deadline
+        return [_result(child, deadline, until) for child in children]
+
+
+@contextlib.contextmanager
+def _child(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
     # -P: a file in the working directory must not shadow one of this package's modules.
     command = [sys.executable, "-P", "-m", module, *arguments]
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # otherwise ggml starts a debugger after a crash
     reading, writing = os.pipe()  # nothing is written: the pipe closes when this process ends
     try:
-        child = subprocess.run(
-            command, stdin=reading, capture_output=True, env=environment, check=False, timeout=deadline
-        )
-    except subprocess.TimeoutExpired as error:
-        return ChildResult(f"killed after {error.timeout:.0f} s without a result", None, {})
+        with subprocess.Popen(
+            command, stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        ) as child:
+            try:
+                yield child
+            finally:
+                child.kill()  # has no effect on one that has ended
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def _result(child: "subprocess.Popen[bytes]", deadline: float | None, until: float | None) -> ChildResult:
+    """Wait for a child."""
+    try:
+        output, errors = child.communicate(timeout=until and max(0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return ChildResult(f"killed after {deadline:.0f} s without a result", None, {})
     with contextlib.suppress(ValueError, IndexError, AttributeError):
-        facts = json.loads(child.stdout.splitlines()[-1])
+        facts = json.loads(output.splitlines()[-1])
         if child.returncode == 0:
             return ChildResult(None, facts.get("error"), facts)
     if child.returncode < 0:
         with contextlib.suppress(ValueError):
             return ChildResult(signal.Signals(-child.returncode).name, None, {})
         return ChildResult(f"signal {-child.returncode}", None, {})
-    last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    last = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
     return ChildResult(last[0] if last else f"exit code {child.returncode}", None, {})
 
 

@@ -17,7 +17,7 @@ AS_USUAL = {"gpu_layers": -1, "load_mtp": False}
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
-    monkeypatch.setattr("spec_local.answers.preload.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.preload.check_model_files", lambda *args, **kwargs: None)
 
 
 def test_models_are_taken_once_and_only_with_the_same_arguments(tiny_path, tiny_draft_path):

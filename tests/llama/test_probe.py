@@ -8,7 +8,7 @@ import pytest
 
 from spec_local.errors import BackendCrash, ModelFileError
 from spec_local.llama.setup import probe
-from spec_local.llama.setup.probe import check_model_file, probe_build, probe_file
+from spec_local.llama.setup.probe import check_model_file, check_model_files, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.system.child_process import ChildResult
 
@@ -20,7 +20,6 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # otherwise children are slow on a busy machine
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
 
 
@@ -37,6 +36,15 @@ def fake_child(tmp_path, monkeypatch):
     return fake
 
 
+def each_child(monkeypatch, child):
+    """Replace each child process by a function of its arguments."""
+    monkeypatch.setattr(
+        probe,
+        "_run_children",
+        lambda calls, *, deadline=0: [child(*call, deadline=deadline) for call in calls],
+    )
+
+
 def test_duplicate_tokens(whole, tmp_path):
     """The most common crash: a flipped bit makes two tokens equal, which fails an assertion of llama.cpp."""
     raw = whole.read_bytes()
@@ -51,7 +59,7 @@ def test_a_valid_file_is_checked_once(whole, monkeypatch):
     notices = []
     check_model_file(whole, log=notices.append)
     assert notices == ["checking model.gguf (first use on this machine)"]
-    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: pytest.fail("checked again"))
+    each_child(monkeypatch, lambda *a, **k: pytest.fail("checked again"))
     check_model_file(whole, log=notices.append)
     assert len(notices) == 1
 
@@ -61,7 +69,7 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, ch
     path = tmp_path / "model.gguf"
     path.write_bytes(whole.read_bytes())
     tried = []
-    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: tried.append(a) or ChildResult(None, None, {}))
+    each_child(monkeypatch, lambda *a, **k: tried.append(a) or ChildResult(None, None, {}))
     check_model_file(path)
     match change:
         case "content":
@@ -76,9 +84,24 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, ch
     assert tried[0] == (str(path), "-1")
 
 
+def test_several_files_are_checked_at_the_same_time(whole, tmp_path, monkeypatch):
+    other = tmp_path / "other.gguf"
+    other.write_bytes(whole.read_bytes())
+    check_model_files([whole, other, whole])
+    with monkeypatch.context() as patch:
+        each_child(patch, lambda *a, **k: pytest.fail("checked again"))
+        check_model_file(other)
+    raw = whole.read_bytes()
+    other.write_bytes(raw.replace(b"<0x41>", b"<0x40>"))
+    third = tmp_path / "third.gguf"
+    third.write_bytes(raw)
+    with pytest.raises(ModelFileError, match=r"other\.gguf crashes llama\.cpp \(SIGABRT\)"):
+        check_model_files([other, third])
+
+
 def test_a_damaged_file_is_not_recorded_as_valid(whole, monkeypatch):
     tried, damaged = [], ChildResult(None, "it is damaged", {})
-    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: tried.append(a) or damaged)
+    each_child(monkeypatch, lambda *a, **k: tried.append(a) or damaged)
     for _ in range(2):
         with pytest.raises(ModelFileError):
             check_model_file(whole)
@@ -87,7 +110,7 @@ def test_a_damaged_file_is_not_recorded_as_valid(whole, monkeypatch):
 
 def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, monkeypatch):
     (tmp_path / "cache").touch()  # a file where the folder should be
-    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: ChildResult(None, None, {}))
+    each_child(monkeypatch, lambda *a, **k: ChildResult(None, None, {}))
     notices = []
     for _ in range(2):
         check_model_file(whole, log=notices.append)
@@ -134,7 +157,7 @@ def test_a_child_that_hangs_is_killed(whole, fake_child, monkeypatch):
 def test_the_deadline_grows_with_the_bytes_of_all_parts(tmp_path, monkeypatch):
     """1 GB takes 100 s on the slowest disk. The files are sparse."""
     deadlines = []
-    monkeypatch.setattr(probe, "_run_child", lambda *a, deadline: deadlines.append(deadline))
+    each_child(monkeypatch, lambda *a, deadline: deadlines.append(deadline))
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b-00001-of-00003.gguf", "[c]*.x"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(10**9)
@@ -150,7 +173,7 @@ def test_an_error_in_a_child(whole, fake_child):
 
 
 def test_missing_files_and_other_formats_need_no_child(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: pytest.fail("checked"))
+    each_child(monkeypatch, lambda *a, **k: pytest.fail("checked"))
     (tmp_path / "foreign").write_bytes(b"PK\x03\x04")
     for name in ("absent", "foreign", "."):
         with pytest.raises(ModelFileError):
@@ -190,7 +213,7 @@ def test_a_file_that_crashes_only_the_cpu_kernels(own_cache, tiny_path, monkeypa
         crashes = len(arguments) == 2
         return ChildResult("SIGSEGV" if crashes else None, None, {})
 
-    monkeypatch.setattr(probe, "_run_child", child)
+    each_child(monkeypatch, child)
     monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status("avx2"))
     monkeypatch.setattr(probe.kernels, "identity", lambda: "avx2:0123456789abcdef")
     with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add --kernels off"):

@@ -19,6 +19,9 @@ class Toy:
     def text(self, token):
         return self.names[token]
 
+    def texts(self, n):
+        return self.names[:n]
+
     def piece(self, token):
         name = self.names[token]
         return b"" if len(name) == 3 and name.startswith(b"<") else name

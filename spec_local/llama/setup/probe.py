@@ -9,7 +9,7 @@ the file, the build or the processor changes.
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.model import check_header
-from spec_local.system.child_process import DEADLINE_S, ChildResult, child_main, run_child
+from spec_local.system.child_process import DEADLINE_S, ChildResult, child_main, run_children
 from spec_local.system.files import write_atomically
 
 if TYPE_CHECKING:
@@ -45,8 +45,16 @@ def probe_file(
     Args:
         main: the main model of a head, which cannot be evaluated without it.
     """
+    return probe_files([path], gpu_layers, without_kernels=without_kernels, main=main)[0]
+
+
+def probe_files(
+    paths: Sequence[Path], gpu_layers: int = -1, *, without_kernels: bool = False, main: Path | None = None
+) -> list[ChildResult]:
+    """As `probe_file`, with several files at the same time."""
     options = [_WITHOUT_KERNELS] * without_kernels + [f"{_MAIN}{main}"] * (main is not None)
-    return _run_child(str(path), str(gpu_layers), *options, deadline=DEADLINE_S + _size(path) / _SLOWEST_DISK)
+    calls = [(str(path), str(gpu_layers), *options) for path in paths]
+    return _run_children(calls, deadline=DEADLINE_S + sum(map(_size, paths)) / _SLOWEST_DISK)
 
 
 def _size(path: Path) -> int:
@@ -70,40 +78,68 @@ def check_model_file(
         ModelFileError: the file is damaged or cannot be used.
         BackendCrash: llama.cpp or the CPU kernels crash on this machine.
     """
-    check_header(path)
-    known = (
-        Path(platformdirs.user_cache_dir("specdec"))
-        / "checked-models"
-        / runtime.fingerprint(path, gpu_layers, *([runtime.fingerprint(main)] if main else []))
-    )
-    if known.exists():
-        return
-    log(f"checking {path.name} (first use on this machine)")
-    result = probe_file(path, gpu_layers, main=main)
+    check_model_files([path], gpu_layers=gpu_layers, main=main, log=log)
+
+
+def check_model_files(
+    paths: Sequence[Path],
+    *,
+    gpu_layers: int = -1,
+    main: Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> None:
+    """As `check_model_file`, with several files at the same time."""
+    marks = {}
+    for path in paths:
+        check_header(path)
+        mark = _mark(path, gpu_layers, main)
+        if not mark.exists():
+            log(f"checking {path.name} (first use on this machine)")
+            marks[path] = mark
+    results = probe_files(list(marks), gpu_layers, main=main) if marks else []
+    for (path, mark), result in zip(marks.items(), results, strict=True):
+        _raise_failure(path, result, gpu_layers, main)
+        with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
+            write_atomically(mark, str(path).encode())
+
+
+def _mark(path: Path, gpu_layers: int, main: Path | None) -> Path:
+    """The file that exists if a model file has passed the check."""
+    fingerprint = runtime.fingerprint(path, gpu_layers, *([runtime.fingerprint(main)] if main else []))
+    return Path(platformdirs.user_cache_dir("specdec")) / "checked-models" / fingerprint
+
+
+def _raise_failure(path: Path, result: ChildResult, gpu_layers: int, main: Path | None) -> None:
+    """Raise the error for a test that failed."""
     if result.error:
         raise ModelFileError(result.error)
-    if result.crash:
-        if not probe_build().works:
-            raise BackendCrash(
-                f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
-            )
-        without = kernels.status().instruction_set and probe_file(
-            path, gpu_layers, without_kernels=True, main=main
+    if not result.crash:
+        return
+    if not probe_build().works:
+        raise BackendCrash(
+            f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
         )
-        if without and without.works:
-            raise BackendCrash(
-                f"the CPU kernels crash with {path} ({result.crash}): add --kernels off, and please report it"
-            )
-        raise ModelFileError(
-            f"{path} crashes llama.cpp ({result.crash}): the file is damaged, or too large for this machine; "
-            "download it again or use a smaller model"
+    without = kernels.status().instruction_set and probe_file(
+        path, gpu_layers, without_kernels=True, main=main
+    )
+    if without and without.works:
+        raise BackendCrash(
+            f"the CPU kernels crash with {path} ({result.crash}): add --kernels off, and please report it"
         )
-    with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
-        write_atomically(known, str(path).encode())
+    raise ModelFileError(
+        f"{path} crashes llama.cpp ({result.crash}): the file is damaged, or too large for this machine; "
+        "download it again or use a smaller model"
+    )
 
 
-def _run_child(*arguments: str, deadline: float = DEADLINE_S) -> ChildResult:
-    return run_child("spec_local.llama.setup.probe", *arguments, deadline=deadline)
+def _run_child(*arguments: str) -> ChildResult:
+    return _run_children([arguments])[0]
+
+
+def _run_children(calls: Sequence[Sequence[str]], *, deadline: float = DEADLINE_S) -> list[ChildResult]:
+    # Threads that wait must not spin: those of another child need the processor.
+    environment = {"OMP_WAIT_POLICY": "passive"}
+    return run_children("spec_local.llama.setup.probe", calls, deadline=deadline, environment=environment)
 
 
 def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
@@ -164,6 +200,9 @@ def _work(arguments: list[str]) -> dict[str, Any]:
     if arguments:
         if _WITHOUT_KERNELS in arguments:
             kernels.use("off")
+        runtime.library()
+        if native := kernels.installed():  # a crash depends on the sizes of a matrix, never on its content
+            native.pack_ends()
         main = next((Path(a.removeprefix(_MAIN)) for a in arguments[2:] if a.startswith(_MAIN)), None)
         _exercise(Path(arguments[0]), int(arguments[1]), main)
     else:
