@@ -11,7 +11,7 @@ demo: .venv/checked
 	$(BIN)/specdec models pull starter
 	$(BIN)/python examples/demo.py
 
-test: .venv/installed-dev .venv/rpc lint
+test: .venv/installed-dev .venv/rpc .venv/libraries/installed lint
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
@@ -53,6 +53,13 @@ format: .venv/installed-dev
 .venv/installed-dev: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+# Clients of specdec serve that are tested in an environment of their own: some exclude each other's newest versions.
+# Without them, their tests are skipped.
+.venv/libraries/installed: .venv/bin/python tests/server/client_libraries.txt
+	$(PYTHON) -m venv .venv/libraries
+	.venv/libraries/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		-r tests/server/client_libraries.txt && touch $@ || echo "Client libraries could not be installed." >&2
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from spec_local.core.lazy_table import LazyTable
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server import errors
+from spec_local.server import errors, openapi
 from spec_local.server.engine import Answers, Engine
 from spec_local.server.events import Event, Refused
 from spec_local.server.guard import Access, Guard
@@ -124,6 +124,9 @@ def create(
         text = b"".join(await engine.ask("pieces", tokens)).decode("utf-8", "surrogateescape")
         return JSONResponse({"content": printable(text)})
 
+    async def described(request: Request) -> Response:
+        return JSONResponse(openapi.describe(kinds))
+
     async def embeddings(request: Request) -> Response:
         message = (
             "this server has no embeddings: it generates text; use an embedding model with another server, "
@@ -160,6 +163,7 @@ def create(
         Route("/props", props),
         Route("/costs", costs),
         Route("/metrics", counters),
+        Route("/openapi.json", described),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/embeddings", embeddings, methods=["POST"]),

@@ -51,6 +51,8 @@ class ChatCompletions(OpenAIExchange):
     kind, part_kind = "chat.completion", "chat.completion.chunk"
     key, opening = "delta", {"role": "assistant", "content": ""}
 
+    body = _Body
+
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
         super().__init__(given, given.requests(), loaded.name, with_logprobs=bool(given.logprobs))

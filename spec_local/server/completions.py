@@ -79,6 +79,8 @@ class Completions(OpenAIExchange):
     kind = part_kind = "text_completion"
     key, opening = "text", ""
 
+    body = _Body
+
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
         super().__init__(given, given.requests(), loaded.name, with_logprobs=given.logprobs is not None)

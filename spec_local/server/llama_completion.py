@@ -36,6 +36,8 @@ class LlamaCompletion(Exchange):
     The objects are those of ``specdec generate --json``: see `spec_local.answers.json`.
     """
 
+    body = _Body
+
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
         self.requests, self.streams = given.requests(), bool(given.stream)

@@ -174,6 +174,8 @@ def _openai_choice(given: object) -> object:
 class Messages(Exchange):
     """A message. It has reasoning, in blocks of the type ``thinking``, only if the body asks for thinking."""
 
+    body = _Body
+
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
         self.requests, self.streams = [given.request()], bool(given.stream)

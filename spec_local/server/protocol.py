@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from spec_local.errors import SpecLocalError
 from spec_local.server.events import AnswerRequest, Event, Loaded
@@ -15,10 +17,12 @@ class Exchange(ABC):
         InvalidRequest: the body asks for something that does not exist or is not supported.
 
     Attributes:
+        body: the model that checks bodies.
         requests: the answers to generate; all at the same time, if there are rows for them.
         streams: whether the client wants server-sent events.
     """
 
+    body: ClassVar[type[BaseModel]]
     requests: Sequence[AnswerRequest]
     streams: bool
 

@@ -140,6 +140,8 @@ class _Body(SamplingBody):
 class Responses(Exchange):
     """A response. Reasoning is an item of the output."""
 
+    body = _Body
+
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
         request = given.request()
