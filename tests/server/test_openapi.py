@@ -1,4 +1,4 @@
-"""Requests made at random from the server's own description: none fails the server, hangs, or shows a traceback."""
+"""Requests made at random from the description of the server: none fails it, hangs, or shows a traceback."""
 
 import pytest
 import schemathesis
