@@ -1,4 +1,4 @@
-"""Turns of coding agents, in the shapes that they send: a question, a call, its result, a request beside it."""
+"""Turns of coding agents, in the shapes that they send: a question, a call, its result, a side request."""
 
 import json
 
