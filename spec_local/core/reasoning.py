@@ -11,12 +11,36 @@ class Markers:
     """The markers that a model writes before its reasoning, and between reasoning and answer.
 
     The first closing also precedes an answer without reasoning. calls: what tool calls begin with; one also
-    ends the reasoning, and is part of the answer.
+    ends the reasoning, and is part of the answer. opened, closed: the first opening and the last closing with
+    the line breaks that models write around the reasoning.
     """
 
     openings: tuple[str, ...]
     closings: tuple[str, ...]
+    opened: str
+    closed: str
     calls: tuple[str, ...] = ()
+
+    def before_answer(self, prompt: str, reasoning: str, *, is_over: bool) -> tuple[str, str, str]:
+        """What stands between a prompt and an answer that is continued, in three parts.
+
+        Args:
+            prompt: it may end with a marker, or with the beginning of one.
+            reasoning: that of the answer; empty: there is none.
+            is_over: whether the reasoning has ended: the answer has text of its own.
+
+        Returns:
+            what opens the reasoning, the reasoning, and what closes it.
+        """
+        end = prompt.rstrip()
+        is_open = end.endswith(self.openings)
+        if reasoning:
+            opened = "" if is_open else self.opened[overlap(end, self.opened) :]
+            return opened, reasoning, self.closed if is_over else ""
+        if is_open and is_over:
+            return "", "", self.closed
+        begun = overlap(end, self.closings[0])
+        return "", "", self.closings[0][begun:] if begun and is_over else ""
 
 
 _CHANNEL = "<|start|>assistant<|channel|>{}<|message|>"
@@ -26,14 +50,16 @@ _CALLS = (
     *(f"<|start|>assistant<|channel|>{channel} to=functions." for channel in ("commentary", "analysis")),
 )
 _MARKERS = (
-    Markers(("<think>",), ("</think>",)),  # Qwen, DeepSeek and most others
+    Markers(("<think>",), ("</think>",), "<think>\n", "\n</think>\n\n"),  # Qwen, DeepSeek and most others
     # gpt-oss. Whether <|end|> has a text depends on the version of llama.cpp.
     Markers(
         (_CHANNEL.format("analysis"), _CHANNEL.format("commentary")),
         (_FINAL, f"<|end|>{_FINAL}"),
+        _CHANNEL.format("analysis"),
+        f"<|end|>{_FINAL}",
         (*_CALLS, *(f"<|end|>{call}" for call in _CALLS)),
     ),
-    Markers(("<|channel>thought",), ("<channel|>",)),  # Gemma 4
+    Markers(("<|channel>thought",), ("<channel|>",), "<|channel>thought\n", "<channel|>"),  # Gemma 4
 )
 
 
@@ -70,6 +96,14 @@ class Splitter:
         """Number of characters held back that are the prompt's."""
         self._held = prompt[len(prompt) - self._n_prompt :]
         self._after_marker = False
+
+    def skip(self, text: str) -> None:
+        """Read the beginning of an answer that is continued: none of it is returned."""
+        self.feed(text)
+        if self._state == "start":
+            self._n_prompt = len(self._held)
+        else:
+            self._held, self._after_marker = "", False
 
     def feed(self, text: str) -> Parts:
         """The parts of the text that are certain now."""

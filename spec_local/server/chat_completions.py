@@ -22,12 +22,15 @@ class _Body(OpenAIBody):
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     def requests(self) -> list[AnswerRequest]:
         if self.functions or self.function_call:
             raise InvalidRequest("functions and function_call are not supported: give tools and tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")
+        self._check_last()
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         settings = self.settings(
             max_tokens=limit(most),
@@ -42,6 +45,20 @@ class _Body(OpenAIBody):
             AnswerRequest(each, messages, tools, tool_choice, marks=bool(self.marks))
             for each in choices(settings, self.n or 1)
         ]
+
+    def _check_last(self) -> None:
+        """Check the fields of vLLM's server that say whether the last message goes on."""
+        if self.messages and self.messages[-1].role == "assistant":
+            if self.continue_final_message is False:
+                raise InvalidRequest(
+                    "continue_final_message: give true: a last message of the assistant goes on"
+                )
+        elif self.continue_final_message:
+            raise InvalidRequest(
+                "continue_final_message needs a last message of the assistant: add its start"
+            )
+        elif self.add_generation_prompt is False:
+            raise InvalidRequest("add_generation_prompt: give true, or add the start of the answer")
 
 
 class ChatCompletions(OpenAIExchange):

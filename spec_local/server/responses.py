@@ -75,7 +75,7 @@ class _TextConfig(Part):
 
 
 class _Body(SamplingBody):
-    input: Annotated[list[_Item], BeforeValidator(_items)]
+    input: Annotated[list[_Item], BeforeValidator(_items)] = Field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Count | None = None
     tools: list[Annotated[_Tool, known(("function",))]] | None = None
@@ -102,7 +102,7 @@ class _Body(SamplingBody):
 
     def _messages(self) -> Sequence[Message]:
         """The items as messages: calls and reasoning are parts of the assistant's."""
-        if not self.input:
+        if not self.input and not self.instructions:
             raise InvalidRequest("input is empty: give text, or at least one message")
         messages: list[dict[str, Any]] = []
         if self.instructions:

@@ -180,6 +180,24 @@ def test_speculation(more, settings):
     assert request(**more).settings == GenerationSettings(**settings)
 
 
+BEGUN = {"role": "assistant", "content": "Because "}
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        (BEGUN, {}),
+        (BEGUN | {"prefix": True}, {}),  # DeepSeek, Mistral
+        (BEGUN, {"continue_final_message": True, "add_generation_prompt": False}),  # vLLM
+        ({"role": "developer", "content": "Go on."}, {"add_generation_prompt": True}),
+    ],
+)
+def test_the_last_message_can_have_any_role(last, more):
+    found = request(messages=[QUESTION, last], **more).messages[-1]
+    assert found["content"] == last["content"]
+    assert request(messages=[last], **more).messages == [found]
+
+
 def messages(**message):
     return {"messages": [message]}
 
@@ -220,6 +238,12 @@ def messages(**message):
         ({"speculative": {"speed": 9}}, "speculative has the unknown key 'speed'"),
         ({"speculative": {"policy": "wild"}}, "policy 'wild' is unknown"),
         ({"speculative": {"draft_max": "8"}}, "draft_max is '8': give an integer"),
+        ({"continue_final_message": True}, "continue_final_message needs a last message of the assistant"),
+        ({"add_generation_prompt": False}, "add_generation_prompt: give true, or add the start"),
+        (
+            messages(role="assistant", content="x") | {"continue_final_message": False},
+            "continue_final_message: give true",
+        ),
         ({"mirostat": 2}, "mirostat is not supported"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",

@@ -122,6 +122,11 @@ def test_items_as_messages():
     ]
 
 
+def test_instructions_alone():
+    found = Responses({"instructions": "Tell a joke."}, LOADED).requests[0]
+    assert found.messages == [{"role": "system", "content": "Tell a joke."}]
+
+
 def test_a_call_after_further_reasoning_is_another_message():
     found = request(
         [
