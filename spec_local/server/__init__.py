@@ -6,5 +6,6 @@ page/            the page, static files
 protocol         an `Exchange`: chat_completions, completions, responses, messages, llama_completion
 engine           the server's side of the process with the models: gives each answer its events
 engine_process   the models, in a child process: answers several requests at the same time
+left_out         what a model of text cannot read, as text
 events           what these two tell each other
 """

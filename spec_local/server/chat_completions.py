@@ -1,12 +1,14 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.chat_body import ChatMessage, Tool, choice_of, messages_of
+from spec_local.server.chat_body import ChatMessage, Function, Tool, choice_of, functions_of, messages_of
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
 from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
@@ -18,7 +20,7 @@ class _Body(OpenAIBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
@@ -38,8 +40,8 @@ class _Body(OpenAIBody):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             json_schema=schema_of(self.response_format),
         )
-        functions = [tool.function for tool in self.tools or ()]
-        tool_choice = choice_of(self.tool_choice, functions)
+        functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
+        tool_choice, functions = choice_of(self.tool_choice, functions)
         messages, tools = messages_of(self.messages), [function.tool() for function in functions]
         return [
             AnswerRequest(each, messages, tools, tool_choice, marks=bool(self.marks))

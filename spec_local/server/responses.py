@@ -10,8 +10,9 @@ from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.chat_body import Function, Name, Text, choice_of, known
+from spec_local.server.chat_body import Function, Name, Text, checked_question, choice_of, functions_of, known
 from spec_local.server.events import AnswerRequest, Event, Loaded
+from spec_local.server.left_out import described, role_of
 from spec_local.server.openai_json import named, new_id
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read, schema_of
@@ -62,7 +63,20 @@ _Item = Annotated[
 
 
 def _items(given: object) -> object:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [_as_message(item) for item in given] if isinstance(given, list) else given
+
+
+def _as_message(item: object) -> object:
+    """The item; one of a tool that does not exist here is a message, or nothing."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or not isinstance(kind, str) or kind in _ITEMS:
+        return item
+    role = role_of(kind)
+    if role and (text := described(item)):
+        return {"role": role, "content": text}
+    return {"type": "reasoning"} if role or kind == "mcp_list_tools" else item
 
 
 class _Tool(Function):
@@ -78,7 +92,9 @@ class _Body(SamplingBody):
     input: Annotated[list[_Item], BeforeValidator(_items)] = Field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: list[Annotated[_Tool, known(("function",))]] | None = None
+    tools: Annotated[list[Annotated[_Tool, known(("function",))]] | None, BeforeValidator(functions_of)] = (
+        None
+    )
     tool_choice: Any = None
     text: _TextConfig | None = None
     previous_response_id: Any = None
@@ -96,8 +112,7 @@ class _Body(SamplingBody):
             max_tokens=limit(self.max_output_tokens),
             json_schema=schema_of(self.text.format) if self.text else None,
         )
-        tools = self.tools or ()
-        tool_choice = choice_of(self.tool_choice, tools)
+        tool_choice, tools = choice_of(self.tool_choice, self.tools or ())
         return AnswerRequest(settings, self._messages(), [tool.tool() for tool in tools], tool_choice)
 
     def _messages(self) -> Sequence[Message]:
@@ -134,7 +149,7 @@ class _Body(SamplingBody):
                     reasoning += "".join(part.text for part in item.content or ())
         if not messages:
             raise InvalidRequest("input has no message: give text, or at least one message")
-        return messages  # type: ignore[return-value]
+        return checked_question(messages, "input")
 
 
 class Responses(Exchange):
@@ -148,7 +163,6 @@ class Responses(Exchange):
         self._output: list[dict[str, Any]] = []
         self._n_events = 0
         sampling, choice = request.settings.sampling, request.tool_choice
-        is_named = choice not in ("auto", "none", "required")
         self._head: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
@@ -162,7 +176,7 @@ class Responses(Exchange):
             "store": False,
             "temperature": sampling.temperature,
             "text": body.get("text") or {"format": {"type": "text"}},
-            "tool_choice": {"type": "function", "name": choice} if is_named else choice,
+            "tool_choice": _choice(given.tool_choice, choice),
             "tools": [tool.model_dump() for tool in given.tools or ()],
             "top_p": sampling.top_p,
             "truncation": "disabled",
@@ -256,6 +270,13 @@ class Responses(Exchange):
         event = {"type": kind, "sequence_number": self._n_events, **more}
         self._n_events += 1
         return named(event)
+
+
+def _choice(given: object, choice: str) -> object:
+    """The tool_choice of a response."""
+    if isinstance(given, dict) and given["type"] == "allowed_tools":
+        return given
+    return choice if choice in ("auto", "none", "required") else {"type": "function", "name": choice}
 
 
 def _part(kind: Kind, text: str) -> dict[str, Any]:
