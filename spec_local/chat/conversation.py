@@ -135,9 +135,13 @@ class Conversation:
             ModelError: the template rejects these messages.
         """
         self.last_answer = None
-        render = self.tool_use.render if self.tool_use else self.template.prompt
-        self._update(render(self.messages))
+        self._update(self.rendered)
         return self.tokens
+
+    @property
+    def rendered(self) -> Rendered:
+        """The text of the prompt; raises as `prompt` does."""
+        return self.tool_use.render(self.messages) if self.tool_use else self.template.prompt(self.messages)
 
     @property
     def tokens(self) -> list[int]:

@@ -25,7 +25,8 @@ FIELDS = sorted(
 WORDS = """
     auto none required any tool function text json_object json_schema weather user assistant system developer
     image tool_use tool_result thinking message function_call function_call_output reasoning input_text
-    output_text enabled custom allowed_tools web_search_call server_tool_use input_image file {} lookup off 7 -1
+    output_text enabled custom allowed_tools web_search_call server_tool_use input_image
+    file {} lookup off 7 -1
 """.split()  # noqa: SIM905
 KEYS = """
     type role content text name function arguments parameters input_schema schema json_schema format id
