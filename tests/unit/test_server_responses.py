@@ -244,7 +244,10 @@ def test_tools():
         ({"given": [{"type": "reasoning", "summary": []}]}, "input has no message"),
         ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0]: the type item_reference is not"),
         ({"given": [{"role": "user", "content": [IMAGE]}]}, "input: the question is only '[image left out"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id and conversation are not supported"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported"),
+        ({"conversation": "conv_1"}, "conversation is not supported"),
+        ({"metadata": {"a": 1}}, "metadata.a: give a valid string"),
+        ({"top_logprobs": 21}, "logprobs is 21: give at most 20"),
         ({"background": True}, "background is not supported"),
         ({"tools": [{"name": "f"}]}, "tools[0]: there is no type: give function"),
         (
@@ -282,6 +285,35 @@ def test_reasoning_and_an_answer_that_was_cut_short():
     assert (reasoning["status"], message["status"]) == ("completed", "incomplete")
     assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_what_is_echoed():
+    found = whole(exchange(metadata={"a": "b"}, parallel_tool_calls=False, top_logprobs=2), ANSWER)
+    assert (found["metadata"], found["parallel_tool_calls"]) == ({"a": "b"}, False)
+    assert found["top_logprobs"] == 2
+    found = whole(exchange(), ANSWER)
+    assert (found["metadata"], found["parallel_tool_calls"]) == ({}, True)
+
+
+INCLUDE = {"include": ["message.output_text.logprobs"]}
+
+
+def test_logprobs_of_the_text():
+    assert request(**INCLUDE, top_logprobs=3).settings.logprobs == 3
+    assert request(**INCLUDE).settings.logprobs == 0
+    assert request(include=["reasoning.encrypted_content"]).settings.logprobs is None
+    answer = [STARTED, *THOUGHTFUL[1:2], *ANSWER[1:]]
+    *_, message = whole(exchange(**INCLUDE), answer)["output"]
+    (part,) = message["content"]
+    assert [bytes(each["bytes"]) for each in part["logprobs"]] == [
+        *(b"Hel", b"lo", b"\xe2\x82", b"\xff w\xc3", b"\xb6rld"),
+    ]
+    assert part["logprobs"][0]["top_logprobs"][1]["logprob"] == -2.5
+    found = events(exchange(**INCLUDE), answer)
+    deltas = [event["logprobs"] for event in found if event["type"] == "response.output_text.delta"]
+    assert list(map(len, deltas)) == [2, 3, 0]
+    (done,) = [event for event in found if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == [each for delta in deltas for each in delta] == part["logprobs"]
 
 
 def test_calls():
