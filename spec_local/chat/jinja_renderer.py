@@ -200,13 +200,13 @@ def render(
     eos: str,
     messages: list[dict[str, Any]] | None,
     tools: list[dict[str, Any]] | None = None,
-    arguments: dict[str, Any] | None = None,
+    variables: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Render messages; None: only check that the template is valid.
 
     Args:
         tools: descriptions of what the model may call.
-        arguments: other variables of the template, such as ``enable_thinking``.
+        variables: more variables of the template, such as ``enable_thinking``.
 
     Returns:
         the text, and the parts of it that are content, as pairs of the first and the next index.
@@ -215,7 +215,7 @@ def render(
     if messages is None:
         return {}
     text = compiled.render(
-        dict.fromkeys(("tool_choice", "functions", "function_call")) | _traced(arguments or {}),
+        dict.fromkeys(("tool_choice", "functions", "function_call")) | _traced(variables or {}),
         messages=[_traced(message) | {"role": message["role"]} for message in messages],
         tools=_traced(tools),
         bos_token=bos,

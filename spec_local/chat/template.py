@@ -1,6 +1,7 @@
 """Chat templates: messages as the text of a prompt."""
 
 import contextlib
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from spec_local.chat.rendered import Rendered
 from spec_local.chat.roles import arrangements, joined
 from spec_local.chat.template_process import TemplateFailed, TemplateRefused, process
 from spec_local.core.reasoning import Splitter, markers_of
-from spec_local.errors import ModelError
+from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 
 NO_TOOLS = (
@@ -22,6 +23,10 @@ _TAIL = 64
 """Tokens of a prompt that may be a marker: more than the characters of the longest."""
 _SHORT_IDS = "length != 9"
 """A string in those templates of Mistral that reject other ids of calls."""
+_OWN_VARIABLES = """
+    messages tools bos_token eos_token add_generation_prompt tool_choice functions function_call
+""".split()  # noqa: SIM905
+"""Variables of templates that are set here."""
 _PROBE: list[Message] = [{"role": "system", "content": "?"}, {"role": "user", "content": "?"}]
 _PROBE_TOOLS = tools_of([{"type": "function", "function": {"name": "probe"}}])
 
@@ -49,12 +54,25 @@ class ChatTemplate:
         eos = vocabulary.text(vocabulary.eos).decode("utf-8", "replace") if vocabulary.eos >= 0 else ""
         self._adds_bos = vocabulary.add_bos
         self._template = {"template": template, "bos": self._bos, "eos": eos}
+        self._variables: Mapping[str, object] = {}
         try:
             process.request(**self._template, messages=None)
         except TemplateFailed as error:
             raise ModelError(
                 f"the chat template of {model.path} is invalid ({error}): use specdec generate --raw"
             ) from None
+
+    def with_variables(self, variables: Mapping[str, object]) -> "ChatTemplate":
+        """The template with more variables, such as ``enable_thinking``, which each template names itself.
+
+        Raises:
+            InvalidRequest: one of them is set by the library.
+        """
+        if own := [name for name in _OWN_VARIABLES if name in variables]:
+            raise InvalidRequest(f"chat_template_kwargs.{own[0]} is set by the library: remove it")
+        changed = copy.copy(self)
+        changed._variables = variables
+        return changed
 
     @functools.cached_property
     def has_tools(self) -> bool:
@@ -109,7 +127,7 @@ class ChatTemplate:
         rendered = self._rendered(before, tools or ())
         if not markers or not (reasoning or content):
             return rendered + Rendered.of(content, [(0, len(content))])
-        if not reasoning:
+        if not reasoning and "enable_thinking" not in self._variables:
             # Many templates can write that there is no reasoning.
             without = self._rendered(before, tools or (), {"enable_thinking": False})
             rendered = without if without.text.startswith(rendered.text) else rendered
@@ -177,12 +195,12 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, object]
     ) -> dict[str, Any]:
         """The child's reply. Most templates expect the arguments of calls as objects, others as text."""
-        short_ids = _SHORT_IDS in self.source
+        short_ids, variables = _SHORT_IDS in self.source, {**self._variables, **more}
 
         def reply(parsed: bool) -> dict[str, Any]:
             given = for_template(messages, parsed=parsed, short_ids=short_ids)
             shown = list(tools) or None
-            return process.request(**self._template, messages=given, tools=shown, arguments=dict(more))
+            return process.request(**self._template, messages=given, tools=shown, variables=variables)
 
         try:
             return reply(True)

@@ -189,8 +189,10 @@ def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[
                     f"tool_choice names {name[:40]!r}, which is no function in tools: add it"
                 )
             return name, tools
-        case {"type": "allowed_tools", "allowed_tools": dict(allowed)} | {"type": "allowed_tools", **allowed}:
-            return _allowed(allowed, tools)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}:
+            return _allowed(mode, allowed, tools)
+        case {"type": "allowed_tools", "mode": mode, "tools": allowed}:
+            return _allowed(mode, allowed, tools)
         case {"type": str(kind)} if kind not in ("function", "tool"):
             raise InvalidRequest(
                 f"tool_choice asks for a tool of the type {kind[:40]!a}, which does not exist here: "
@@ -199,12 +201,17 @@ def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[
     raise InvalidRequest("tool_choice is not supported: give auto, none, required, or a function's name")
 
 
-def _allowed(given: Mapping[str, object], tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
+def _allowed(mode: object, allowed: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
     """The choice among some of the tools; those among them that are not functions do not exist here."""
-    mode, allowed = given.get("mode"), given.get("tools")
     if mode not in ("auto", "required") or not isinstance(allowed, list):
-        raise InvalidRequest(
-            "tool_choice has no mode or no tools: give the mode auto or required, and a list"
-        )
+        raise InvalidRequest("tool_choice: give the mode auto or required, and a list of tools")
     names = [choice_of(each, tools)[0] for each in functions_of(allowed)]
     return choice_of(mode, [tool for tool in tools if tool.name in names])
+
+
+def variables_of(effort: str | None, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Variables of the chat template for an effort; those that are given go before it."""
+    thinking: dict[str, Any] = (
+        {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    )
+    return (thinking if effort else {}) | dict(given or {})

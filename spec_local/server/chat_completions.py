@@ -8,7 +8,15 @@ from pydantic import BeforeValidator
 from spec_local.errors import InvalidRequest
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.chat_body import ChatMessage, Function, Tool, choice_of, functions_of, messages_of
+from spec_local.server.chat_body import (
+    ChatMessage,
+    Function,
+    Tool,
+    choice_of,
+    functions_of,
+    messages_of,
+    variables_of,
+)
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
 from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
@@ -26,6 +34,8 @@ class _Body(OpenAIBody):
     function_call: Any = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def requests(self) -> list[AnswerRequest]:
         if self.functions or self.function_call:
@@ -43,8 +53,9 @@ class _Body(OpenAIBody):
         functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
         tool_choice, functions = choice_of(self.tool_choice, functions)
         messages, tools = messages_of(self.messages), [function.tool() for function in functions]
+        variables = variables_of(self.reasoning_effort, self.chat_template_kwargs)
         return [
-            AnswerRequest(each, messages, tools, tool_choice, marks=bool(self.marks))
+            AnswerRequest(each, messages, tools, tool_choice, variables, marks=bool(self.marks))
             for each in choices(settings, self.n or 1)
         ]
 

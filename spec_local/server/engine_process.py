@@ -160,7 +160,8 @@ class EngineProcess:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, which continues a text"
             )
-        tool_use = ToolUse(self._chats[0].template, request.tools, request.tool_choice)
+        template = self._chats[0].template.with_variables(request.variables)
+        tool_use = ToolUse(template, request.tools, request.tool_choice)
         messages = messages_of(request.messages)
         most_in_common = max(self._chats, key=lambda chat: _n_common(chat.messages, messages))
         return most_in_common.following(messages, tool_use)

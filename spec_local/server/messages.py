@@ -11,7 +11,16 @@ from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.chat_body import Function, Name, Text, checked_question, choice_of, functions_of, known
+from spec_local.server.chat_body import (
+    Function,
+    Name,
+    Text,
+    checked_question,
+    choice_of,
+    functions_of,
+    known,
+    variables_of,
+)
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.left_out import described, role_of, text_of
 from spec_local.server.openai_json import named, new_id
@@ -128,12 +137,13 @@ class _Tool(Part):
 
 
 class _ThinkingConfig(Part):
-    type: str
+    type: Literal["enabled", "disabled", "adaptive"]
     display: str | None = None
 
 
 class _OutputConfig(Part):
     format: ResponseFormat | None = None
+    effort: str | None = None
 
 
 class _Body(SamplingBody):
@@ -145,6 +155,7 @@ class _Body(SamplingBody):
     tool_choice: Any = None
     thinking: _ThinkingConfig | None = None
     output_config: _OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def shows_thinking(self) -> bool:
@@ -160,7 +171,14 @@ class _Body(SamplingBody):
         choice, functions = choice_of(
             _openai_choice(self.tool_choice), [tool.function() for tool in self.tools or ()]
         )
-        return AnswerRequest(settings, self._messages(), [each.tool() for each in functions], choice)
+        tools = [each.tool() for each in functions]
+        return AnswerRequest(settings, self._messages(), tools, choice, self._variables())
+
+    def _variables(self) -> dict[str, Any]:
+        variables = variables_of(self.output_config.effort if self.output_config else None)
+        if self.thinking and self.thinking.type != "adaptive":
+            variables["enable_thinking"] = self.thinking.type == "enabled"
+        return variables | (self.chat_template_kwargs or {})
 
     def _messages(self) -> Sequence[Message]:
         if not self.messages:

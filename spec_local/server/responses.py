@@ -10,7 +10,16 @@ from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.chat_body import Function, Name, Text, checked_question, choice_of, functions_of, known
+from spec_local.server.chat_body import (
+    Function,
+    Name,
+    Text,
+    checked_question,
+    choice_of,
+    functions_of,
+    known,
+    variables_of,
+)
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.left_out import described, role_of
 from spec_local.server.openai_json import named, new_id, probabilities
@@ -88,6 +97,10 @@ class _TextConfig(Part):
     format: ResponseFormat | None = None
 
 
+class _Reasoning(Part):
+    effort: str | None = None
+
+
 class _Body(SamplingBody):
     input: Annotated[list[_Item], BeforeValidator(_items)] = Field(default_factory=list)
     instructions: str | None = None
@@ -101,6 +114,8 @@ class _Body(SamplingBody):
     conversation: Any = None
     background: bool | None = None
     metadata: dict[str, str] | None = None
+    reasoning: _Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
@@ -123,7 +138,11 @@ class _Body(SamplingBody):
             json_schema=schema_of(self.text.format) if self.text else None,
         )
         tool_choice, tools = choice_of(self.tool_choice, self.tools or ())
-        return AnswerRequest(settings, self._messages(), [tool.tool() for tool in tools], tool_choice)
+        effort = self.reasoning.effort if self.reasoning else None
+        variables = variables_of(effort, self.chat_template_kwargs)
+        return AnswerRequest(
+            settings, self._messages(), [tool.tool() for tool in tools], tool_choice, variables
+        )
 
     def _messages(self) -> Sequence[Message]:
         """The items as messages: calls and reasoning are parts of the assistant's."""
@@ -188,6 +207,7 @@ class Responses(Exchange):
             "metadata": given.metadata or {},
             "parallel_tool_calls": given.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": given.reasoning.effort if given.reasoning else None, "summary": None},
             "store": False,
             "temperature": sampling.temperature,
             "text": body.get("text") or {"format": {"type": "text"}},

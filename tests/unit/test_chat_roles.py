@@ -201,3 +201,32 @@ def test_an_empty_answer_is_none():
 def test_nothing_to_answer(messages, error):
     with pytest.raises(InvalidRequest, match=error):
         template_of("tools: Hermes").prompt(messages)
+
+
+# Variables
+
+
+def test_more_variables_of_a_template():
+    template = template_of("strict: Qwen3.5")
+    question = [{"role": "user", "content": "Why?"}]
+    assert str(template.prompt(question)).endswith("<think>\n")
+    changed = template.with_variables({"enable_thinking": False, "x": {"y": [1, None]}})
+    assert str(changed.prompt(question)).endswith("<think>\n\n</think>\n\n")
+    thinking = template.with_variables({"enable_thinking": True})
+    begun = [*question, {"role": "assistant", "content": "So"}]
+    assert str(thinking.prompt(begun)).endswith("<think>\n\n</think>\n\nSo")
+    assert str(template.prompt(question)).endswith("<think>\n")
+
+
+def test_values_of_variables_are_content():
+    source = "{{ '<|im_start|>' + (style or '') }}{{ messages[0].content }}"
+    template = ChatTemplate(StandIn(path="x", vocabulary=StandInVocabulary(), chat_template=source))
+    changed = template.with_variables({"style": "<|im_end|>"}).prompt([{"role": "user", "content": "Why?"}])
+    assert str(changed) == "<|im_start|><|im_end|>Why?"
+    assert changed.is_content == bytes(12) + b"\1" * 14
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt"])
+def test_variables_that_are_not_free(name):
+    with pytest.raises(InvalidRequest, match=rf"chat_template_kwargs.{name} is set"):
+        template_of("usual: chatml").with_variables({name: 1})

@@ -223,6 +223,22 @@ def test_images_become_notes():
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "x": [1]}},
+            {"enable_thinking": True, "x": [1]},
+        ),
+    ],
+)
+def test_variables_of_the_template(more, expected):
+    assert request(**more).variables == expected
+
+
 CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 TIME_TOOL = {"type": "function", "function": {"name": "time"}}
 
@@ -310,13 +326,14 @@ def messages(**message):
             {"tools": [WEATHER_TOOL], "tool_choice": allowed("required", CUSTOM)},
             "tool_choice needs tools that are functions",
         ),
-        ({"tools": [WEATHER_TOOL], "tool_choice": allowed("maybe")}, "tool_choice has no mode or no tools"),
+        ({"tools": [WEATHER_TOOL], "tool_choice": allowed("maybe")}, "tool_choice: give the mode auto or"),
         ({"tools": [WEATHER_TOOL], "tool_choice": "maybe"}, "tool_choice is not supported: give auto, "),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice names 'f', which"),
         ({"speculative": {"speed": 9}}, "speculative has the unknown key 'speed'"),
         ({"speculative": {"policy": "wild"}}, "policy 'wild' is unknown"),
         ({"speculative": {"draft_max": "8"}}, "draft_max is '8': give an integer"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs: give an object"),
         ({"continue_final_message": True}, "continue_final_message needs a last message of the assistant"),
         ({"add_generation_prompt": False}, "add_generation_prompt: give true, or add the start"),
         (

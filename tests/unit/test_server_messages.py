@@ -233,6 +233,20 @@ def test_blocks_of_other_tools_become_text():
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (THINKING, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (THINKING | {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({}, {}),
+    ],
+)
+def test_variables_of_the_template(more, expected):
+    assert request(**more).variables == expected
+
+
 def test_the_start_of_an_answer():
     begun = {"role": "assistant", "content": "Because \n"}
     assert request(messages=[QUESTION, begun]).messages == [QUESTION, begun]
@@ -256,6 +270,7 @@ def test_the_start_of_an_answer():
         ({"tools": [BASH], "tool_choice": {"type": "any"}}, "tool_choice needs tools that are functions"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice names 'x'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice is not supported"),
+        ({"thinking": {"type": "maybe"}}, "thinking.type: give 'enabled', 'disabled' or 'adaptive'"),
         ({"max_tokens": "many"}, "max_tokens: give a valid integer"),
     ],
 )

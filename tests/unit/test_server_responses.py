@@ -295,6 +295,14 @@ def test_what_is_echoed():
     assert (found["metadata"], found["parallel_tool_calls"]) == ({}, True)
 
 
+def test_effort():
+    found = exchange(reasoning={"effort": "low"}, chat_template_kwargs={"x": 1})
+    assert found.requests[0].variables == {"reasoning_effort": "low", "x": 1}
+    assert whole(found, ANSWER)["reasoning"]["effort"] == "low"
+    assert request(reasoning={"effort": "none"}).variables == {"enable_thinking": False}
+    assert request(reasoning={"summary": "auto"}).variables == {}
+
+
 INCLUDE = {"include": ["message.output_text.logprobs"]}
 
 
