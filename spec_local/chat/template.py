@@ -11,7 +11,7 @@ from spec_local.chat.messages import Message, Tool, check_last, for_template, me
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.roles import arrangements, joined
 from spec_local.chat.template_process import TemplateFailed, TemplateRefused, process
-from spec_local.core.reasoning import Splitter, markers_of
+from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 
@@ -19,8 +19,6 @@ NO_TOOLS = (
     "the model's chat template has no tools: remove the tools and the messages with calls, or use a model "
     "trained for tool calls, such as Qwen3"
 )
-_TAIL = 64
-"""Tokens of a prompt that may be a marker: more than the characters of the longest."""
 _SHORT_IDS = "length != 9"
 """A string in those templates of Mistral that reject other ids of calls."""
 _OWN_VARIABLES = """
@@ -143,16 +141,13 @@ class ChatTemplate:
             prompt: their tokens.
         """
         markers = markers_of(self.source)
-        if not markers:
-            return Splitter()
-        begun = joined(messages)[-1] if messages else None
-        if begun and begun["role"] == "assistant" and (begun["content"] or begun.get("reasoning_content")):
+        begun = joined(messages)[-1] if messages and messages[-1]["role"] == "assistant" else None
+        if markers and begun and (begun["content"] or begun.get("reasoning_content")):
             splitter = Splitter(markers)
             reasoning, content = begun.get("reasoning_content", ""), begun["content"]
             splitter.skip("".join(markers.before_answer("", reasoning, is_over=bool(content))) + content)
             return splitter
-        end = b"".join(self._vocabulary.piece(token, special=True) for token in prompt[-_TAIL:])
-        return Splitter(markers, end.decode("utf-8", "replace"))
+        return splitter_after(self.source, functools.partial(self._vocabulary.piece, special=True), prompt)
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, object] | None = None

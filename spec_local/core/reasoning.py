@@ -1,9 +1,13 @@
 """Reasoning: the markers that models put around it, and its separation from the answer, part by part."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from spec_local.core.text import overlap
+
+_TAIL = 64
+"""Tokens of a prompt that may be a marker: more than the characters of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,18 @@ def markers_of(template: str) -> Markers | None:
     return next((markers for markers in _MARKERS if markers.closings[0] in template), None)
 
 
+def splitter_after(template: str, piece: Callable[[int], bytes], prompt: Sequence[int]) -> "Splitter":
+    """A splitter of the text that follows a prompt, which this chat template rendered.
+
+    Args:
+        piece: returns the bytes of a token, with the names of control tokens.
+        prompt: token ids.
+    """
+    markers = markers_of(template)
+    end = b"".join(map(piece, prompt[-_TAIL:])) if markers else b""
+    return Splitter(markers, end.decode("utf-8", "replace"))
+
+
 class Parts(NamedTuple):
     """Text of the reasoning, and text of the answer, which follows it."""
 
@@ -96,6 +112,16 @@ class Splitter:
         """Number of characters held back that are the prompt's."""
         self._held = prompt[len(prompt) - self._n_prompt :]
         self._after_marker = False
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True if the next text is reasoning, unless a marker follows."""
+        return self._state == "reasoning"
+
+    @property
+    def is_past_reasoning(self) -> bool:
+        """True if all further text is the answer."""
+        return self._state == "answer"
 
     def skip(self, text: str) -> None:
         """Read the beginning of an answer that is continued: none of it is returned."""

@@ -36,6 +36,10 @@ class _Body(OpenAIBody):
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # llama.cpp's names, of its server and of its option
+    thinking_budget_tokens: Count | None = None
+    reasoning_budget_tokens: Count | None = None
+    reasoning_budget: Count | None = None
 
     def requests(self) -> list[AnswerRequest]:
         if self.functions or self.function_call:
@@ -44,11 +48,13 @@ class _Body(OpenAIBody):
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")
         self._check_last()
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        budgets = self.thinking_budget_tokens, self.reasoning_budget_tokens, self.reasoning_budget
         settings = self.settings(
             max_tokens=limit(most),
             stops=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             json_schema=schema_of(self.response_format),
+            reasoning_budget=limit(next((each for each in budgets if each is not None), None)),
         )
         functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
         tool_choice, functions = choice_of(self.tool_choice, functions)

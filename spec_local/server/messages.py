@@ -139,6 +139,7 @@ class _Tool(Part):
 class _ThinkingConfig(Part):
     type: Literal["enabled", "disabled", "adaptive"]
     display: str | None = None
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class _OutputConfig(Part):
@@ -166,6 +167,7 @@ class _Body(SamplingBody):
         settings = self.settings(
             max_tokens=limit(self.max_tokens),
             stops=self.stop_sequences,
+            reasoning_budget=self.thinking.budget_tokens if self.thinking else None,
             json_schema=schema_of(self.output_config.format) if self.output_config else None,
         )
         choice, functions = choice_of(

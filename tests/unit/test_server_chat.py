@@ -239,6 +239,12 @@ def test_variables_of_the_template(more, expected):
     assert request(**more).variables == expected
 
 
+@pytest.mark.parametrize("name", ["thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget"])
+def test_a_budget_for_the_reasoning(name):
+    assert request(**{name: 0}).settings.reasoning_budget == 0
+    assert request(**{name: -1}).settings.reasoning_budget is None
+
+
 CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 TIME_TOOL = {"type": "function", "function": {"name": "time"}}
 

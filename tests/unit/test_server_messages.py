@@ -247,6 +247,11 @@ def test_variables_of_the_template(more, expected):
     assert request(**more).variables == expected
 
 
+def test_a_budget_for_the_thinking():
+    assert request(**THINKING).settings.reasoning_budget == 1024
+    assert request(thinking={"type": "adaptive"}).settings.reasoning_budget is None
+
+
 def test_the_start_of_an_answer():
     begun = {"role": "assistant", "content": "Because \n"}
     assert request(messages=[QUESTION, begun]).messages == [QUESTION, begun]
