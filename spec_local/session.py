@@ -277,7 +277,7 @@ class Session:
 
         Args:
             messages: the whole chat, each a dict with ``role`` (``system``, ``user``, ``assistant`` or
-                ``tool``) and ``content``, as in OpenAI's API; the last one is the user's or a tool's. The
+                ``tool``) and ``content``, as in OpenAI's API; a last one of the assistant is continued. The
                 model's chat template is applied.
             settings: settings of this answer.
             tools: that the model may call, in the form of OpenAI's API; see `tool_call_parser`.
@@ -321,8 +321,7 @@ class Session:
 
         Appended to the messages, with a message of role ``tool`` for each call, it continues the chat.
         """
-        messages = self._chat.messages if self._chat else []
-        return messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+        return self._chat.last_answer if self._chat else None
 
     def _start_chat(
         self,

@@ -56,6 +56,8 @@ class GenerationSettings:
         grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that is cut
             short by `max_tokens`, a stop string or a full context is the beginning of a matching one.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
+        reasoning_budget: maximum number of tokens of the reasoning before the answer, after which its closing
+            follows; None: no limit. Without effect under a grammar, and for models that do not reason.
         control_text: control tokens whose names are part of the answer's text, such as ``[TOOL_CALLS]``;
             others have no text.
         logprobs: number of alternatives whose log probabilities to report for each token, 0 to 20, before
@@ -80,6 +82,7 @@ class GenerationSettings:
     verifier: str = field(default="auto", metadata=_SPEED)
     grammar: str | None = None
     json_schema: str | None = None
+    reasoning_budget: _Natural | None = None
     control_text: Sequence[str] = ()
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 

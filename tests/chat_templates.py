@@ -216,6 +216,59 @@ TOOL_TEMPLATES = {
 """Templates of models that call tools."""
 
 
+STRICT_TEMPLATES = {
+    # Qwen3.5: one system message, at the start, and a question.
+    "Qwen3.5": (
+        "{% if not messages %}{{ raise_exception('No messages provided.') }}{% endif %}"
+        "{% set found = namespace(question=false) %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{% set found.question = true %}{% endif %}{% endfor %}"
+        "{% if not found.question %}{{ raise_exception('No user query found in messages.') }}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\n' + (m.content | trim) }}"
+        "{% for call in m.tool_calls or [] %}{{ '\n<tool_call>\n<function=' + call.function.name + '>' }}"
+        "{{ call.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ '<|im_start|>assistant\n<think>\n' }}"
+        "{% if enable_thinking is defined and not enable_thinking %}{{ '\n</think>\n\n' }}{% endif %}"
+    ),
+    # Gemma 2: no system message at all.
+    "Gemma 2": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{{ '<start_of_turn>' + m.role + '\n' + m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
+        "{{ '<start_of_turn>model\n' }}"
+    ),
+    # Mistral: roles alternate, but for calls and results; an answer without text is an error.
+    "Mistral": (
+        "{% set ns = namespace(i=0) %}{% for m in messages %}"
+        "{% if not (m.role == 'tool' or m.tool_calls or (m.role == 'system' and loop.first)) %}"
+        "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+        "{% set ns.i = ns.i + 1 %}{% endif %}{% endfor %}"
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'assistant' and not (m.content or m.tool_calls) %}"
+        "{{ raise_exception('An answer must have content or calls') }}{% endif %}"
+        "{{ '[' + m.role + ']' + m.content }}{% for call in m.tool_calls or [] %}"
+        "{{ '[CALL]' + call.function.name + call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    ),
+    # gpt-oss: only the first message may be the system's; later ones are lost without an error.
+    "loses": (
+        "{% if messages[0].role == 'system' %}{{ '<|start|>developer' + messages[0].content }}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<|start|>user' + m.content }}"
+        "{% elif m.role == 'assistant' %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}"
+        "{% endif %}{% endfor %}<|start|>assistant"
+    ),
+}
+"""Templates that accept roles in a certain order only."""
+
+
+class StandInVocabulary:
+    """A vocabulary without control tokens."""
+
+    bos = eos = -1
+    add_bos = False
+
+
 class StandIn(Model):
     """A model with nothing but what a template needs."""
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked
-from spec_local.core.constraint import Constraint
+from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
+from spec_local.core.reasoning import markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.core.thought_limit import ThoughtLimit
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
@@ -94,7 +96,9 @@ class RunningAnswers:
             InvalidRequest, ModelError: the settings are not possible, or the grammar cannot be used.
         """
         settings, vocabulary = prompt.settings, self._main.model.vocabulary
-        sampler = Sampler(settings.sampling, self._constraint(settings), n_prompt=len(prompt.tokens))
+        sampler = Sampler(
+            settings.sampling, self._constraint(settings, prompt.tokens), n_prompt=len(prompt.tokens)
+        )
         request = Request(
             slot.main,
             prompt.tokens,
@@ -203,7 +207,23 @@ class RunningAnswers:
         if self._factory.datastore:
             self._factory.datastore.add_answer(output, before)
 
-    def _constraint(self, settings: GenerationSettings) -> Constraint | None:
+    def _constraint(self, settings: GenerationSettings, prompt: Sequence[int]) -> Constraint | None:
+        grammar = self._grammar_start(settings)
+        state = grammar or self._thought_limit(settings.reasoning_budget, prompt)
+        return Constraint(state) if state else None
+
+    def _thought_limit(self, n_tokens: int | None, prompt: Sequence[int]) -> State | None:
+        model = self._main.model
+        markers = markers_of(model.chat_template or "")
+        if n_tokens is None or not markers:
+            return None
+        piece = functools.partial(model.vocabulary.piece, special=True)
+        splitter = splitter_after(model.chat_template or "", piece, prompt)
+        splitter.feed("")  # the prompt may have opened the reasoning
+        closing = model.vocabulary.continuation(markers.closed)
+        return ThoughtLimit(splitter, n_tokens, closing, piece, model.vocabulary.n_tokens).start()
+
+    def _grammar_start(self, settings: GenerationSettings) -> State | None:
         if not settings.constrained:
             return None
         from spec_local.grammar.matcher import Grammar
@@ -219,7 +239,7 @@ class RunningAnswers:
                     else Grammar.from_json_schema(vocabulary, settings.json_schema or "")
                 ),
             )
-        return Constraint(self._grammar[1].start())
+        return self._grammar[1].start()
 
 
 @checked

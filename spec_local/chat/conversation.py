@@ -16,7 +16,7 @@ from spec_local.answers.text import Done, Text
 from spec_local.arguments import checked
 from spec_local.chat.messages import Message, check_last, messages_of
 from spec_local.chat.rendered import Rendered
-from spec_local.chat.template import ChatTemplate, splitter_after
+from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
@@ -72,6 +72,8 @@ class Conversation:
     ) -> None:
         self.model, self.template = model, template
         self.messages, self.tool_use = messages_of(messages), tool_use
+        self.last_answer: Message | None = None
+        """The answer to the last `prompt`; None: it has not ended."""
         self._segments: list[_Segment] = []
 
     @property
@@ -126,15 +128,20 @@ class Conversation:
             raise
 
     def prompt(self) -> list[int]:
-        """The tokens up to the start of the answer to the last message.
+        """The tokens up to the start of the answer to the last message; one of the assistant is continued.
 
         Raises:
-            InvalidRequest: the last message is not the user's or a tool's.
+            InvalidRequest: there is no message, or the last one calls tools.
             ModelError: the template rejects these messages.
         """
-        check_last(self.messages)
-        self._update((self.tool_use or self.template).render(self.messages))
+        self.last_answer = None
+        self._update(self.rendered)
         return self.tokens
+
+    @property
+    def rendered(self) -> Rendered:
+        """The text of the prompt; raises as `prompt` does."""
+        return self.tool_use.render(self.messages) if self.tool_use else self.template.prompt(self.messages)
 
     @property
     def tokens(self) -> list[int]:
@@ -143,7 +150,7 @@ class Conversation:
 
     @checked
     def answer(self, content: str, tokens: Sequence[int], reasoning: str = "") -> None:
-        """Add the model's answer to the last `prompt`; it may be incomplete.
+        """Add the model's answer to the last `prompt`, or what continues it; it may be incomplete.
 
         Args:
             content: the text, without a stop string that ended it, and without the reasoning. Calls in it
@@ -152,24 +159,27 @@ class Conversation:
             reasoning: the text before the content, if the model reasons; see `splitter`.
 
         Raises:
-            InvalidRequest: the last message is not the user's or a tool's, or a text is not valid Unicode.
+            InvalidRequest: there is nothing to answer, or a text is not valid Unicode.
         """
         check_last(self.messages)
         whole = Rendered.of(content, [(0, len(content))])
         bytes_of(reasoning)  # checks it
         text, calls = self.parser().finish(content)
-        message: Message = {"role": "assistant", "content": text}
+        is_continued = self.messages[-1]["role"] == "assistant"
+        message: Message = self.messages.pop() if is_continued else {"role": "assistant", "content": ""}
+        message = message | {"content": message["content"] + text}
         if calls:
             message["tool_calls"] = [call.message for call in calls]
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
         elif self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
             self._segments.append(_Segment(*spelled, len(self.messages)))
         self.messages.append(message)
+        self.last_answer = message
 
     def splitter(self) -> Splitter:
         """A splitter of the text that the model generates after the last `prompt`."""
-        return splitter_after(self.template.source, self.model.vocabulary, self.tokens)
+        return self.template.splitter(self.messages, self.tokens)
 
     def parser(self) -> ToolCallParser:
         """A parser of the tool calls in an answer without its reasoning."""

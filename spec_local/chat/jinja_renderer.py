@@ -200,11 +200,13 @@ def render(
     eos: str,
     messages: list[dict[str, Any]] | None,
     tools: list[dict[str, Any]] | None = None,
+    variables: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Render messages; None: only check that the template is valid.
 
     Args:
         tools: descriptions of what the model may call.
+        variables: more variables of the template, such as ``enable_thinking``.
 
     Returns:
         the text, and the parts of it that are content, as pairs of the first and the next index.
@@ -213,12 +215,12 @@ def render(
     if messages is None:
         return {}
     text = compiled.render(
+        dict.fromkeys(("tool_choice", "functions", "function_call")) | _traced(variables or {}),
         messages=[_traced(message) | {"role": message["role"]} for message in messages],
         tools=_traced(tools),
         bos_token=bos,
         eos_token=eos,
         add_generation_prompt=True,
-        **dict.fromkeys(("tool_choice", "functions", "function_call")),
     )
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"it writes more than {_MAX_CHARACTERS >> 20} MiB")

@@ -75,11 +75,11 @@ def messages_of(given: Sequence[Mapping[str, object]]) -> list[Message]:
 
 
 def check_last(messages: Sequence[Mapping[str, object]]) -> None:
-    """Raise InvalidRequest if there is nothing to answer."""
-    if not messages or messages[-1]["role"] not in ("user", "tool"):
-        raise InvalidRequest(
-            "there is no question to answer: the last message must be the user's, or the result of a tool"
-        )
+    """Raise InvalidRequest if there is nothing to answer: no message, or one that waits for results."""
+    if not messages:
+        raise InvalidRequest("there is no question to answer: give at least one message")
+    if messages[-1].get("tool_calls"):
+        raise InvalidRequest("the last message calls tools: add a message with the result of each call")
 
 
 def tools_of(given: Sequence[Tool]) -> list[dict[str, Any]]:

@@ -37,6 +37,9 @@ class Rendered:
             end = next_
         return cls(b"".join(written), b"".join(mask))
 
+    def __add__(self, other: "Rendered") -> "Rendered":
+        return Rendered(self.text + other.text, self.is_content + other.is_content)
+
     def __getitem__(self, part: slice) -> "Rendered":
         return Rendered(self.text[part], self.is_content[part])
 

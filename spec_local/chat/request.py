@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from spec_local.arguments import checked_fields
 from spec_local.chat.messages import Tool, check_last, messages_of
-from spec_local.chat.template import ChatTemplate, splitter_after
+from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
@@ -96,7 +96,7 @@ class Request:
         """
         if settings.constrained or self.is_plain(model):
             return Splitter()
-        return splitter_after(model.chat_template or "", model.vocabulary, prompt)
+        return ChatTemplate(model).splitter(messages_of(self.messages), prompt)
 
 
 def _fill_in_tokens(vocabulary: Vocabulary, before: str, after: str, name: str) -> list[int]:

@@ -29,6 +29,10 @@ class TemplateFailed(Exception):
     """A template is invalid, raised an error, or exceeded a limit; the message is the reason."""
 
 
+class TemplateRefused(TemplateFailed):
+    """A template ran and raised an error."""
+
+
 class TemplateProcess:
     """Renders templates in a child process, which is started when it is needed. Threads can share it."""
 
@@ -45,7 +49,8 @@ class TemplateProcess:
         """Call `spec_local.chat.jinja_renderer.render` in the child.
 
         Raises:
-            TemplateFailed: the template failed; the next request starts another child if necessary.
+            TemplateRefused: the template raised an error.
+            TemplateFailed: it failed otherwise; the next request starts another child if necessary.
         """
         try:
             text = json.dumps(arguments, ensure_ascii=False)
@@ -62,7 +67,7 @@ class TemplateProcess:
                 raise
         reply: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
         if "error" in reply:
-            raise TemplateFailed(reply["error"])
+            raise TemplateRefused(reply["error"])
         return reply
 
     def stop(self) -> None:

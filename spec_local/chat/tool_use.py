@@ -74,9 +74,9 @@ class ToolUse:
         """The text of the prompt, up to where the model begins to write.
 
         Raises:
-            InvalidRequest, ModelError: see `ChatTemplate.render`.
+            InvalidRequest, ModelError: see `ChatTemplate.prompt`.
         """
-        rendered = self._template.render(messages, self.tools)
+        rendered = self._template.prompt(messages, self.tools)
         if not self._form or not self.required:
             return rendered
         prefix = (self._form.prefix or "").encode()

@@ -1,9 +1,13 @@
 """Reasoning: the markers that models put around it, and its separation from the answer, part by part."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from spec_local.core.text import overlap
+
+_TAIL = 64
+"""Tokens of a prompt that may be a marker: more than the characters of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,12 +15,36 @@ class Markers:
     """The markers that a model writes before its reasoning, and between reasoning and answer.
 
     The first closing also precedes an answer without reasoning. calls: what tool calls begin with; one also
-    ends the reasoning, and is part of the answer.
+    ends the reasoning, and is part of the answer. opened, closed: the first opening and the last closing with
+    the line breaks that models write around the reasoning.
     """
 
     openings: tuple[str, ...]
     closings: tuple[str, ...]
+    opened: str
+    closed: str
     calls: tuple[str, ...] = ()
+
+    def before_answer(self, prompt: str, reasoning: str, *, is_over: bool) -> tuple[str, str, str]:
+        """What stands between a prompt and an answer that is continued, in three parts.
+
+        Args:
+            prompt: it may end with a marker, or with the beginning of one.
+            reasoning: that of the answer; empty: there is none.
+            is_over: whether the reasoning has ended: the answer has text of its own.
+
+        Returns:
+            what opens the reasoning, the reasoning, and what closes it.
+        """
+        end = prompt.rstrip()
+        is_open = end.endswith(self.openings)
+        if reasoning:
+            opened = "" if is_open else self.opened[overlap(end, self.opened) :]
+            return opened, reasoning, self.closed if is_over else ""
+        if is_open and is_over:
+            return "", "", self.closed
+        begun = overlap(end, self.closings[0])
+        return "", "", self.closings[0][begun:] if begun and is_over else ""
 
 
 _CHANNEL = "<|start|>assistant<|channel|>{}<|message|>"
@@ -26,20 +54,34 @@ _CALLS = (
     *(f"<|start|>assistant<|channel|>{channel} to=functions." for channel in ("commentary", "analysis")),
 )
 _MARKERS = (
-    Markers(("<think>",), ("</think>",)),  # Qwen, DeepSeek and most others
+    Markers(("<think>",), ("</think>",), "<think>\n", "\n</think>\n\n"),  # Qwen, DeepSeek and most others
     # gpt-oss. Whether <|end|> has a text depends on the version of llama.cpp.
     Markers(
         (_CHANNEL.format("analysis"), _CHANNEL.format("commentary")),
         (_FINAL, f"<|end|>{_FINAL}"),
+        _CHANNEL.format("analysis"),
+        f"<|end|>{_FINAL}",
         (*_CALLS, *(f"<|end|>{call}" for call in _CALLS)),
     ),
-    Markers(("<|channel>thought",), ("<channel|>",)),  # Gemma 4
+    Markers(("<|channel>thought",), ("<channel|>",), "<|channel>thought\n", "<channel|>"),  # Gemma 4
 )
 
 
 def markers_of(template: str) -> Markers | None:
     """The markers of the models with this chat template; None: they do not reason."""
     return next((markers for markers in _MARKERS if markers.closings[0] in template), None)
+
+
+def splitter_after(template: str, piece: Callable[[int], bytes], prompt: Sequence[int]) -> "Splitter":
+    """A splitter of the text that follows a prompt, which this chat template rendered.
+
+    Args:
+        piece: returns the bytes of a token, with the names of control tokens.
+        prompt: token ids.
+    """
+    markers = markers_of(template)
+    end = b"".join(map(piece, prompt[-_TAIL:])) if markers else b""
+    return Splitter(markers, end.decode("utf-8", "replace"))
 
 
 class Parts(NamedTuple):
@@ -70,6 +112,24 @@ class Splitter:
         """Number of characters held back that are the prompt's."""
         self._held = prompt[len(prompt) - self._n_prompt :]
         self._after_marker = False
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True if the next text is reasoning, unless a marker follows."""
+        return self._state == "reasoning"
+
+    @property
+    def is_past_reasoning(self) -> bool:
+        """True if all further text is the answer."""
+        return self._state == "answer"
+
+    def skip(self, text: str) -> None:
+        """Read the beginning of an answer that is continued: none of it is returned."""
+        self.feed(text)
+        if self._state == "start":
+            self._n_prompt = len(self._held)
+        else:
+            self._held, self._after_marker = "", False
 
     def feed(self, text: str) -> Parts:
         """The parts of the text that are certain now."""

@@ -4,7 +4,9 @@ run              listens, and ends gracefully
 app              routes, and the way of a request to its response; guard: what each must pass before
 page/            the page, static files
 protocol         an `Exchange`: chat_completions, completions, responses, messages, llama_completion
+prompts          paths that return a prompt's number of tokens, or its text
 engine           the server's side of the process with the models: gives each answer its events
 engine_process   the models, in a child process: answers several requests at the same time
+left_out         what a model of text cannot read, as text
 events           what these two tell each other
 """

@@ -25,6 +25,7 @@ from spec_local.server.engine import Answers, Engine
 from spec_local.server.events import Event, Refused
 from spec_local.server.guard import Access, Guard
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
+from spec_local.server.prompts import PROMPTS
 from spec_local.server.protocol import Exchange
 
 PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
@@ -134,6 +135,13 @@ def create(
         )
         return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
 
+    async def prompt(request: Request) -> Response:
+        loaded = engine.check_ready()
+        kind, response = PROMPTS[request.url.path]
+        body = _completed(await _body(request), defaults or {})
+        exchange = await asyncio.to_thread(kinds[kind], body, loaded)
+        return JSONResponse(response(*await engine.ask("prompt", exchange.requests[0])))
+
     async def answer(request: Request) -> Response:
         loaded = engine.check_ready()
         body = _completed(await _body(request), defaults or {})
@@ -168,6 +176,7 @@ def create(
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/embeddings", embeddings, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
+        *(Route(path, prompt, methods=["POST"]) for path, (kind, _) in PROMPTS.items() if kind in kinds),
         *(Route(path, answer, methods=["POST"]) for path in kinds),
         *(Route(path, _page(file)) for path, file in page_files().items()),
     ]

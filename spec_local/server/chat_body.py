@@ -1,37 +1,20 @@
 """The messages and the tools in bodies, in the form of OpenAI's chat completions."""
 
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest
+from spec_local.server.left_out import content_of, described, has_text
 from spec_local.server.sampling_body import Part
 
-_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""The kinds of parts that have text, and where."""
+_Function = TypeVar("_Function", bound="Function")
 
 
-def flat(content: object) -> object:
-    """Content as one text: its parts are lines.
-
-    Raises:
-        ValueError: a part is not text.
-    """
-    return "\n".join(map(_text, content)) if isinstance(content, list) else content
-
-
-def _text(part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise ValueError("a part of the content has no type: give text, or parts of the type text")
-    if kind not in _TEXTS:
-        raise ValueError(f"content of the type {kind[:40]} is not supported: give text")
-    text = part.get(_TEXTS[kind])
-    if not isinstance(text, str):
-        raise ValueError(f"a part of the content has no text: give its {_TEXTS[kind]}")
-    return text
+def _text(content: object) -> object:
+    return content if content is None else content_of(content)
 
 
 def known(kinds: Collection[str], default: str | None = None) -> BeforeValidator:
@@ -51,7 +34,7 @@ def known(kinds: Collection[str], default: str | None = None) -> BeforeValidator
     return BeforeValidator(check)
 
 
-Text = Annotated[str, BeforeValidator(flat)]
+Text = Annotated[str, BeforeValidator(_text)]
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
@@ -62,12 +45,24 @@ class Called(Part):
     arguments: str
 
 
+class _CustomCalled(Part):
+    name: Name
+    input: str
+
+
 class Call(Part):
     """A call of a tool in an answer."""
 
     id: str
-    type: Literal["function"] = "function"
-    function: Called
+    type: Literal["function", "custom"] = "function"
+    function: Called | None = None
+    custom: _CustomCalled | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Call":
+        if getattr(self, self.type) is None:
+            raise ValueError(f"there is no {self.type}: give it")
+        return self
 
 
 class ChatMessage(Part):
@@ -80,6 +75,11 @@ class ChatMessage(Part):
     tool_call_id: str | None = None
     name: str | None = None
 
+    @property
+    def custom_calls(self) -> list[Call]:
+        """Calls of tools that are not functions."""
+        return [call for call in self.tool_calls or () if call.type == "custom"]
+
     def message(self, where: str) -> dict[str, Any]:
         """The message as the library expects it; `where`: its name in errors."""
         role = "system" if self.role == "developer" else self.role
@@ -90,8 +90,11 @@ class ChatMessage(Part):
         message: dict[str, Any] = {"role": role, "content": self.content or ""}
         if role == "assistant" and self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if calls := [call for call in self.tool_calls or () if call.type == "function"]:
+            message["tool_calls"] = [call.model_dump(exclude={"custom"}) for call in calls]
+        for call in self.custom_calls:
+            told = described({"type": "custom_tool_call", **(call.custom or call).model_dump()})
+            message["content"] = "\n".join(filter(None, (message["content"], told)))
         if role == "tool":
             if self.tool_call_id is None:
                 raise InvalidRequest(f"{where}.tool_call_id is missing: give the id of the call")
@@ -129,26 +132,86 @@ def messages_of(messages: Sequence[ChatMessage]) -> Sequence[Message]:
     """
     if not messages:
         raise InvalidRequest("messages is empty: give at least one message")
-    return [each.message(f"messages[{i}]") for i, each in enumerate(messages)]  # type: ignore[misc]
+    made = [each.message(f"messages[{i}]") for i, each in enumerate(messages)]
+    custom = {call.id for each in messages for call in each.custom_calls}
+    made = [
+        {"role": "user", "content": message["content"]} if message.get("tool_call_id") in custom else message
+        for message in made
+    ]
+    return checked_question(made, "messages")
 
 
-def choice_of(given: object, tools: Sequence[Function]) -> str:
-    """Return the tools that the answer may or must call: see `AnswerRequest.tool_choice`.
+def checked_question(messages: Sequence[Mapping[str, Any]], field: str) -> Sequence[Message]:
+    """The messages, whose last one must not be a question of nothing but images and the like.
+
+    After the result of a tool it may be: programs add pictures to results in this way.
+
+    Raises:
+        InvalidRequest: it is; the error names the field.
+    """
+    *before, last = messages
+    follows_result = before and before[-1]["role"] == "tool"
+    if last["role"] == "user" and not follows_result and not has_text(last["content"]):
+        raise InvalidRequest(f"{field}: the question is only {last['content'][:60]!a}: add text to it")
+    return messages  # type: ignore[return-value]
+
+
+def functions_of(tools: Any) -> Any:
+    """The tools that are functions: those of other types, which run at the provider, do not exist here."""
+    if not isinstance(tools, list):
+        return tools
+    return [tool for tool in tools if not _is_other(tool)]
+
+
+def _is_other(tool: object) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind != "function"
+
+
+def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
+    """Return the tools that the answer may or must call (see `AnswerRequest.tool_choice`), and all it may.
 
     Raises:
         InvalidRequest: it is not valid, or there is no such tool.
     """
     match given:
         case None | "auto":
-            return "auto"
+            return "auto", tools
         case "none":
-            return "none"
+            return "none", tools
         case "required":
             if not tools:
-                raise InvalidRequest("tool_choice needs tools: add them, or leave tool_choice out")
-            return "required"
+                raise InvalidRequest("tool_choice needs tools that are functions: add them, or leave it out")
+            return "required", tools
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             if name not in [tool.name for tool in tools]:
-                raise InvalidRequest(f"tool_choice names {name[:40]!r}, which is not among the tools: add it")
-            return name
+                raise InvalidRequest(
+                    f"tool_choice names {name[:40]!r}, which is no function in tools: add it"
+                )
+            return name, tools
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}:
+            return _allowed(mode, allowed, tools)
+        case {"type": "allowed_tools", "mode": mode, "tools": allowed}:
+            return _allowed(mode, allowed, tools)
+        case {"type": str(kind)} if kind not in ("function", "tool"):
+            raise InvalidRequest(
+                f"tool_choice asks for a tool of the type {kind[:40]!a}, which does not exist here: "
+                "give auto or a function"
+            )
     raise InvalidRequest("tool_choice is not supported: give auto, none, required, or a function's name")
+
+
+def _allowed(mode: object, allowed: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
+    """The choice among some of the tools; those among them that are not functions do not exist here."""
+    if mode not in ("auto", "required") or not isinstance(allowed, list):
+        raise InvalidRequest("tool_choice: give the mode auto or required, and a list of tools")
+    names = [choice_of(each, tools)[0] for each in functions_of(allowed)]
+    return choice_of(mode, [tool for tool in tools if tool.name in names])
+
+
+def variables_of(effort: str | None, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Variables of the chat template for an effort; those that are given go before it."""
+    thinking: dict[str, Any] = (
+        {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    )
+    return (thinking if effort else {}) | dict(given or {})

@@ -1,12 +1,22 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.chat_body import ChatMessage, Tool, choice_of, messages_of
+from spec_local.server.chat_body import (
+    ChatMessage,
+    Function,
+    Tool,
+    choice_of,
+    functions_of,
+    messages_of,
+    variables_of,
+)
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
 from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
@@ -18,30 +28,56 @@ class _Body(OpenAIBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # llama.cpp's names, of its server and of its option
+    thinking_budget_tokens: Count | None = None
+    reasoning_budget_tokens: Count | None = None
+    reasoning_budget: Count | None = None
 
     def requests(self) -> list[AnswerRequest]:
         if self.functions or self.function_call:
             raise InvalidRequest("functions and function_call are not supported: give tools and tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")
+        self._check_last()
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        budgets = self.thinking_budget_tokens, self.reasoning_budget_tokens, self.reasoning_budget
         settings = self.settings(
             max_tokens=limit(most),
             stops=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             json_schema=schema_of(self.response_format),
+            reasoning_budget=limit(next((each for each in budgets if each is not None), None)),
         )
-        functions = [tool.function for tool in self.tools or ()]
-        tool_choice = choice_of(self.tool_choice, functions)
+        functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
+        tool_choice, functions = choice_of(self.tool_choice, functions)
         messages, tools = messages_of(self.messages), [function.tool() for function in functions]
+        variables = variables_of(self.reasoning_effort, self.chat_template_kwargs)
         return [
-            AnswerRequest(each, messages, tools, tool_choice, marks=bool(self.marks))
+            AnswerRequest(each, messages, tools, tool_choice, variables, marks=bool(self.marks))
             for each in choices(settings, self.n or 1)
         ]
+
+    def _check_last(self) -> None:
+        """Check the fields of vLLM's server that say whether the last message goes on."""
+        if self.messages and self.messages[-1].role == "assistant":
+            if self.continue_final_message is False:
+                raise InvalidRequest(
+                    "continue_final_message: give true: a last message of the assistant goes on"
+                )
+        elif self.continue_final_message:
+            raise InvalidRequest(
+                "continue_final_message needs a last message of the assistant: add its start"
+            )
+        elif self.add_generation_prompt is False:
+            raise InvalidRequest("add_generation_prompt: give true, or add the start of the answer")
 
 
 class ChatCompletions(OpenAIExchange):

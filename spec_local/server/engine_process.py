@@ -147,19 +147,24 @@ class EngineProcess:
             self._finish(id, Refused(error))
 
     def _chat(self, id: int, request: AnswerRequest) -> _Running:
-        if not self._chats:
-            raise InvalidRequest(
-                "this model has no chat template: use /v1/completions, which continues a text"
-            )
-        tool_use = ToolUse(self._chats[0].template, request.tools, request.tool_choice)
-        messages = messages_of(request.messages)
-        most_in_common = max(self._chats, key=lambda chat: _n_common(chat.messages, messages))
-        chat = most_in_common.following(messages, tool_use)
-        settings = tool_use.settings(request.settings)
+        chat = self._conversation(request)
+        settings = chat.tool_use.settings(request.settings) if chat.tool_use else request.settings
         running = _Running(id, settings, chat.prompt(), chat, parser=chat.parser())
         if not settings.constrained:
             running.splitter = chat.splitter()
         return running
+
+    def _conversation(self, request: AnswerRequest) -> Conversation:
+        """The messages of a request, with the tokens of what they have in common with an earlier one."""
+        if not self._chats:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, which continues a text"
+            )
+        template = self._chats[0].template.with_variables(request.variables)
+        tool_use = ToolUse(template, request.tools, request.tool_choice)
+        messages = messages_of(request.messages)
+        most_in_common = max(self._chats, key=lambda chat: _n_common(chat.messages, messages))
+        return most_in_common.following(messages, tool_use)
 
     def _text(self, id: int, request: AnswerRequest) -> _Running:
         tokens = request.prompt
@@ -185,6 +190,9 @@ class EngineProcess:
                         f"token {unknown[0]} is unknown: give 0 to {vocabulary.n_tokens - 1}"
                     )
                 return [vocabulary.piece(token) for token in argument]
+            case "prompt":
+                chat = self._conversation(argument)
+                return str(chat.rendered), len(chat.prompt())
             case "costs":
                 return {
                     name: table and sorted(table.costs.items())

@@ -23,6 +23,7 @@ class AnswerRequest:
         messages: a chat; empty: `prompt` is continued.
         tools: that the model may call, in OpenAI's form: ``{"type": "function", "function": {…}}``.
         tool_choice: ``auto``, ``none``, ``required``, or the name of the function to call.
+        variables: of the chat template: see `ChatTemplate.with_variables`.
         prompt: text or token ids to continue, without a chat template.
         suffix: the text after a gap, which the answer fills after `prompt`.
         marks: report which text was drafted: `Delta.spans`.
@@ -32,6 +33,7 @@ class AnswerRequest:
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
+    variables: Mapping[str, Any] = field(default_factory=dict)
     prompt: str | Sequence[int] = ""
     suffix: str | None = None
     marks: bool = False

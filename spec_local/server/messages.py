@@ -11,8 +11,18 @@ from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.chat_body import Function, Name, Text, choice_of, known
+from spec_local.server.chat_body import (
+    Function,
+    Name,
+    Text,
+    checked_question,
+    choice_of,
+    functions_of,
+    known,
+    variables_of,
+)
 from spec_local.server.events import AnswerRequest, Event, Loaded
+from spec_local.server.left_out import described, role_of, text_of
 from spec_local.server.openai_json import named, new_id
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import (
@@ -64,7 +74,28 @@ _Block = Annotated[
 
 
 def _blocks(content: object) -> object:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [_as_text(block) for block in content] if isinstance(content, list) else content
+
+
+def _as_text(block: object) -> object:
+    """The block; one that a model of text cannot read, or of a tool that does not exist here, is text."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(block, dict) or not isinstance(kind, str) or kind in _BLOCKS:
+        return block
+    return {"type": "text", "text": described(block) if role_of(kind) else text_of(block)}
+
+
+def _custom(tools: object) -> object:
+    """The tools that are functions: those of other types do not exist here."""
+    if not isinstance(tools, list):
+        return tools
+    return functions_of([tool | {"type": "function"} if _is_custom(tool) else tool for tool in tools])
+
+
+def _is_custom(tool: object) -> bool:
+    return isinstance(tool, dict) and tool.get("type") in (None, "custom")
 
 
 class _Message(Part):
@@ -97,24 +128,23 @@ class _Message(Part):
 
 
 class _Tool(Part):
-    type: str | None = None
     name: Name
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
     def function(self) -> Function:
-        if self.type not in (None, "custom"):
-            raise InvalidRequest(f"tools of the type {self.type[:40]} are not supported: give custom tools")
         return Function(name=self.name, description=self.description, parameters=self.input_schema)
 
 
 class _ThinkingConfig(Part):
-    type: str
+    type: Literal["enabled", "disabled", "adaptive"]
     display: str | None = None
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class _OutputConfig(Part):
     format: ResponseFormat | None = None
+    effort: str | None = None
 
 
 class _Body(SamplingBody):
@@ -122,10 +152,11 @@ class _Body(SamplingBody):
     system: Text | None = None
     max_tokens: Count | None = None
     stop_sequences: Stops | None = None
-    tools: list[_Tool] | None = None
+    tools: Annotated[list[_Tool] | None, BeforeValidator(_custom)] = None
     tool_choice: Any = None
     thinking: _ThinkingConfig | None = None
     output_config: _OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def shows_thinking(self) -> bool:
@@ -136,15 +167,20 @@ class _Body(SamplingBody):
         settings = self.settings(
             max_tokens=limit(self.max_tokens),
             stops=self.stop_sequences,
+            reasoning_budget=self.thinking.budget_tokens if self.thinking else None,
             json_schema=schema_of(self.output_config.format) if self.output_config else None,
         )
-        functions = [tool.function() for tool in self.tools or ()]
-        return AnswerRequest(
-            settings,
-            self._messages(),
-            [function.tool() for function in functions],
-            choice_of(_openai_choice(self.tool_choice), functions),
+        choice, functions = choice_of(
+            _openai_choice(self.tool_choice), [tool.function() for tool in self.tools or ()]
         )
+        tools = [each.tool() for each in functions]
+        return AnswerRequest(settings, self._messages(), tools, choice, self._variables())
+
+    def _variables(self) -> dict[str, Any]:
+        variables = variables_of(self.output_config.effort if self.output_config else None)
+        if self.thinking and self.thinking.type != "adaptive":
+            variables["enable_thinking"] = self.thinking.type == "enabled"
+        return variables | (self.chat_template_kwargs or {})
 
     def _messages(self) -> Sequence[Message]:
         if not self.messages:
@@ -157,7 +193,8 @@ class _Body(SamplingBody):
                         f"messages[{i}] has a {block.type}: only messages of the {needed} have one"
                     )
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *(made for message in self.messages for made in message.messages())]  # type: ignore[list-item]
+        made = [made for message in self.messages for made in message.messages()]
+        return checked_question([*system, *made], "messages")
 
 
 def _openai_choice(given: object) -> object:

@@ -10,9 +10,19 @@ from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.chat_body import Function, Name, Text, choice_of, known
+from spec_local.server.chat_body import (
+    Function,
+    Name,
+    Text,
+    checked_question,
+    choice_of,
+    functions_of,
+    known,
+    variables_of,
+)
 from spec_local.server.events import AnswerRequest, Event, Loaded
-from spec_local.server.openai_json import named, new_id
+from spec_local.server.left_out import described, role_of
+from spec_local.server.openai_json import named, new_id, probabilities
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read, schema_of
 
@@ -51,8 +61,8 @@ _STARTS: Mapping[Kind, Mapping[str, Any]] = {
     "reasoning": {"type": "reasoning", "summary": []},
     "content": {"type": "message", "role": "assistant"},
 }
-_MORE: Mapping[Kind, dict[str, Any]] = {"reasoning": {}, "content": {"logprobs": []}}
-"""Other fields of the events with text."""
+_LOGPROBS = "message.output_text.logprobs"
+"""The value of ``include`` that asks for log probabilities."""
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _Item = Annotated[
     _MessageItem | _CallItem | _OutputItem | _ReasoningItem,
@@ -62,7 +72,20 @@ _Item = Annotated[
 
 
 def _items(given: object) -> object:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [_as_message(item) for item in given] if isinstance(given, list) else given
+
+
+def _as_message(item: object) -> object:
+    """The item; one of a tool that does not exist here is a message, or nothing."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or not isinstance(kind, str) or kind in _ITEMS:
+        return item
+    role = role_of(kind)
+    if role and (text := described(item)):
+        return {"role": role, "content": text}
+    return {"type": "reasoning"} if role or kind == "mcp_list_tools" else item
 
 
 class _Tool(Function):
@@ -74,35 +97,56 @@ class _TextConfig(Part):
     format: ResponseFormat | None = None
 
 
+class _Reasoning(Part):
+    effort: str | None = None
+
+
 class _Body(SamplingBody):
-    input: Annotated[list[_Item], BeforeValidator(_items)]
+    input: Annotated[list[_Item], BeforeValidator(_items)] = Field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: list[Annotated[_Tool, known(("function",))]] | None = None
+    tools: Annotated[list[Annotated[_Tool, known(("function",))]] | None, BeforeValidator(functions_of)] = (
+        None
+    )
     tool_choice: Any = None
     text: _TextConfig | None = None
     previous_response_id: Any = None
     conversation: Any = None
     background: bool | None = None
+    metadata: dict[str, str] | None = None
+    reasoning: _Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
     def request(self) -> AnswerRequest:
-        if self.previous_response_id is not None or self.conversation is not None:
-            raise InvalidRequest(
-                "previous_response_id and conversation are not supported: give all messages as input"
-            )
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(
+                    f"{name} is not supported, nothing is stored: give all messages as input"
+                )
         if self.background:
             raise InvalidRequest("background is not supported: leave it out, and wait for the response")
         settings = self.settings(
             max_tokens=limit(self.max_output_tokens),
+            logprobs=(self.top_logprobs or 0) if self.has_logprobs else None,
             json_schema=schema_of(self.text.format) if self.text else None,
         )
-        tools = self.tools or ()
-        tool_choice = choice_of(self.tool_choice, tools)
-        return AnswerRequest(settings, self._messages(), [tool.tool() for tool in tools], tool_choice)
+        tool_choice, tools = choice_of(self.tool_choice, self.tools or ())
+        effort = self.reasoning.effort if self.reasoning else None
+        variables = variables_of(effort, self.chat_template_kwargs)
+        return AnswerRequest(
+            settings, self._messages(), [tool.tool() for tool in tools], tool_choice, variables
+        )
 
     def _messages(self) -> Sequence[Message]:
         """The items as messages: calls and reasoning are parts of the assistant's."""
-        if not self.input:
+        if not self.input and not self.instructions:
             raise InvalidRequest("input is empty: give text, or at least one message")
         messages: list[dict[str, Any]] = []
         if self.instructions:
@@ -134,7 +178,7 @@ class _Body(SamplingBody):
                     reasoning += "".join(part.text for part in item.content or ())
         if not messages:
             raise InvalidRequest("input has no message: give text, or at least one message")
-        return messages  # type: ignore[return-value]
+        return checked_question(messages, "input")
 
 
 class Responses(Exchange):
@@ -149,8 +193,12 @@ class Responses(Exchange):
         self._answer, self._blocks = AnswerSoFar(), Blocks()
         self._output: list[dict[str, Any]] = []
         self._n_events = 0
+        self._with_logprobs = given.has_logprobs
+        self._logprobs: list[dict[str, Any]] = []
+        """Of the text that grows, and of tokens that have no text yet."""
+        self._n_written = 0
+        """Number of those that belong to the text."""
         sampling, choice = request.settings.sampling, request.tool_choice
-        is_named = choice not in ("auto", "none", "required")
         self._head: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
@@ -158,14 +206,16 @@ class Responses(Exchange):
             "model": given.model or loaded.name,
             "instructions": given.instructions,
             "max_output_tokens": request.settings.max_tokens,
-            "metadata": {},
-            "parallel_tool_calls": True,
+            "metadata": given.metadata or {},
+            "parallel_tool_calls": given.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": given.reasoning.effort if given.reasoning else None, "summary": None},
             "store": False,
             "temperature": sampling.temperature,
             "text": body.get("text") or {"format": {"type": "text"}},
-            "tool_choice": {"type": "function", "name": choice} if is_named else choice,
+            "tool_choice": _choice(given.tool_choice, choice),
             "tools": [tool.model_dump() for tool in given.tools or ()],
+            "top_logprobs": given.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
         }
@@ -176,20 +226,28 @@ class Responses(Exchange):
 
     def write(self, index: int, event: Event) -> Iterator[str]:
         added = self._answer.add(event)
+        if added and self._with_logprobs and (added.content or not added.reasoning):
+            self._logprobs += map(probabilities, added.tokens)
         for change in self._blocks.changes(added, is_last=bool(self._answer.ended)) if added else ():
             match change:
                 case ("open", kind, _):
                     yield self._start(new_id(_IDS[kind]), **_STARTS[kind], content=[])
-                    yield self._item_event("content_part.added", content_index=0, part=_part(kind, ""))
-                case ("text", kind, text):
                     yield self._item_event(
-                        f"{_TEXTS[kind]}.delta", content_index=0, delta=text, **_MORE[kind]
+                        "content_part.added", content_index=0, part=_part(kind, "") | self._more(kind)
                     )
+                case ("text", kind, text):
+                    n_before = self._n_written
+                    if kind == "content":
+                        self._n_written = len(self._logprobs)
+                    more = self._more(kind, n_before)
+                    yield self._item_event(f"{_TEXTS[kind]}.delta", content_index=0, delta=text, **more)
                 case ("close", kind, text):
-                    part = _part(kind, text)
-                    yield self._item_event(f"{_TEXTS[kind]}.done", content_index=0, text=text, **_MORE[kind])
+                    more = self._more(kind)
+                    part = _part(kind, text) | more
+                    yield self._item_event(f"{_TEXTS[kind]}.done", content_index=0, text=text, **more)
                     yield self._item_event("content_part.done", content_index=0, part=part)
                     yield self._stop("incomplete" if self._is_cut else "completed", content=[part])
+                    self._logprobs, self._n_written = self._logprobs[self._n_written :], 0
                 case ("call", call):
                     start = {"type": "function_call", "call_id": call.id, "name": call.name}
                     yield self._start(new_id("fc_"), **start, arguments="")
@@ -238,6 +296,10 @@ class Responses(Exchange):
             "usage": usage,
         }
 
+    def _more(self, kind: Kind, first: int = 0) -> dict[str, Any]:
+        """Other fields of events with text: its log probabilities from the first one on."""
+        return {"logprobs": self._logprobs[first : self._n_written]} if kind == "content" else {}
+
     def _start(self, id: str, **item: Any) -> str:
         self._output.append({"id": id, **item, "status": "in_progress"})
         return self._output_event("added")
@@ -260,6 +322,12 @@ class Responses(Exchange):
         return named(event)
 
 
+def _choice(given: object, choice: str) -> object:
+    """The tool_choice of a response."""
+    if isinstance(given, dict) and given["type"] == "allowed_tools":
+        return given
+    return choice if choice in ("auto", "none", "required") else {"type": "function", "name": choice}
+
+
 def _part(kind: Kind, text: str) -> dict[str, Any]:
-    part: dict[str, Any] = {"type": _TEXTS[kind], "text": text}
-    return part | ({"annotations": []} if kind == "content" else {}) | _MORE[kind]
+    return {"type": _TEXTS[kind], "text": text} | ({"annotations": []} if kind == "content" else {})

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
@@ -119,6 +120,23 @@ def test_json_schema(session, schema):
     assert json.loads(text)["n"] in (1, 2)
 
 
+@pytest.mark.parametrize("start", ["the", "the \n ", ""])
+def test_a_last_answer_is_continued(session, start):
+    model = session.main.model
+    prompt = ChatTemplate(model).render([user("hello")]) + Rendered.of(start, [])
+    _, expected, text = run(session.generate(prompt.tokens(model.vocabulary), GREEDY))
+    messages = [user("hello"), assistant(start)]
+    events = session.chat(messages, GREEDY)
+    assert session.answer is None
+    _, tokens, continuation = run(events)
+    assert (tokens, continuation) == (expected, text)
+    assert session.answer == assistant(start + text)
+    cached = list(session.main.cached)
+    again = [user("hello"), assistant(start + text), user("and?")]
+    (prefilled, *_), _, _ = run(session.chat(again, GREEDY))
+    assert prefilled.statistics.cached_n == len(cached)
+
+
 def test_json_schema_replaces_that_of_the_settings(session):
     settings = replace(DRAWN, json_schema='{"const": 7}', max_tokens=60)
     assert run(session.chat([user("hello")], settings))[2] == "7"
@@ -129,10 +147,6 @@ def test_json_schema_replaces_that_of_the_settings(session):
     ("arguments", "message"),
     [
         ({"messages": []}, "no question to answer"),
-        (
-            {"messages": [user("a"), assistant("b")]},
-            "the last message must be the user's, or the result of a tool",
-        ),
         ({"json_schema": {"a": {1}}}, "the JSON schema cannot be written as JSON"),
         ({"json_schema": {"pattern": 1}}, "pattern"),
         ({"json_schema": SCHEMA, "settings": replace(GREEDY, grammar='root ::= "a"')}, "give one of them"),

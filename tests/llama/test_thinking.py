@@ -108,6 +108,26 @@ def test_an_answer_stopped_within_the_reasoning(chat, kind):
     assert chat.conversation.messages[-1] == ANSWERED
 
 
+@pytest.mark.parametrize("more", [{"policy": "off"}, {"policy": "fixed"}, {"stops": ["blue"]}])
+def test_a_budget_of_the_reasoning(chat, more):
+    chat.settings = replace(GREEDY, reasoning_budget=2, **more)
+    list(chat.send("a"))
+    (_, message) = chat.conversation.messages
+    assert message["reasoning_content"] == "Hm, what?"
+    # After a line break, which ends some closings, the scripts of some models begin again.
+    assert message["content"].endswith(ANSWER.removesuffix("blue.") if "stops" in more else ANSWER)
+    chat.settings = replace(GREEDY, reasoning_budget=100, **more)
+    list(chat.send("b"))
+    assert chat.conversation.messages[-1]["reasoning_content"] == THOUGHT
+
+
+def test_no_reasoning_at_all(chat):
+    chat.settings = replace(GREEDY, reasoning_budget=0)
+    list(chat.send("a"))
+    assert "reasoning_content" not in chat.conversation.messages[-1]
+    assert chat.conversation.messages[-1]["content"].endswith(ANSWER)
+
+
 def test_under_a_grammar_all_of_the_output_is_the_answer(chat):
     chat.settings = GenerationSettings(sampling=GREEDY.sampling, grammar='root ::= "yes"')
     list(chat.send("a"))

@@ -178,3 +178,39 @@ def test_llm(server, text, tmp_path, specdec):
             [*command, *more, "one two three"], capture_output=True, env=environment, timeout=60, check=False
         )
         assert done.stdout.decode().rstrip("\n") == text.rstrip("\n"), done.stderr.decode()
+
+
+def test_a_last_answer_is_continued(client, claude, server):
+    options = {"model": "main", "max_tokens": 12}
+    begun = [*QUESTION, {"role": "assistant", "content": "seven \n", "prefix": True}]
+    answers = [
+        client.chat.completions.create(messages=messages, temperature=0, **options)
+        for messages in (QUESTION, begun)
+    ]
+    n_begun = len(server.post("/tokenize", {"content": "seven \n"}).json()["tokens"])
+    assert answers[1].usage.prompt_tokens == answers[0].usage.prompt_tokens + n_begun
+    rest = answers[1].choices[0].message.content
+    assert rest != answers[0].choices[0].message.content
+    begun = [*QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "seven \n"}]}]
+    again = claude.messages.create(messages=begun, extra_body={"temperature": 0}, **options)
+    assert again.content[0].text == rest
+    prompt = server.post("/apply-template", {"messages": begun}).json()["prompt"]
+    assert prompt.endswith("<|im_start|>assistant\nseven \n")
+
+
+def test_prompts_are_counted(client, claude, server):
+    tool = {"name": "weather", "description": "", "input_schema": WEATHER["parameters"]}
+    options = {"model": "main", "messages": QUESTION, "system": "Be kind.", "tools": [tool]}
+    usage = claude.messages.create(max_tokens=1, **options).usage
+    expected = usage.input_tokens + usage.cache_read_input_tokens
+    assert claude.messages.count_tokens(**options).input_tokens == expected
+    options = {
+        "model": "main",
+        "input": "one two",
+        "instructions": "Be kind.",
+        "tools": [{"type": "function", **WEATHER}],
+    }
+    expected = client.responses.create(max_output_tokens=1, **options).usage.input_tokens
+    assert client.responses.input_tokens.count(**options).input_tokens == expected
+    prompt = server.post("/apply-template", {"messages": QUESTION}).json()["prompt"]
+    assert prompt.endswith("<|im_start|>user\none two three<|im_end|>\n<|im_start|>assistant\n")

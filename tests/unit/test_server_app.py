@@ -86,25 +86,26 @@ class ScriptedEngine:
         replies = {
             "tokenize": [5, 6],
             "pieces": ["é".encode()[:1], "é".encode()[1:] + b"x"],
+            "prompt": ("<s>é\udcff", 7),
             "costs": {"main": [[1, 0.1]], "draft": None},
         }
         return replies[what]
 
 
 @asynccontextmanager
-async def client(engine, **access):
-    created = app.create(engine, app.Access(**access), DEFAULTS, {"/v1/echo": Echo})
+async def client(engine, kinds=None, **access):
+    created = app.create(engine, app.Access(**access), DEFAULTS, kinds or {"/v1/echo": Echo})
     transport = httpx.ASGITransport(created, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
         yield opened
 
 
-def fetch(method, path, engine=None, access=None, **request):
+def fetch(method, path, engine=None, access=None, kinds=None, **request):
     """The response of one request, and the engine."""
 
     async def main():
         used = engine() if engine else ScriptedEngine(STARTED, Delta("a"), ENDED)
-        async with client(used, **(access or {})) as opened:
+        async with client(used, kinds, **(access or {})) as opened:
             return await opened.request(method, path, **request)
 
     return asyncio.run(main())
@@ -290,6 +291,23 @@ def test_a_bug_shows_no_traceback():
     assert response.status_code == 500
     assert "report" in response.json()["error"]["message"]
     assert "Traceback" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/messages/count_tokens", {"input_tokens": 7}),
+        ("/v1/responses/input_tokens", {"object": "response.input_tokens", "input_tokens": 7}),
+        ("/apply-template", {"prompt": "<s>é\ufffd"}),
+    ],
+)
+def test_prompts_without_an_answer(path, expected):
+    kinds = app.PROTOCOLS
+    body = {"messages": [{"role": "user", "content": "Why?"}], "input": "Why?"}
+    assert fetch("POST", path, kinds=kinds, json=body).json() == expected
+    response = fetch("POST", path, kinds=kinds, json={"messages": [], "input": []})
+    assert response.status_code == 400
+    assert ("type" in response.json()) == path.startswith("/v1/messages")
 
 
 def test_tokens_and_facts():

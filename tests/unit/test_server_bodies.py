@@ -25,12 +25,13 @@ FIELDS = sorted(
 WORDS = """
     auto none required any tool function text json_object json_schema weather user assistant system developer
     image tool_use tool_result thinking message function_call function_call_output reasoning input_text
-    output_text enabled {} lookup off 7 -1
+    output_text enabled custom allowed_tools web_search_call server_tool_use input_image
+    file {} lookup off 7 -1
 """.split()  # noqa: SIM905
 KEYS = """
     type role content text name function arguments parameters input_schema schema json_schema format id
     call_id tool_use_id tool_call_id tool_calls input output include_usage draft_max proposer policy shape
-    staged thinking display 1 -1
+    staged thinking display mode tools source action 1 -1
 """.split()  # noqa: SIM905
 TEXTS = st.sampled_from([*WORDS, "", "\ud800", "\udcff", "\x00", 'root ::= "x"'])
 NAMES = st.sampled_from(KEYS) | st.text(max_size=3)

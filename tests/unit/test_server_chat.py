@@ -180,6 +180,114 @@ def test_speculation(more, settings):
     assert request(**more).settings == GenerationSettings(**settings)
 
 
+BEGUN = {"role": "assistant", "content": "Because "}
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        (BEGUN, {}),
+        (BEGUN | {"prefix": True}, {}),  # DeepSeek, Mistral
+        (BEGUN, {"continue_final_message": True, "add_generation_prompt": False}),  # vLLM
+        ({"role": "developer", "content": "Go on."}, {"add_generation_prompt": True}),
+    ],
+)
+def test_the_last_message_can_have_any_role(last, more):
+    found = request(messages=[QUESTION, last], **more).messages[-1]
+    assert found["content"] == last["content"]
+    assert request(messages=[last], **more).messages == [found]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+LEFT_OUT = "[image left out: this model reads text only]"
+
+
+def test_images_become_notes():
+    files = [
+        {"type": "file", "file": {"filename": "a b.pdf", "file_data": "data:application/pdf;base64,AA"}},
+        {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
+    ]
+    found = request(
+        messages=[
+            {"role": "user", "content": [IMAGE]},
+            {"role": "assistant", "content": "A cat."},
+            {"role": "user", "content": [{"type": "text", "text": "And?"}, IMAGE, *files]},
+        ]
+    ).messages
+    assert found[0]["content"] == LEFT_OUT
+    assert found[2]["content"].splitlines() == [
+        "And?",
+        LEFT_OUT,
+        "[document a b.pdf left out: this model reads text only]",
+        "[audio left out: this model reads text only]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "x": [1]}},
+            {"enable_thinking": True, "x": [1]},
+        ),
+    ],
+)
+def test_variables_of_the_template(more, expected):
+    assert request(**more).variables == expected
+
+
+@pytest.mark.parametrize("name", ["thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget"])
+def test_a_budget_for_the_reasoning(name):
+    assert request(**{name: 0}).settings.reasoning_budget == 0
+    assert request(**{name: -1}).settings.reasoning_budget is None
+
+
+CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
+TIME_TOOL = {"type": "function", "function": {"name": "time"}}
+
+
+def allowed(mode, *tools):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+def test_tools_that_are_not_functions_are_left_out():
+    found = request(tools=[CUSTOM, WEATHER_TOOL, {"type": "web_search"}])
+    assert [tool["function"]["name"] for tool in found.tools] == ["weather"]
+    assert request(tools=[CUSTOM]).tools == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (allowed("auto", TIME_TOOL), ("auto", ["time"])),
+        (allowed("required", CUSTOM, TIME_TOOL, WEATHER_TOOL), ("required", ["weather", "time"])),
+        (allowed("auto", CUSTOM), ("auto", [])),
+    ],
+)
+def test_allowed_tools(choice, expected):
+    found = request(tools=[WEATHER_TOOL, TIME_TOOL, CUSTOM], tool_choice=choice)
+    assert (found.tool_choice, [tool["function"]["name"] for tool in found.tools]) == expected
+
+
+def test_calls_that_are_not_of_functions_become_text():
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    custom = {"id": "b", "type": "custom", "custom": {"name": "patch", "input": "x = 1\n"}}
+    answer = {"role": "assistant", "content": "Wait.", "tool_calls": [call, custom]}
+    results = [{"role": "tool", "content": text, "tool_call_id": text} for text in "ab"]
+    assert request(messages=[QUESTION, answer, *results]).messages[1:] == [
+        {
+            "role": "assistant",
+            "content": 'Wait.\n[custom_tool_call: {"name": "patch", "input": "x = 1\\n"}]',
+            "tool_calls": [call],
+        },
+        results[0],
+        {"role": "user", "content": "b"},
+    ]
+
+
 def messages(**message):
     return {"messages": [message]}
 
@@ -192,7 +300,8 @@ def messages(**message):
         (messages(role="user"), "messages[0].content is missing"),
         (messages(content="x"), "messages[0].role is missing"),
         (messages(role="king", content="x"), "messages[0].role: give 'system', "),
-        (messages(role="user", content=[{"type": "image_url", "image_url": {}}]), "the type image_url"),
+        (messages(role="user", content=[IMAGE]), "messages: the question is only '[image left out: "),
+        (messages(role="user", content=[{"type": "smell"}]), "content of the type smell is not supported"),
         (messages(role="tool", content="x"), "messages[0].tool_call_id is missing"),
         (messages(role="user", content="\ud800"), "the body is not JSON ("),
         ({"temperature": "warm"}, "temperature: give a valid number"),
@@ -213,13 +322,30 @@ def messages(**message):
         ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'}, "an answer cannot "),
         ({"json_schema": "x"}, "json_schema: give a JSON schema"),
         ({"functions": [{"name": "f"}]}, "functions and function_call are not supported: give tools"),
-        ({"tools": [{"type": "custom"}]}, "tools[0].type: give 'function'"),
+        ({"tools": [{"type": 7}]}, "tools[0].type: give 'function'"),
+        ({"tools": [CUSTOM], "tool_choice": "required"}, "tool_choice needs tools that are functions"),
+        (
+            {"tools": [CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}},
+            "tool_choice asks for a tool of the type 'custom', which does not exist here",
+        ),
+        (
+            {"tools": [WEATHER_TOOL], "tool_choice": allowed("required", CUSTOM)},
+            "tool_choice needs tools that are functions",
+        ),
+        ({"tools": [WEATHER_TOOL], "tool_choice": allowed("maybe")}, "tool_choice: give the mode auto or"),
         ({"tools": [WEATHER_TOOL], "tool_choice": "maybe"}, "tool_choice is not supported: give auto, "),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice names 'f', which"),
         ({"speculative": {"speed": 9}}, "speculative has the unknown key 'speed'"),
         ({"speculative": {"policy": "wild"}}, "policy 'wild' is unknown"),
         ({"speculative": {"draft_max": "8"}}, "draft_max is '8': give an integer"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs: give an object"),
+        ({"continue_final_message": True}, "continue_final_message needs a last message of the assistant"),
+        ({"add_generation_prompt": False}, "add_generation_prompt: give true, or add the start"),
+        (
+            messages(role="assistant", content="x") | {"continue_final_message": False},
+            "continue_final_message: give true",
+        ),
         ({"mirostat": 2}, "mirostat is not supported"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",

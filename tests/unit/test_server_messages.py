@@ -154,6 +154,107 @@ def test_tools(choice, expected):
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "u"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+BASH = {"type": "bash_20250124", "name": "bash"}
+NOTE = "[image left out: this model reads text only]"
+
+
+def test_tools_that_do_not_exist_here_are_left_out():
+    others = [BASH, {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]
+    assert [tool["function"]["name"] for tool in request(tools=[*others, TOOL]).tools] == ["weather"]
+
+
+def test_images_and_documents():
+    def document(kind, **source):
+        return {"type": "document", "title": "Notes", "source": {"type": kind, **source}}
+
+    (found,) = request(
+        **content(
+            "user",
+            IMAGE,
+            document("text", media_type="text/plain", data="Buy milk."),
+            document("content", content=[{"type": "text", "text": "And bread."}]),
+            document("base64", media_type="application/pdf", data="AA"),
+            {
+                "type": "search_result",
+                "title": "T",
+                "source": "U",
+                "content": [{"type": "text", "text": "C"}],
+            },
+        )
+    ).messages
+    assert found["content"].splitlines() == [
+        *(NOTE, "Notes", "Buy milk.", "Notes", "And bread."),
+        "[document Notes left out: this model reads text only]",
+        *("T", "U", "C"),
+    ]
+
+
+def test_a_screenshot_as_a_result_is_answered():
+    use = content("assistant", {"type": "tool_use", "id": "u", "name": "look", "input": {}})["messages"]
+    result = content("user", RESULT | {"content": [IMAGE]}, IMAGE)["messages"]
+    assert [(each["role"], each["content"]) for each in request(messages=[*use, *result]).messages[1:]] == [
+        ("tool", NOTE),
+        ("user", NOTE),
+    ]
+
+
+def test_blocks_of_other_tools_become_text():
+    found = request(
+        messages=[
+            QUESTION,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "I look."},
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+                    {
+                        "type": "web_search_tool_result",
+                        "tool_use_id": "s",
+                        "content": [
+                            {
+                                "type": "web_search_result",
+                                "url": "u",
+                                "title": "t",
+                                "encrypted_content": "x",
+                                "page_age": None,
+                            }
+                        ],
+                    },
+                ],
+            },
+            QUESTION,
+        ]
+    ).messages[1]
+    assert found["content"].splitlines() == [
+        "I look.",
+        '[server_tool_use: {"name": "web_search", "input": {"query": "q"}}]',
+        '[web_search_tool_result: {"content": [{"url": "u", "title": "t"}]}]',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (THINKING, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (THINKING | {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({}, {}),
+    ],
+)
+def test_variables_of_the_template(more, expected):
+    assert request(**more).variables == expected
+
+
+def test_a_budget_for_the_thinking():
+    assert request(**THINKING).settings.reasoning_budget == 1024
+    assert request(thinking={"type": "adaptive"}).settings.reasoning_budget is None
+
+
+def test_the_start_of_an_answer():
+    begun = {"role": "assistant", "content": "Because \n"}
+    assert request(messages=[QUESTION, begun]).messages == [QUESTION, begun]
 
 
 @pytest.mark.parametrize(
@@ -161,14 +262,20 @@ RESULT = {"type": "tool_result", "tool_use_id": "u"}
     [
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: give 'user', "),
-        (content("user", {"type": "image", "source": {}}), "messages[0].content[0]: the type image is not"),
+        (content("user", IMAGE), "messages: the question is only '[image left out"),
+        (content("user", {"type": "smell"}), "messages[0].content: content of the type smell is not"),
         (content("user", {}), "messages[0].content[0]: there is no type"),
         (content("assistant", {"type": "tool_use", "id": "u", "name": "f"}), "tool_use.input is missing"),
         (content("assistant", RESULT), "messages[0] has a tool_result"),
-        (content("user", RESULT | {"content": [{"type": "image"}]}), "content of the type image is not"),
-        ({"tools": [{"type": "web_search", "name": "w"}]}, "tools of the type web_search are not supported"),
+        (content("user", RESULT | {"content": [{"type": "smell"}]}), "content of the type smell is not"),
+        (
+            {"tools": [TOOL, BASH], "tool_choice": {"type": "tool", "name": "bash"}},
+            "tool_choice names 'bash', which is no function in tools",
+        ),
+        ({"tools": [BASH], "tool_choice": {"type": "any"}}, "tool_choice needs tools that are functions"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice names 'x'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice is not supported"),
+        ({"thinking": {"type": "maybe"}}, "thinking.type: give 'enabled', 'disabled' or 'adaptive'"),
         ({"max_tokens": "many"}, "max_tokens: give a valid integer"),
     ],
 )

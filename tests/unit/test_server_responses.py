@@ -122,6 +122,97 @@ def test_items_as_messages():
     ]
 
 
+def test_instructions_alone():
+    found = Responses({"instructions": "Tell a joke."}, LOADED).requests[0]
+    assert found.messages == [{"role": "system", "content": "Tell a joke."}]
+
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+OTHERS = {
+    '[custom_tool_call: {"name": "patch", "input": "x"}]': {
+        "type": "custom_tool_call",
+        "call_id": "a",
+        "name": "patch",
+        "input": "x",
+    },
+    '[web_search_call: {"action": {"query": "q"}}]': {
+        "type": "web_search_call",
+        "id": "ws",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    },
+    '[local_shell_call: {"action": {"command": ["ls"]}}]': {
+        "type": "local_shell_call",
+        "call_id": "b",
+        "action": {"type": "exec", "command": ["ls"], "env": {}},
+    },
+    '[mcp_call: {"name": "n", "arguments": "{}", "output": "1", "server_label": "s"}]': {
+        "type": "mcp_call",
+        "id": "m",
+        "name": "n",
+        "arguments": "{}",
+        "output": "1",
+        "server_label": "s",
+        "error": None,
+    },
+    '[image_generation_call: {"result": "[image left out: this model reads text only]"}]': {
+        "type": "image_generation_call",
+        "id": "i",
+        "result": "AA",
+    },
+}
+RESULTS = {
+    '[custom_tool_call_output: {"output": "done"}]': {
+        "type": "custom_tool_call_output",
+        "call_id": "a",
+        "output": "done",
+    },
+    '[computer_call_output: {"output": "[image left out: this model reads text only]"}]': {
+        "type": "computer_call_output",
+        "call_id": "c",
+        "output": {"type": "computer_screenshot", "image_url": "data:image/png;base64,AA"},
+    },
+}
+
+
+def test_items_of_tools_that_do_not_exist_here_become_text():
+    nothing = [{"type": "mcp_list_tools", "server_label": "s", "tools": []}, {"type": "x_call", "id": "y"}]
+    found = request(
+        [{"role": "user", "content": "Why?"}, *OTHERS.values(), *nothing, *RESULTS.values()]
+    ).messages
+    assert found == [
+        {"role": "user", "content": "Why?"},
+        *({"role": "assistant", "content": text} for text in OTHERS),
+        *({"role": "user", "content": text} for text in RESULTS),
+    ]
+
+
+def test_images_become_notes():
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": "AA"}
+    output = {"type": "function_call_output", "call_id": "a", "output": [IMAGE, file]}
+    call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
+    found = request([call, output, {"role": "user", "content": [IMAGE]}]).messages
+    note = "[image left out: this model reads text only]"
+    assert found[1]["content"] == f"{note}\n[document a.pdf left out: this model reads text only]"
+    assert found[2]["content"] == note
+
+
+def test_other_tools_are_left_out():
+    kinds = "web_search web_search_preview file_search code_interpreter custom namespace mcp local_shell"
+    others = [{"type": kind, "name": kind} for kind in kinds.split()]
+    found = exchange(tools=[*others, TOOL], tool_choice="required")
+    assert [tool["function"]["name"] for tool in found.requests[0].tools] == ["weather"]
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "mcp", "server_label": "s"}, {"type": "function", "name": "weather"}],
+    }
+    found = exchange(tools=[*others, TOOL, TOOL | {"name": "time"}], tool_choice=choice)
+    assert [tool["function"]["name"] for tool in found.requests[0].tools] == ["weather"]
+    assert found.requests[0].tool_choice == "required"
+    assert whole(found, CALLING)["tool_choice"] == choice
+
+
 def test_a_call_after_further_reasoning_is_another_message():
     found = request(
         [
@@ -152,10 +243,17 @@ def test_tools():
         ({"given": []}, "input is empty"),
         ({"given": [{"type": "reasoning", "summary": []}]}, "input has no message"),
         ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0]: the type item_reference is not"),
-        ({"given": [{"role": "user", "content": [{"type": "input_image"}]}]}, "of the type input_image is"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id and conversation are not supported"),
+        ({"given": [{"role": "user", "content": [IMAGE]}]}, "input: the question is only '[image left out"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported"),
+        ({"conversation": "conv_1"}, "conversation is not supported"),
+        ({"metadata": {"a": 1}}, "metadata.a: give a valid string"),
+        ({"top_logprobs": 21}, "logprobs is 21: give at most 20"),
         ({"background": True}, "background is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]: the type web_search is not supported"),
+        ({"tools": [{"name": "f"}]}, "tools[0]: there is no type: give function"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice asks for a tool of the type 'web_search'",
+        ),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "the format json_schema has no schema"),
         ({"max_output_tokens": 1.5}, "max_output_tokens: give a valid integer"),
@@ -187,6 +285,43 @@ def test_reasoning_and_an_answer_that_was_cut_short():
     assert (reasoning["status"], message["status"]) == ("completed", "incomplete")
     assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_what_is_echoed():
+    found = whole(exchange(metadata={"a": "b"}, parallel_tool_calls=False, top_logprobs=2), ANSWER)
+    assert (found["metadata"], found["parallel_tool_calls"]) == ({"a": "b"}, False)
+    assert found["top_logprobs"] == 2
+    found = whole(exchange(), ANSWER)
+    assert (found["metadata"], found["parallel_tool_calls"]) == ({}, True)
+
+
+def test_effort():
+    found = exchange(reasoning={"effort": "low"}, chat_template_kwargs={"x": 1})
+    assert found.requests[0].variables == {"reasoning_effort": "low", "x": 1}
+    assert whole(found, ANSWER)["reasoning"]["effort"] == "low"
+    assert request(reasoning={"effort": "none"}).variables == {"enable_thinking": False}
+    assert request(reasoning={"summary": "auto"}).variables == {}
+
+
+INCLUDE = {"include": ["message.output_text.logprobs"]}
+
+
+def test_logprobs_of_the_text():
+    assert request(**INCLUDE, top_logprobs=3).settings.logprobs == 3
+    assert request(**INCLUDE).settings.logprobs == 0
+    assert request(include=["reasoning.encrypted_content"]).settings.logprobs is None
+    answer = [STARTED, *THOUGHTFUL[1:2], *ANSWER[1:]]
+    *_, message = whole(exchange(**INCLUDE), answer)["output"]
+    (part,) = message["content"]
+    assert [bytes(each["bytes"]) for each in part["logprobs"]] == [
+        *(b"Hel", b"lo", b"\xe2\x82", b"\xff w\xc3", b"\xb6rld"),
+    ]
+    assert part["logprobs"][0]["top_logprobs"][1]["logprob"] == -2.5
+    found = events(exchange(**INCLUDE), answer)
+    deltas = [event["logprobs"] for event in found if event["type"] == "response.output_text.delta"]
+    assert list(map(len, deltas)) == [2, 3, 0]
+    (done,) = [event for event in found if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == [each for delta in deltas for each in delta] == part["logprobs"]
 
 
 def test_calls():

@@ -1,0 +1,105 @@
+"""What a model of text cannot read, and calls of tools that do not exist here, as text."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_TEXTS = {
+    **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),
+    "refusal": "refusal",
+}
+"""The kinds of parts that have text, and where."""
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("document", "file", "input_file", "container_upload"), "document"),
+}
+_NAMES = ("title", "filename", "name")
+_NOTE = "left out: this model reads text only"
+_PLACEHOLDER = re.compile(rf"\[(?:{'|'.join({*_MEDIA.values()})})(?: \S.*)? {_NOTE}\]")
+_CALL = re.compile(r"\w+_(?:call|tool_use)|mcp_approval_request")
+_RESULT = re.compile(r"\w+_(?:call_output|tool_result)|mcp_approval_response")
+_UNSAID = {
+    *("id", "type", "status", "call_id", "tool_use_id", "approval_request_id", "cache_control", "caller"),
+    *("encrypted_content", "encrypted_index", "signature"),
+}
+"""Keys of items whose values say nothing to a model."""
+
+
+def text_of(part: object) -> str:
+    """The text of a part of a message; of an image, a document or the like, a note that it was left out.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise ValueError("a part of the content has no type: give text, or parts of the type text")
+    if kind in _TEXTS:
+        text = part.get(_TEXTS[kind])
+        if not isinstance(text, str):
+            raise ValueError(f"a part of the content has no text: give its {_TEXTS[kind]}")
+        return text
+    if kind == "search_result":
+        return "\n".join([*_strings(part, "title", "source"), content_of(part.get("content"))])
+    if kind not in _MEDIA:
+        raise ValueError(f"content of the type {kind[:40]} is not supported: give text")
+    match part.get("source"):
+        case {"type": "text", "data": str(text)}:
+            return "\n".join([*_strings(part, "title", "context"), text])
+        case {"type": "content", "content": content}:
+            return "\n".join([*_strings(part, "title", "context"), content_of(content)])
+    inner = part.get(kind)
+    names = [*_strings(part, *_NAMES), *_strings(inner if isinstance(inner, dict) else {}, *_NAMES)]
+    return f"[{' '.join([_MEDIA[kind], *names[:1]])} {_NOTE}]"
+
+
+def content_of(content: object) -> str:
+    """The text of the content of a message, or of the result of a tool: its parts are lines.
+
+    Raises:
+        ValueError: it is not text, nor a list of parts.
+    """
+    if isinstance(content, list):
+        return "\n".join(map(text_of, content))
+    if not isinstance(content, str):
+        raise ValueError("the content is not text: give text, or a list of parts")
+    return content
+
+
+def has_text(content: str) -> bool:
+    """Return whether there is more in a message than notes that something was left out."""
+    lines = content.splitlines()
+    return not lines or not all(_PLACEHOLDER.fullmatch(line) or not line for line in lines)
+
+
+def role_of(kind: str) -> str | None:
+    """The role of a message in place of an item that is not a function's; None: it has another meaning."""
+    if _CALL.fullmatch(kind):
+        return "assistant"
+    return "user" if _RESULT.fullmatch(kind) else None
+
+
+def described(item: Mapping[str, Any]) -> str:
+    """A call of a tool that does not exist here, or its result, as text; empty: it carries nothing."""
+    told = {"result": f"[image {_NOTE}]"} if item["type"] == "image_generation_call" else _told(item)
+    return f"[{item['type']}: {json.dumps(told, ensure_ascii=False)}]" if told else ""
+
+
+def _told(value: Any) -> Any:
+    """The value without what says nothing."""
+    if isinstance(value, list):
+        return [_told(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") in _MEDIA:
+        return text_of(value)
+    kept = {key: _told(each) for key, each in value.items() if key not in _UNSAID}
+    return {key: each for key, each in kept.items() if each not in (None, "", [], {})}
+
+
+def _strings(part: Mapping[str, Any], *names: str) -> Iterator[str]:
+    """The texts of these names that are there, each as one line."""
+    return (" ".join(value.split()) for name in names if isinstance(value := part.get(name), str) and value)

@@ -1,0 +1,143 @@
+"""A limit of the reasoning: the main model's distribution up to it, then the closing, whatever is drafted."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+
+from spec_local.core.constraint import Constraint
+from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
+from spec_local.core.reasoning import markers_of, splitter_after
+from spec_local.core.sampling import Sampler
+from spec_local.core.thought_limit import ThoughtLimit
+from spec_local.lookups.forced import ForcedTokens
+from spec_local.policies.base import Policy
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import BestFirst, Chain, Drawn
+from tests.unfiltered import unfiltered
+from tests.unit.generation import generate
+
+PIECES = [b"a", b"\n", b"</think>", b"<think>", b"<", b"/think>"]
+A, LINE, CLOSE, OPEN, LESS, REST = range(6)
+CLOSING = [LINE, CLOSE]
+
+
+def limit(n, *prompt, rest=None, closing=CLOSING):
+    splitter = splitter_after("{{ '</think>' }}", PIECES.__getitem__, prompt)
+    splitter.feed("")
+    return ThoughtLimit(splitter, n, closing, PIECES.__getitem__, len(PIECES), rest).start()
+
+
+def after(state, *tokens):
+    for token in tokens:
+        assert state.allows(np.array([token]))[0]
+        state = state.after(token)
+    return state
+
+
+def choices(state):
+    return state.allowed().nonzero()[0].tolist()
+
+
+def test_the_closing_follows_the_last_token():
+    state = after(limit(3, OPEN), A, LINE)
+    assert (choices(state), state.forced(4)) == ([*range(6)], ())
+    state = after(state, A)
+    assert choices(state) == [LINE]
+    assert state.forced(4) == [(LINE, 1.0), (CLOSE, 1.0)]
+    assert state.forced(1) == [(LINE, 1.0)]
+    assert state.n_allowed([LINE, CLOSE, A, A]) == 4
+    assert state.n_allowed([LINE, A]) == 1
+    assert limit(3, OPEN).n_allowed([A, A, A, A]) == 3
+    assert after(state, LINE, CLOSE) is None
+    assert state.after(A) is None
+
+
+@pytest.mark.parametrize("tokens", [[CLOSE], [A, CLOSE], [LESS, REST]])
+def test_reasoning_that_ends_before_is_free(tokens):
+    assert after(limit(3, OPEN), *tokens) is None
+
+
+def test_what_the_model_wrote_of_the_closing_is_not_written_again():
+    assert choices(after(limit(2, OPEN), A, LINE)) == [CLOSE]
+    assert choices(after(limit(2, OPEN), LINE, A)) == [LINE]
+
+
+def test_the_model_may_open_the_reasoning_itself():
+    assert choices(limit(0, OPEN)) == [LINE]
+    assert choices(after(limit(0), OPEN)) == [LINE]
+    assert choices(after(limit(1), LINE, OPEN, A)) == [LINE]
+    for tokens in ([A], [LESS, A], [CLOSE]):
+        assert after(limit(0), *tokens) is None
+    assert limit(0, OPEN, CLOSE) is None
+
+
+def test_a_state_does_not_change():
+    state = limit(2, OPEN)
+    before = copy.deepcopy(state.splitter.__dict__)
+    for token in range(6):
+        state.after(token)
+    assert state.splitter.__dict__ == before
+
+
+def test_the_other_constraint_waits_for_the_closing():
+    """The closing goes before it; afterwards, it continues with the whole output."""
+    rest = FakeState(6, lambda answer: {A, LINE, CLOSE} if len(answer) < 3 else {LESS})
+    state = limit(1, OPEN, rest=rest)
+    assert choices(state) == [A, LINE, CLOSE]
+    state = after(state, A)
+    assert choices(state) == [LINE]
+    last = after(state, LINE, CLOSE)
+    assert (last.answer, choices(last)) == ((A, LINE, CLOSE), [LESS])
+    assert state.n_allowed([LINE, CLOSE, LESS, A]) == 3
+
+
+def test_every_model_that_reasons_has_a_closing():
+    for name in ("</think>", "<|start|>assistant<|channel|>final<|message|>", "<channel|>"):
+        markers = markers_of(name)
+        assert markers.closed.strip().endswith(markers.closings[0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        ("exact-match", None),
+        ("token", Chain("drawn")),
+        ("block", Chain("drawn")),
+        ("exact-match", Chain("coupled")),
+        ("exact-match", BestFirst(3)),
+        ("traversal", Drawn("without replacement", 3)),
+    ],
+    ids=["forced", "token", "block", "coupled", "best first", "traversal"],
+)
+def test_the_output_distribution_is_that_of_plain_decoding(cached_logits, rule, shape):
+    n_drafted = 0
+
+    def run(rng, drafting, n=4, budget=2):
+        nonlocal n_drafted
+        # Three tokens, so that all outcomes can be enumerated: a, the line break, the marker.
+        state = limit(budget, OPEN) if budget else None
+        constraint = Constraint(state) if state else None
+        sampler = Sampler(unfiltered(), constraint)
+        draft = DraftModel(FakeModel(3, seed=9), sampler, shape, n_vocab=3) if drafting and shape else None
+        lookups = [ForcedTokens(constraint)] if drafting else []
+        proposer = CombinedProposer(Policy(), draft, lookups, constraint=constraint) if drafting else None
+        options = {"draft_max": 2, "max_tokens": n, "sampler": sampler}
+        tokens, end = generate(FakeModel(3, seed=1), [0, 1], proposer, rng=rng, rule=rule, **options)
+        n_drafted += end.statistics.draft_n_accepted
+        return tuple(tokens)
+
+    plain = enumerate_outcomes(partial(run, drafting=False))
+    drafted = enumerate_outcomes(partial(run, drafting=True))
+    assert n_drafted
+    assert drafted.keys() == plain.keys()
+    assert all(abs(drafted[answer] - plain[answer]) < 1e-12 for answer in plain)
+    free = enumerate_outcomes(partial(run, drafting=False, n=2, budget=None))
+    for first, probability in free.items():
+        found = {answer: p for answer, p in plain.items() if answer[:2] == first}
+        assert abs(sum(found.values()) - probability) < 1e-12
+        if CLOSE not in first:
+            closing = CLOSING[first[-1:] == (LINE,) :]
+            assert all(list(answer[2 : 2 + len(closing)]) == closing for answer in found)
