@@ -157,10 +157,10 @@ class Conversation:
         check_last(self.messages)
         whole = Rendered.of(content, [(0, len(content))])
         bytes_of(reasoning)  # checks it
-        text, calls = self.parser().finish(content)
-        message: Message = {"role": "assistant", "content": text}
-        if calls:
-            message["tool_calls"] = [call.message for call in calls]
+        found = self.parser().finish(content)
+        message: Message = {"role": "assistant", "content": found.text}
+        if found.calls:
+            message["tool_calls"] = [call.message for call in found.calls]
         if reasoning:
             message["reasoning_content"] = reasoning
         elif self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):

@@ -1,5 +1,6 @@
 """The messages and the tools in bodies, in the form of OpenAI's chat completions."""
 
+import json
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
@@ -7,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest
+from spec_local.grammar.usable_schema import usable
 from spec_local.server.sampling_body import Part
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -130,6 +132,24 @@ def messages_of(messages: Sequence[ChatMessage]) -> Sequence[Message]:
     if not messages:
         raise InvalidRequest("messages is empty: give at least one message")
     return [each.message(f"messages[{i}]") for i, each in enumerate(messages)]  # type: ignore[misc]
+
+
+def tool_warnings(tools: Sequence[Function], choice: str, json_schema: str | None, field: str) -> list[str]:
+    """Sentences about what of the tools' schemas a grammar of calls does not enforce.
+
+    field: of the schema of each tool, with its index in place of ``{}``.
+
+    Raises:
+        InvalidRequest: there is such a grammar, and a schema cannot be used.
+    """
+    if choice == "none" or (choice == "auto" and json_schema is None):
+        return []
+    return [
+        warning
+        for i, tool in enumerate(tools)
+        if tool.parameters and choice in ("auto", "required", tool.name)
+        for warning in usable(json.dumps(tool.parameters), field.format(i)).warnings
+    ]
 
 
 def choice_of(given: object, tools: Sequence[Function]) -> str:

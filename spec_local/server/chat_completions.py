@@ -1,12 +1,13 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.chat_body import ChatMessage, Tool, choice_of, messages_of
+from spec_local.server.chat_body import ChatMessage, Tool, choice_of, messages_of, tool_warnings
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
 from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
@@ -20,6 +21,7 @@ class _Body(OpenAIBody):
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
 
@@ -38,10 +40,20 @@ class _Body(OpenAIBody):
         functions = [tool.function for tool in self.tools or ()]
         tool_choice = choice_of(self.tool_choice, functions)
         messages, tools = messages_of(self.messages), [function.tool() for function in functions]
-        return [
-            AnswerRequest(each, messages, tools, tool_choice, marks=bool(self.marks))
-            for each in choices(settings, self.n or 1)
-        ]
+        where = "tools[{}].function.parameters"
+        request = AnswerRequest(
+            settings,
+            messages,
+            tools,
+            tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            warnings=[
+                *self.warnings(self.response_format),
+                *tool_warnings(functions, tool_choice, settings.json_schema, where),
+            ],
+            marks=bool(self.marks),
+        )
+        return [replace(request, settings=each) for each in choices(settings, self.n or 1)]
 
 
 class ChatCompletions(OpenAIExchange):
@@ -61,11 +73,13 @@ class ChatCompletions(OpenAIExchange):
             part["reasoning_content"] = added.reasoning
         if added.content:
             part["content"] = added.content
-        if added.tool_calls:
-            n_before = len(answer.calls) - len(added.tool_calls)
-            part["tool_calls"] = [
-                {"index": n_before + i, **call.message} for i, call in enumerate(added.tool_calls)
-            ]
+        n_before = len(answer.calls) - len(added.tool_calls)
+        calls: list[dict[str, Any]] = []
+        if added.arguments:
+            calls.append({"index": n_before - 1, "function": {"arguments": added.arguments}})
+        calls += [{"index": n_before + i, **call.message} for i, call in enumerate(added.tool_calls)]
+        if calls:
+            part["tool_calls"] = calls
         return part
 
     def _whole(self, answer: AnswerSoFar) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
 
 from spec_local.chat.messages import Message
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.chat_body import Function, Name, Text, choice_of, known
+from spec_local.server.chat_body import Function, Name, Text, choice_of, known, tool_warnings
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.openai_json import named, new_id
 from spec_local.server.protocol import Exchange
@@ -126,6 +127,7 @@ class _Body(SamplingBody):
     tool_choice: Any = None
     thinking: _ThinkingConfig | None = None
     output_config: _OutputConfig | None = None
+    output_format: ResponseFormat | None = None
 
     @property
     def shows_thinking(self) -> bool:
@@ -133,17 +135,27 @@ class _Body(SamplingBody):
         return wanted is not None and wanted.type != "disabled" and wanted.display != "omitted"
 
     def request(self) -> AnswerRequest:
+        form, field = self.output_config.format if self.output_config else None, "output_config.format"
+        if self.output_format is not None:  # its name in the beta
+            form, field = self.output_format, "output_format"
         settings = self.settings(
             max_tokens=limit(self.max_tokens),
             stops=self.stop_sequences,
-            json_schema=schema_of(self.output_config.format) if self.output_config else None,
+            json_schema=schema_of(form, field),
         )
         functions = [tool.function() for tool in self.tools or ()]
+        choice = choice_of(_openai_choice(self.tool_choice), functions)
+        one_only = isinstance(self.tool_choice, dict) and self.tool_choice.get("disable_parallel_tool_use")
         return AnswerRequest(
             settings,
             self._messages(),
             [function.tool() for function in functions],
-            choice_of(_openai_choice(self.tool_choice), functions),
+            choice,
+            parallel_tool_calls=one_only is not True,
+            warnings=[
+                *self.warnings(form, field),
+                *tool_warnings(functions, choice, settings.json_schema, "tools[{}].input_schema"),
+            ],
         )
 
     def _messages(self) -> Sequence[Message]:
@@ -185,6 +197,7 @@ class Messages(Exchange):
             "type": "message",
             "role": "assistant",
             "model": given.model or loaded.name,
+            **({"warnings": warnings} if (warnings := [*self.requests[0].warnings]) else {}),
         }
 
     def write(self, index: int, event: Event) -> Iterator[str]:
@@ -205,10 +218,12 @@ class Messages(Exchange):
                     if kind == "reasoning":
                         yield self._delta("signature_delta", "signature", "")  # clients wait for one
                     yield self._event("stop")
-                case ("call", call):
+                case ("open call", call):
                     yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+                case ("arguments", text):
+                    yield self._delta("input_json_delta", "partial_json", text)
+                case ("close call", call):
                     self._content[-1]["input"] = _json_object(call.arguments)
-                    yield self._delta("input_json_delta", "partial_json", call.arguments)
                     yield self._event("stop")
         if self._answer.ended:
             message = self._message()
@@ -262,9 +277,12 @@ def _stop_reason(answer: AnswerSoFar) -> str | None:
 
 
 def _json_object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object that can be written as JSON again."""
+    """Arguments as an object that can be written as JSON again; what is complete of them if they are cut."""
     try:
-        value = json.loads(arguments)
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            value = from_json(arguments, allow_partial="trailing-strings")
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         value = json.loads(text.encode(errors="replace"))  # escapes may make half characters
     except (ValueError, RecursionError):

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spec_local.chat.messages import Message
+from spec_local.chat.messages import Message, json_object
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.chat_body import Function, Name, Text, choice_of, known
+from spec_local.server.chat_body import Function, Name, Text, choice_of, known, tool_warnings
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.openai_json import named, new_id
 from spec_local.server.protocol import Exchange
@@ -80,6 +80,7 @@ class _Body(SamplingBody):
     max_output_tokens: Count | None = None
     tools: list[Annotated[_Tool, known(("function",))]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -92,13 +93,24 @@ class _Body(SamplingBody):
             )
         if self.background:
             raise InvalidRequest("background is not supported: leave it out, and wait for the response")
+        form = self.text.format if self.text else None
         settings = self.settings(
             max_tokens=limit(self.max_output_tokens),
-            json_schema=schema_of(self.text.format) if self.text else None,
+            json_schema=schema_of(form, "text.format"),
         )
         tools = self.tools or ()
         tool_choice = choice_of(self.tool_choice, tools)
-        return AnswerRequest(settings, self._messages(), [tool.tool() for tool in tools], tool_choice)
+        return AnswerRequest(
+            settings,
+            self._messages(),
+            [tool.tool() for tool in tools],
+            tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            warnings=[
+                *self.warnings(form, "text.format"),
+                *tool_warnings(tools, tool_choice, settings.json_schema, "tools[{}].parameters"),
+            ],
+        )
 
     def _messages(self) -> Sequence[Message]:
         """The items as messages: calls and reasoning are parts of the assistant's."""
@@ -157,7 +169,7 @@ class Responses(Exchange):
             "instructions": given.instructions,
             "max_output_tokens": request.settings.max_tokens,
             "metadata": {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,
@@ -166,6 +178,7 @@ class Responses(Exchange):
             "tools": [tool.model_dump() for tool in given.tools or ()],
             "top_p": sampling.top_p,
             "truncation": "disabled",
+            **({"warnings": [*request.warnings]} if request.warnings else {}),
         }
 
     def begin(self) -> Iterator[str]:
@@ -188,13 +201,16 @@ class Responses(Exchange):
                     yield self._item_event(f"{_TEXTS[kind]}.done", content_index=0, text=text, **_MORE[kind])
                     yield self._item_event("content_part.done", content_index=0, part=part)
                     yield self._stop("incomplete" if self._is_cut else "completed", content=[part])
-                case ("call", call):
+                case ("open call", call):
                     start = {"type": "function_call", "call_id": call.id, "name": call.name}
                     yield self._start(new_id("fc_"), **start, arguments="")
+                case ("arguments", text):
+                    yield self._item_event("function_call_arguments.delta", delta=text)
+                case ("close call", call):
                     function = {"name": call.name, "arguments": call.arguments}
-                    yield self._item_event("function_call_arguments.delta", delta=call.arguments)
                     yield self._item_event("function_call_arguments.done", **function)
-                    yield self._stop("completed", arguments=call.arguments)
+                    is_cut = self._is_cut and json_object(call.arguments) is None
+                    yield self._stop("incomplete" if is_cut else "completed", arguments=call.arguments)
         if self._answer.ended:
             response = self._response()
             yield self._event(f"response.{response['status']}", response=response)
