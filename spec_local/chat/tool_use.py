@@ -113,8 +113,8 @@ class ToolUse:
         """A new parser of the answer, without its reasoning; partial: see `ToolCallParser`."""
         form, constrained = self._form, False
         if form and self._grammar is not None:
-            # The grammar writes the openings, so that JSON without one is the answer.
-            form = replace(form, bare=form.is_json)
+            # In required calls, the grammar writes the openings, if there are any.
+            form = replace(form, bare=form.is_json or (form.bare and not self.required))
             constrained = self.required or not form.bare
         return ToolCallParser(form, self.tools, partial=partial, most=self._most, constrained=constrained)
 

@@ -265,7 +265,8 @@ class _Strict:
         if closed and strict.keys() & {"properties", "patternProperties"}:
             if strict.keys().isdisjoint({"additionalProperties", "patternProperties"}):
                 known = strict["properties"]
-                strict["properties"] = known | {n: {} for n in strict.get("required", ()) if n not in known}
+                others = [name for name in strict.get("required", ()) if name not in known]
+                strict["properties"] = known | dict.fromkeys(others, True)
             strict.setdefault("additionalProperties", False)
         optional = strict.get("properties", {}).keys() - strict.get("required", ())
         if strict.keys() & {"minProperties", "maxProperties"} and len(optional) > _MAX_OPTIONAL:

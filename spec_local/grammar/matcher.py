@@ -21,14 +21,16 @@ from spec_local.system.deep_stack import call_with_stack
 
 _STACK = 256 << 20
 """Stack size in bytes: llguidance recurses along chains of up to 65,000 rules, with 3.3 KB for each."""
-_LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000)
+_LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000, initial_lexer_fuel=5_000_000)
 """Limits of about a second per mask. The defaults are too low for large character sets and vocabularies."""
-_FORCING_LIMITS = LLParserLimits(step_max_items=5_000)
+_FORCING_LIMITS = LLParserLimits(step_max_items=5_000, initial_lexer_fuel=5_000_000)
 """The same for forced text, of up to 2 ms: a grammar may force a text without an end."""
 _FEW = 64
 """Up to this number of tokens, checking them one by one is faster than a mask of the whole vocabulary."""
 _MAX_TOKEN_BYTES, _MAX_VOCABULARY_BYTES = 1 << 10, 1 << 22
 """Size of a token and sum of all sizes; above, llguidance's prefix tree fails an assertion."""
+_NOTHING = "NoExtensionBias"
+"""llguidance's error where no token may follow."""
 _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 # Without this, text that is forced could be tokenized in one way only, and masks would depend on the
 # tokenizer.
@@ -109,7 +111,12 @@ class Grammar:
         tokens = [_token_id(vocabulary, name) for name in rules.control]
         # Control tokens have no text; a token with text is one of several ways to write it.
         tokens = [None if token is None or vocabulary.piece(token) else token for token in tokens]
-        grammar = cls(vocabulary, rules.rules + lark.control_rules(rules.control, tokens))
+        try:
+            grammar = cls(vocabulary, rules.rules + lark.control_rules(rules.control, tokens))
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"tools and response format cannot be used together ({error}): give fewer or simpler schemas"
+            ) from None
         if rules.has_json:
             grammar._json = _tables_of(vocabulary).json, "patternProperties" in rules.rules
             grammar._json_start = JsonText(is_json=False)
@@ -216,10 +223,14 @@ class GrammarState:
         return self._forced.tokens(self._forcing.deep_copy(), self._text, n)
 
     def _check(self) -> None:
-        if self._matcher.is_error():
+        if not self._matcher.is_error():
+            return
+        reason = _reason(self._matcher.get_error())
+        if reason == _NOTHING:
             raise InvalidRequest(
-                f"the grammar is too ambiguous ({_reason(self._matcher.get_error())}): simplify it"
+                "the grammar lets no text follow: a rule refers only to itself, or a set is empty; correct it"
             )
+        raise InvalidRequest(f"the grammar is too ambiguous ({reason}): simplify it")
 
 
 class _Tokens:

@@ -30,12 +30,23 @@ class Subschemas:
         self._comparisons = 0
         self._ids: dict[str, str] | None = None  # pointers to the schemas with an $id
 
-    def pointer(self, reference: Any, where: str) -> Any:
-        """A reference as a JSON pointer to the schema, of which it may give the ``$id``.
+    def pointer(self, reference: Any, where: str) -> str:
+        """The JSON pointer to the target of a reference in the strict schema, where tuples have other names.
 
         Raises:
             InvalidRequest: see `target`.
         """
+        return self._find(reference, where)[1]
+
+    def target(self, reference: Any, where: str) -> Any:
+        """Return the schema that a reference refers to: by a JSON pointer (RFC 6901), or the ``$id`` of it.
+
+        Raises:
+            InvalidRequest: the reference leads to no schema within the root.
+        """
+        return self._find(reference, where)[0]
+
+    def _find(self, reference: Any, where: str) -> tuple[Any, str]:
         if isinstance(reference, str) and not reference.startswith("#"):
             if self._ids is None:
                 self._ids = {
@@ -44,18 +55,6 @@ class Subschemas:
                     if isinstance(one.get("$id"), str)
                 }
             reference = self._ids.get(reference, reference)
-        self._find(reference, where)
-        return reference
-
-    def target(self, reference: Any, where: str) -> Any:
-        """Return the schema that a reference (a JSON pointer, RFC 6901, as a URI fragment) refers to.
-
-        Raises:
-            InvalidRequest: the reference is not a pointer to a schema within the root.
-        """
-        return self._find(self.pointer(reference, where), where)
-
-    def _find(self, reference: Any, where: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise InvalidRequest(
                 f"{where} refers to {reference!r:.60}: give a reference into the schema itself (#/...)"
@@ -70,8 +69,8 @@ class Subschemas:
             steps = unquote_to_bytes(reference[1:]).decode().split("/")[1:]
         except UnicodeError:
             raise wrong from None
-        found, kind = self._root, "schema"
-        for step in steps:
+        found, kind, names = self._root, "schema", reference.split("/")
+        for i, step in enumerate(steps, 1):
             step = step.replace("~1", "/").replace("~0", "~")
             if kind == "list" and isinstance(found, list):
                 if not _INDEX.fullmatch(step) or int(step) >= len(found):
@@ -83,13 +82,15 @@ class Subschemas:
             if kind == "schema":
                 kinds = {"names": NAMED, "list": LISTED, "schema": SINGLE}
                 kind = next((kind for kind, keywords in kinds.items() if step in keywords), "")
-                kind = "list" if kind == "schema" and isinstance(found[step], list) else kind
+                if isinstance(found.get("items"), list) and step in ("items", "additionalItems"):
+                    kind = "list" if step == "items" else "schema"
+                    names[i] = "prefixItems" if step == "items" else "items"
             else:
                 kind = "schema"
             found = found[step]
         if kind != "schema" or not isinstance(found, (dict, bool)):
             raise InvalidRequest(f"{where} refers to {reference!r:.60}, which is not a schema: correct it")
-        return found
+        return found, "/".join(names)
 
     def resolve(self, schema: Any, where: str) -> Any:
         """Follow the reference of a schema that has no other keyword than it, and annotations."""

@@ -11,7 +11,7 @@ from spec_local.chat.call_grammar import call_grammar
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.grammar.matcher import Grammar
 from tests.byte_vocabulary import VOCABULARY, accepts, sample
-from tests.unit.test_tool_calls import FORMS, MARKED, TOOLS, whole
+from tests.unit.test_tool_calls import CALL, FORMS, MARKED, TOOLS, whole
 
 ANSWER = {"type": "object", "properties": {"name": {"enum": ["weather", "x"]}}, "required": ["name"]}
 RICH = {
@@ -70,6 +70,7 @@ def test_calls_or_an_answer_under_a_schema(form):
     assert accepts(accepting, known.answer + '{"name":"weather"}')
     assert accepts(accepting, known.answer + '{"name": "x"}')
     assert not accepts(accepting, known.answer + '{"name": "y"}')
+    assert accepts(accepting, CALL) == (known.bare and not known.is_json)
     assert not accepts(accepting, known.answer + '{"name":"weather"}' + marked(form))
 
 
