@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_local.chat.call_formats import ToolCall
+    from spec_local.chat.call_reading import ToolCall
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.template import ChatTemplate
     from spec_local.chat_session import ChatSession, MessagesDropped
@@ -51,7 +51,7 @@ __all__ = [
 _HOMES = {
     "spec_local.chat_session": ("ChatSession", "MessagesDropped"),
     "spec_local.chat.conversation": ("Conversation",),
-    "spec_local.chat.call_formats": ("ToolCall",),
+    "spec_local.chat.call_reading": ("ToolCall",),
     "spec_local.chat.template": ("ChatTemplate",),
     "spec_local.settings": ("GenerationSettings",),
     "spec_local.session": ("Done", "RowEvent", "Session", "Text"),

@@ -334,10 +334,10 @@ class Session:
     ) -> Answer[Prefilled | Text | Done]:
         model = self.main.model
         last = self._chat or Conversation(model, ChatTemplate(model))
-        tool_use = ToolUse(last.template, tools, tool_choice)
+        tool_use = ToolUse(last.template, tools, tool_choice, json_schema=settings.json_schema)
         chat, settings = last.following(messages, tool_use), tool_use.settings(settings)
         answer = self._start(chat.prompt(), settings, cancelled, clock, chat)
-        self._chat, self._chat_is_constrained = chat, settings.constrained
+        self._chat, self._chat_is_constrained = chat, settings.constrained and not settings.call_grammar
         return answer
 
     def _start(

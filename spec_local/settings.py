@@ -10,6 +10,7 @@ from spec_local.arguments import checked_fields
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
+from spec_local.grammar.lark import RuleSet
 from spec_local.policies import POLICIES, POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIERS
@@ -58,6 +59,7 @@ class GenerationSettings:
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
         reasoning_budget: maximum number of tokens of the reasoning before the answer, after which its closing
             follows; None: no limit. Without effect under a grammar, and for models that do not reason.
+        call_grammar: a grammar of tool calls, which `spec_local.chat.tool_use` writes.
         control_text: control tokens whose names are part of the answer's text, such as ``[TOOL_CALLS]``;
             others have no text.
         logprobs: number of alternatives whose log probabilities to report for each token, 0 to 20, before
@@ -83,6 +85,7 @@ class GenerationSettings:
     grammar: str | None = None
     json_schema: str | None = None
     reasoning_budget: _Natural | None = None
+    call_grammar: RuleSet | None = None
     control_text: Sequence[str] = ()
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -115,7 +118,7 @@ class GenerationSettings:
     @property
     def constrained(self) -> bool:
         """True if the answer must follow a grammar."""
-        return self.grammar is not None or self.json_schema is not None
+        return any(each is not None for each in (self.grammar, self.json_schema, self.call_grammar))
 
     @property
     def rule(self) -> str:

@@ -47,6 +47,19 @@ THOUGHTFUL: list[Event] = [STARTED, THOUGHT, HELLO, ended("length")]
 CALLING: list[Event] = [STARTED, HELLO, Delta(tool_calls=(WEATHER,)), ended(rest=Delta(tool_calls=(TIME,)))]
 
 
+IN_PARTS: list[Event] = [
+    STARTED,
+    HELLO,
+    Delta(tool_calls=(Call("call_1", "weather", '{"ci'),)),
+    Delta(arguments='ty": "B'),
+    Delta(arguments='ern"}', tool_calls=(TIME,)),
+    ended(),
+]
+"""The same calls as they are generated."""
+CUT = [*IN_PARTS[:4], ended("length")]
+"""The token limit cuts a call."""
+
+
 def stream(exchange: Any, *answers: list[Event]) -> str:
     """The whole stream; the events of several answers alternate."""
     written = [*exchange.begin()]

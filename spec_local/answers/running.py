@@ -228,17 +228,16 @@ class RunningAnswers:
             return None
         from spec_local.grammar.matcher import Grammar
 
-        key = settings.grammar, settings.json_schema
+        key = settings.grammar, settings.json_schema, settings.call_grammar
         if not self._grammar or self._grammar[0] != key:
             vocabulary = self._main.model.vocabulary
-            self._grammar = (
-                key,
-                (
-                    Grammar.from_gbnf(vocabulary, settings.grammar)
-                    if settings.grammar is not None
-                    else Grammar.from_json_schema(vocabulary, settings.json_schema or "")
-                ),
-            )
+            if settings.grammar is not None:
+                grammar = Grammar.from_gbnf(vocabulary, settings.grammar)
+            elif settings.call_grammar is None:
+                grammar = Grammar.from_json_schema(vocabulary, settings.json_schema or "")
+            else:
+                grammar = Grammar.from_rules(vocabulary, settings.call_grammar)
+            self._grammar = key, grammar
         return self._grammar[1].start()
 
 

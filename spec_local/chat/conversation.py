@@ -164,12 +164,12 @@ class Conversation:
         check_last(self.messages)
         whole = Rendered.of(content, [(0, len(content))])
         bytes_of(reasoning)  # checks it
-        text, calls = self.parser().finish(content)
+        found = self.parser().finish(content)
         is_continued = self.messages[-1]["role"] == "assistant"
         message: Message = self.messages.pop() if is_continued else {"role": "assistant", "content": ""}
-        message = message | {"content": message["content"] + text}
-        if calls:
-            message["tool_calls"] = [call.message for call in calls]
+        message = message | {"content": message["content"] + found.text}
+        if found.calls:
+            message["tool_calls"] = [call.message for call in found.calls]
         if reasoning:
             message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
         elif self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
@@ -181,9 +181,9 @@ class Conversation:
         """A splitter of the text that the model generates after the last `prompt`."""
         return self.template.splitter(self.messages, self.tokens)
 
-    def parser(self) -> ToolCallParser:
-        """A parser of the tool calls in an answer without its reasoning."""
-        return self.tool_use.parser() if self.tool_use else ToolCallParser()
+    def parser(self, *, partial: bool = False) -> ToolCallParser:
+        """A parser of the tool calls in an answer without its reasoning; partial: see `ToolCallParser`."""
+        return self.tool_use.parser(partial=partial) if self.tool_use else ToolCallParser(partial=partial)
 
     def answered(
         self, events: Generator[_Event, None, None], splitter: Splitter

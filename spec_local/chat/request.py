@@ -79,14 +79,14 @@ class Request:
 
     def settings(self, model: Model, settings: GenerationSettings) -> GenerationSettings:
         """The settings with which the answer has the form of calls; they are changed only if it has tools."""
-        return self._tool_use(model).settings(settings) if self.tools else settings
+        return self._tool_use(model, settings.json_schema).settings(settings) if self.tools else settings
 
     def parser(self, model: Model) -> ToolCallParser:
         """A parser of the tool calls in the answer, without its reasoning; see `splitter`."""
         return self._tool_use(model).parser() if self.tools else ToolCallParser()
 
-    def _tool_use(self, model: Model) -> ToolUse:
-        return ToolUse(ChatTemplate(model), self.tools, self.tool_choice)
+    def _tool_use(self, model: Model, json_schema: str | None = None) -> ToolUse:
+        return ToolUse(ChatTemplate(model), self.tools, self.tool_choice, json_schema=json_schema)
 
     def splitter(self, model: Model, prompt: Sequence[int], settings: GenerationSettings) -> Splitter:
         """A splitter of the model's output for these tokens of the request.
@@ -94,7 +94,7 @@ class Request:
         Without a chat template, and under a grammar, which holds from the first token on, all of the output
         is the answer.
         """
-        if settings.constrained or self.is_plain(model):
+        if (settings.constrained and settings.call_grammar is None) or self.is_plain(model):
             return Splitter()
         return ChatTemplate(model).splitter(messages_of(self.messages), prompt)
 

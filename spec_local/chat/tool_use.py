@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from spec_local.arguments import checked
-from spec_local.chat.call_formats import BARE, CallFormat, format_of
+from spec_local.chat.call_formats import CallFormat, format_of
+from spec_local.chat.call_grammar import call_grammar
 from spec_local.chat.messages import Tool, tools_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import NO_TOOLS, ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.errors import InvalidRequest, ModelError
+from spec_local.grammar.lark import RuleSet
 from spec_local.settings import GenerationSettings
 
 _CHOICES = ("auto", "none", "required")
-_VALUES = {"const", "enum", "default", "examples"}
-"""Keywords of JSON schemas that hold values, not schemas."""
 
 
 class ToolUse:
@@ -25,17 +25,26 @@ class ToolUse:
     Args:
         tools: that the model may call, in the form of OpenAI's API (see `spec_local.chat.messages.Tool`).
         choice: ``auto``: the model decides; ``none``: it is not told of the tools; ``required``: the answer
-            is a call; the name of a tool: it is a call of this tool. For the last two, a JSON schema
+            is one or more calls; the name of a tool: it is a call of this tool. For the last two, a grammar
             constrains the answer.
+        parallel: more than one call is allowed.
+        json_schema: of the settings: the answer is calls or follows it, or only calls if they are required.
 
     Raises:
-        InvalidRequest: a tool is incomplete, the choice is unknown, or the model's form of calls cannot be
-            constrained.
+        InvalidRequest: a tool is incomplete, the choice is unknown, or a schema cannot be used.
         ModelError: the template has no tools, or the form of its calls is not supported.
     """
 
     @checked
-    def __init__(self, template: ChatTemplate, tools: Sequence[Tool] = (), choice: str = "auto") -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tools: Sequence[Tool] = (),
+        choice: str = "auto",
+        *,
+        parallel: bool = True,
+        json_schema: str | None = None,
+    ) -> None:
         known = tools_of(tools)
         names = [tool["function"]["name"] for tool in known]
         if choice not in (*_CHOICES, *names) or (choice == "required" and not known):
@@ -45,10 +54,19 @@ class ToolUse:
         self._template = template
         self.tools = known if choice != "none" else []
         """The tools that the model is told of."""
-        self._callable = [] if choice in ("auto", "none") else known
-        if choice in names and choice not in _CHOICES:
-            self._callable = [known[names.index(choice)]]
+        is_named = choice in names and choice not in _CHOICES
+        self.required = bool(self.tools) and choice != "auto"
+        """True if the answer must be a call."""
+        self._most = 1 if is_named or not parallel else None
         self._form = self._supported_form() if self.tools else None
+        self._grammar: RuleSet | None = None
+        if self._form and (self.required or json_schema is not None):
+            self._grammar = call_grammar(
+                self._form,
+                [_usable(known[i], i) for i in ([names.index(choice)] if is_named else range(len(known)))],
+                answer=None if self.required else json_schema,
+                parallel=self._most is None,
+            )
 
     def _supported_form(self) -> CallFormat:
         if not self._template.has_tools:
@@ -57,18 +75,10 @@ class ToolUse:
         if not form:
             raise ModelError(
                 "the model writes tool calls in a form that is not supported: use a model with the form of "
-                "Qwen, Hermes, Llama 3, Mistral, gpt-oss, Gemma 4, GLM or Granite"
-            )
-        if self._callable and form.prefix is None:
-            raise InvalidRequest(
-                "this model's form of tool calls cannot be required: give the tool_choice auto or none"
+                "Qwen, Hermes, Llama 3, Mistral, gpt-oss, Gemma 4, GLM, Granite, DeepSeek, Kimi K2, "
+                "Command R7B or LFM2"
             )
         return form
-
-    @property
-    def required(self) -> bool:
-        """True if the answer must be a call."""
-        return bool(self._callable)
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> Rendered:
         """The text of the prompt, up to where the model begins to write.
@@ -77,54 +87,42 @@ class ToolUse:
             InvalidRequest, ModelError: see `ChatTemplate.prompt`.
         """
         rendered = self._template.prompt(messages, self.tools)
-        if not self._form or not self.required:
+        if self._grammar is None or not rendered.text.rstrip().endswith(b"<think>"):
             return rendered
-        prefix = (self._form.prefix or "").encode()
-        if rendered.text.rstrip().endswith(b"<think>"):
-            prefix = b"\n</think>\n\n" + prefix
-        return Rendered(rendered.text + prefix, rendered.is_content + bytes(len(prefix)))
+        end = b"\n</think>\n\n"  # the grammar holds from the first token on
+        return Rendered(rendered.text + end, rendered.is_content + bytes(len(end)))
 
     def settings(self, settings: GenerationSettings) -> GenerationSettings:
         """The settings of the answer.
 
         Raises:
-            InvalidRequest: they constrain the answer already, or the schema of a tool that must be called
-                cannot be used.
+            InvalidRequest: they have a grammar.
         """
         if not self._form:
             return settings
-        if settings.constrained:
+        if settings.grammar is not None:
             raise InvalidRequest(
-                "an answer with tools cannot follow a grammar or a JSON schema: remove it, or give the "
-                "tool_choice none"
+                "an answer with tools cannot follow a grammar: remove it, or give the tool_choice none"
             )
-        if self.required:
-            return replace(settings, json_schema=_schema(self._callable, self._form.arguments))
-        return replace(settings, control_text=(*settings.control_text, *self._form.control))
+        settings = replace(settings, control_text=(*settings.control_text, *self._form.control))
+        if self._grammar is None:
+            return settings
+        return replace(settings, json_schema=None, call_grammar=self._grammar)
 
-    def parser(self) -> ToolCallParser:
-        """A new parser of the answer, without its reasoning."""
-        return ToolCallParser(BARE if self.required else self._form, self.tools)
-
-
-def _schema(tools: Sequence[Mapping[str, Any]], arguments: str) -> str:
-    """The JSON schema of a call of one of these tools."""
-    calls, definitions = [], {}
-    for i, tool in enumerate(tools):
-        function = tool["function"]
-        definitions[str(i)] = _moved(function["parameters"], f"#/$defs/{i}")
-        properties = {"name": {"const": function["name"]}, arguments: {"$ref": f"#/$defs/{i}"}}
-        calls.append({"type": "object", "properties": properties, "required": ["name", arguments]})
-    return json.dumps({"anyOf": calls, "$defs": definitions})
+    def parser(self, *, partial: bool = False) -> ToolCallParser:
+        """A new parser of the answer, without its reasoning; partial: see `ToolCallParser`."""
+        form, constrained = self._form, False
+        if form and self._grammar is not None:
+            # In required calls, the grammar writes the openings, if there are any.
+            form = replace(form, bare=form.is_json or (form.bare and not self.required))
+            constrained = self.required or not form.bare
+        return ToolCallParser(form, self.tools, partial=partial, most=self._most, constrained=constrained)
 
 
-def _moved(schema: Any, root: str) -> Any:
-    """The schema with its references to itself as part of another one."""
-    if isinstance(schema, list):
-        return [_moved(each, root) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: each if key in _VALUES else _moved(each, root) for key, each in schema.items()}
-    if isinstance(reference := moved.get("$ref"), str) and reference.startswith("#"):
-        moved["$ref"] = root + reference[1:]
-    return moved
+def _usable(tool: dict[str, Any], i: int) -> dict[str, Any]:
+    """The tool with what can be enforced of the schema of its parameters: it guides the model."""
+    from spec_local.grammar.usable_schema import usable  # takes a while: few answers have a grammar
+
+    function = tool["function"]
+    schema = usable(json.dumps(function["parameters"]), f"tools[{i}].function.parameters").schema
+    return {"function": function | {"parameters": json.loads(schema)}}

@@ -24,7 +24,6 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Set as AbstractSet
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
@@ -39,6 +38,7 @@ _OPTIONS = {
 _NOTES = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly",
     "$schema", "$comment", "discriminator", "contentMediaType", "contentEncoding", "contentSchema",
+    "$id", "id", "$anchor", "nullable",
 }  # fmt: skip
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _LIMITS = _BOUNDS | {"multipleOf"}
@@ -47,7 +47,7 @@ _BY_TYPE = {  # keywords that imply the type where a schema leaves it out
         "properties", "required", "additionalProperties", "patternProperties",
         "propertyNames", "minProperties", "maxProperties",
     },
-    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems"},
     "string": {"format", "pattern", "minLength", "maxLength"},
     "number": _LIMITS,
 }  # fmt: skip
@@ -60,7 +60,9 @@ _DATE = (  # without the year 0000
 _TIME = (
     r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[-+](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
+_HEX = "[0-9a-fA-F]"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_NAME_FORMATS = _FORMATS | {"uuid": f"^{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}$"}
 _KNOWN_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # to llguidance
 _UNCHECKED_FORMATS = {  # of the standard
     "idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template", "json-pointer",
@@ -81,9 +83,30 @@ _MAX_REMAINDERS = 100_000  # llguidance has a state for each
 _MAX_FACTOR = 2**32 - 1  # llguidance computes common multiples with 32 bits
 
 
-@functools.lru_cache(maxsize=8)
 def to_lark(schema: str) -> str:
     """Return a Lark grammar for the JSON that is valid under a schema, which is given as JSON.
+
+    Raises:
+        InvalidRequest: see `strict`.
+    """
+    return f"start: %json {strict(schema)}"
+
+
+class Unsupported(InvalidRequest):
+    """A keyword that cannot be enforced.
+
+    Attributes:
+        schema: that has the keyword. keyword: its name. instead: a weaker keyword with the same value.
+    """
+
+    def __init__(self, message: str, schema: dict[str, Any], keyword: str, instead: str = "") -> None:
+        super().__init__(message)
+        self.schema, self.keyword, self.instead = schema, keyword, instead
+
+
+@functools.lru_cache(maxsize=64)
+def strict(schema: str) -> str:
+    """Return the stricter schema for llguidance, as JSON.
 
     Raises:
         InvalidRequest: it is not JSON, not a schema, or has a keyword that is not supported.
@@ -93,7 +116,7 @@ def to_lark(schema: str) -> str:
             raise InvalidRequest(f"the JSON schema has more than {_MAX_BYTES} bytes: give a smaller one")
         loaded = json.loads(schema, parse_constant=_not_json)
         json.dumps(loaded, ensure_ascii=False).encode()
-        return f"start: %json {json.dumps(_Strict(loaded).schema() | {'x-guidance': _OPTIONS})}"
+        return json.dumps(strict_schema(loaded) | {"x-guidance": _OPTIONS})
     except InvalidRequest:
         raise
     except UnicodeEncodeError:
@@ -104,20 +127,27 @@ def to_lark(schema: str) -> str:
         raise InvalidRequest("the JSON schema is nested too deeply: give a flatter one") from None
 
 
+def strict_schema(schema: Any) -> dict[str, Any]:
+    """The stricter schema, without llguidance's options.
+
+    Raises:
+        Unsupported: it has a keyword that cannot be enforced; the error names the one found first.
+        InvalidRequest: it is not a schema, or cannot be used.
+    """
+    return _Strict(schema).schema()
+
+
 class _Strict:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._subschemas = Subschemas(root)
         self._found: list[tuple[dict[str, Any], str]] = []  # strict schemas, and their names
-        self._one_of: list[tuple[list[Any], list[Any], str]] = []  # original and strict choices
+        self._one_of: list[tuple[dict[str, Any], list[Any], str]] = []  # schemas, and their strict choices
         self._combines = False  # two schemas apply to one value
         self._sizes: dict[str, int] = defaultdict(int)
 
     def schema(self) -> dict[str, Any]:
-        root = self._root
-        if isinstance(root, dict):
-            root = {key: value for key, value in root.items() if key != "$id"}
-        strict = self._schema({} if root is True else root, "the JSON schema")
+        strict = self._schema({} if self._root is True else self._root, "the JSON schema")
         if strict is False:
             raise InvalidRequest("the JSON schema is false, so no answer is valid: give another one")
         for original, choices, where in self._one_of:
@@ -137,34 +167,45 @@ class _Strict:
             return schema
         if not isinstance(schema, dict):
             raise InvalidRequest(f"{where} is {_short(schema)}: give an object")
-        keys = schema.keys() - _NOTES
-        _support(keys, _KNOWN, where)
+        if "$id" in schema and schema is not self._root and '"$ref"' in json.dumps(schema):
+            raise Unsupported(
+                f"references in {where} begin at its $id: give schemas without $id", schema, "$id"
+            )
+        keys = {key for key in schema.keys() - _NOTES if not key.startswith("x-")}
+        if unknown := sorted(keys - _KNOWN):
+            raise _unsupported(schema, unknown[0], where)
         self._count(_PARTS, 1, _MAX_PARTS)
         for key in keys & _COUNTS:
-            if type(schema[key]) is not int or schema[key] < 0:
-                raise InvalidRequest(f"{key} of {where} is {_short(schema[key])}: give 0 or more")
+            count = schema[key]
+            if type(count) not in (int, float) or count < 0 or not _is_finite(count) or count != int(count):
+                raise InvalidRequest(f"{key} of {where} is {_short(count)}: give 0 or more")
         for key in keys & _LIMITS:
-            self._number(key, schema[key], where)
+            self._number(schema, key, where)
         parts = part or (bool(keys & _COMBINED) and len(keys - {"$defs", "definitions"}) > 1)
         self._combines |= parts or keys >= {"properties", "patternProperties"}
-        strict = {key: self._value(key, schema[key], where, parts) for key in schema if key in keys}
+        strict = {key: self._value(schema, key, where, parts) for key in schema if key in keys}
+        if isinstance(strict.get("items"), list):  # before 2020-12
+            strict["prefixItems"] = strict.pop("items")
+            strict |= {"items": strict["additionalItems"]} if "additionalItems" in strict else {}
+        strict.pop("additionalItems", None)
         if not keys & {"type", "enum", "const"}:
             types = [name for name, keywords in _BY_TYPE.items() if keywords & keys]
             strict |= {"type": types[0]} if types else {}
         types = strict.get("type", [])
         types = types if isinstance(types, list) else [types]
-        self._objects(strict, where, closed=not parts)
+        self._objects(schema, strict, where, closed=not parts)
         if "prefixItems" in strict:
             n = len(strict["prefixItems"])
             strict = {"items": False, "minItems": min(n, strict.get("maxItems", n))} | strict
         if "number" in types or "integer" in types:
             _limit_numbers(strict, "number" in types, where)
         if "format" in strict:
-            _limit_format(strict, where)
+            self._format(schema, strict, where)
         self._found.append((strict, where))
         return strict
 
-    def _value(self, key: str, value: Any, where: str, parts: bool) -> Any:
+    def _value(self, schema: dict[str, Any], key: str, where: str, parts: bool) -> Any:
+        value = schema[key]
         if key in NAMED:
             if not isinstance(value, dict):
                 raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a schema for each name")
@@ -178,16 +219,18 @@ class _Strict:
             return {
                 name: self._schema(one, f"{kind} {_short(name)} of {where}") for name, one in value.items()
             }
-        if key in LISTED:
+        if key in LISTED or (key == "items" and isinstance(value, list)):
             if not isinstance(value, list) or not value:
                 raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list of schemas")
-            parts = key != "prefixItems" and (parts or (key == "allOf" and len(value) > 1))
+            parts = key not in ("prefixItems", "items") and (parts or (key == "allOf" and len(value) > 1))
             found = [self._schema(one, f"{key} {i} of {where}", part=parts) for i, one in enumerate(value)]
             if key == "oneOf":
-                self._one_of.append((value, found, where))
+                self._one_of.append((schema, found, where))
             return found
-        if key in ("items", "additionalProperties"):
+        if key in ("items", "additionalItems", "additionalProperties"):
             return self._schema(value, f"{key} of {where}")
+        if key in _COUNTS:
+            return int(value)
         if key in ("enum", "required") and not isinstance(value, list):
             raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list")
         if key == "required":
@@ -199,19 +242,31 @@ class _Strict:
         if key == "pattern":
             self._count("characters in patterns", len(str(value)), _MAX_PATTERN_LENGTH)
         if key == "$ref":
-            self._subschemas.target(value, where)
+            return self._subschemas.pointer(value, where)
         return value
 
-    def _objects(self, strict: dict[str, Any], where: str, *, closed: bool) -> None:
+    def _objects(self, schema: dict[str, Any], strict: dict[str, Any], where: str, *, closed: bool) -> None:
         if "propertyNames" in strict:
-            _support(
-                strict.keys() & NAMED, {"$defs", "definitions"}, f'{where}, in addition to "propertyNames",'
-            )
-            pattern = self._pattern(strict.pop("propertyNames"), f"propertyNames of {where}")
-            if pattern is not None:
-                strict["patternProperties"] = {pattern: strict.get("additionalProperties", True)}
-            strict["additionalProperties"] = False
+            names = self._subschemas.resolve(strict.pop("propertyNames"), f"propertyNames of {where}")
+            if strict.keys() & {"properties", "patternProperties"} and not _is_any_name(names):
+                raise _unsupported(
+                    schema, "propertyNames", f'{where}, in addition to "properties" or "patternProperties",'
+                )
+            others = strict.get("additionalProperties", True)
+            listed = _listed_names(names) if isinstance(names, dict) and strict.get("required") else None
+            if listed is not None:
+                for name in listed:
+                    _check_name(name, where)
+                strict |= {"properties": dict.fromkeys(listed, others), "additionalProperties": False}
+            elif not _is_any_name(names):
+                pattern = self._pattern(names, schema, f"propertyNames of {where}")
+                strict["patternProperties"] = {} if pattern is None else {pattern: others}
+                strict["additionalProperties"] = False
         if closed and strict.keys() & {"properties", "patternProperties"}:
+            if strict.keys().isdisjoint({"additionalProperties", "patternProperties"}):
+                known = strict["properties"]
+                others = [name for name in strict.get("required", ()) if name not in known]
+                strict["properties"] = known | dict.fromkeys(others, True)
             strict.setdefault("additionalProperties", False)
         optional = strict.get("properties", {}).keys() - strict.get("required", ())
         if strict.keys() & {"minProperties", "maxProperties"} and len(optional) > _MAX_OPTIONAL:
@@ -225,27 +280,34 @@ class _Strict:
                 "give at most 1"
             )
 
-    def _pattern(self, schema: Any, where: str) -> str | None:
+    def _pattern(self, names: Any, schema: dict[str, Any], where: str) -> str | None:
         """Return a regular expression for the names that `propertyNames` allows; None: there are none."""
-        schema = self._subschemas.resolve(schema, where)
-        if schema is True:
+        names = self._subschemas.resolve(names, where)
+        if names is False:
+            return None
+        if _is_any_name(names):
             return ""
-        rule = {k: v for k, v in schema.items() if k not in _NOTES} if isinstance(schema, dict) else {}
-        kind = rule.pop("type", "string")
-        names = [rule["const"]] if "const" in rule else rule.get("enum", [])
-        if kind != "string" or not rule or type(names) is not list or any(type(n) is not str for n in names):
-            raise InvalidRequest(f"{where} is {_short(schema)}: give a string, an enum or a const")
-        if "enum" in rule or "const" in rule:
-            _support(rule.keys(), {"enum", "const"}, where)
-            for name in names:
-                _check_name(name, where)
-            return f"^(?:{'|'.join(map(re.escape, names))})$" if names else None
-        if len(rule) == 1 and ("pattern" in rule or str(rule.get("format")) in _FORMATS):
-            return str(rule.get("pattern") or _FORMATS[rule["format"]])
-        _support(rule.keys(), {"minLength", "maxLength"}, where)
-        return f"^(?s:.){{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
+        rule = {k: v for k, v in names.items() if k not in _NOTES} if isinstance(names, dict) else {}
+        for key in ("anyOf", "oneOf"):
+            if rule.keys() - {"type"} == {key} and isinstance(rule[key], list):
+                found = [self._pattern(one, schema, where) for one in rule[key]]
+                return "|".join(f"(?:{one})" for one in found if one is not None) or None
+        if (listed := _listed_names(rule)) is not None:
+            return f"^(?:{'|'.join(map(re.escape, listed))})$" if listed else None
+        wrong = Unsupported(
+            f"{where} is {_short(names)}: give a string, an enum or a const", schema, "propertyNames"
+        )
+        if rule.pop("type", "string") != "string":
+            raise wrong
+        if len(rule) == 1 and ("pattern" in rule or str(rule.get("format")) in _NAME_FORMATS):
+            return str(rule.get("pattern") or _NAME_FORMATS[rule["format"]])
+        if not rule or rule.keys() - {"minLength", "maxLength"}:
+            raise wrong
+        least, most = (int(rule[key]) if key in rule else "" for key in ("minLength", "maxLength"))
+        return f"^(?s:.){{{least or 0},{most}}}$"
 
-    def _number(self, key: str, limit: Any, where: str) -> None:
+    def _number(self, schema: dict[str, Any], key: str, where: str) -> None:
+        limit = schema[key]
         if type(limit) not in (int, float) or not _is_finite(limit) or (key == "multipleOf" and limit <= 0):
             expected = "a positive number" if key == "multipleOf" else "a number"
             raise InvalidRequest(f"{key} of {where} is {_short(limit)}: give {expected}")
@@ -253,10 +315,33 @@ class _Strict:
             factor = Decimal(str(limit)).normalize()
             decimals = max(0, -int(factor.as_tuple().exponent))
             if decimals > _MAX_DECIMALS:
-                raise InvalidRequest(
-                    f"multipleOf of {where} is {limit}: give at most {_MAX_DECIMALS} decimals"
+                raise Unsupported(
+                    f"multipleOf of {where} is {limit}: give at most {_MAX_DECIMALS} decimals",
+                    schema,
+                    "multipleOf",
                 )
             self._count("remainders of multipleOf", int(factor.scaleb(decimals)), _MAX_REMAINDERS)
+
+    def _format(self, schema: dict[str, Any], strict: dict[str, Any], where: str) -> None:
+        name = strict["format"]
+        if not isinstance(name, str):
+            raise InvalidRequest(f"format of {where} is {_short(name)}: give a string")
+        if name in _UNCHECKED_FORMATS:
+            raise Unsupported(
+                f'{where} has the format "{name}", which is not supported: '
+                "remove it and validate the output yourself",
+                schema,
+                "format",
+            )
+        if name in _FORMATS:
+            if "pattern" in strict:
+                part = {"type": "string", "pattern": _FORMATS[name]}
+                strict["allOf"] = [*strict.get("allOf", ()), part]
+                self._found.append((part, where))
+            else:
+                strict["pattern"] = _FORMATS[name]
+        if name not in _KNOWN_FORMATS:
+            del strict["format"]
 
     def _constant(self, value: Any, where: str) -> None:
         self._count("constants", 1, _MAX_CONSTANTS)
@@ -276,9 +361,9 @@ class _Strict:
         if self._sizes[of] > most:
             raise InvalidRequest(f"the JSON schema has more than {most} {of}: give a smaller one")
 
-    def _require_distinction(self, original: list[Any], choices: list[Any], where: str) -> None:
+    def _require_distinction(self, one_of: dict[str, Any], choices: list[Any], where: str) -> None:
         """Let no value be valid under two choices of a `oneOf`, by requiring what tells objects apart."""
-        resolved = [self._subschemas.resolve(choice, where) for choice in original]
+        resolved = [self._subschemas.resolve(choice, where) for choice in one_of["oneOf"]]
         required: list[dict[str, None]] = [{} for _ in choices]
         for j, second in enumerate(resolved):
             for i, first in enumerate(resolved[:j]):
@@ -286,9 +371,12 @@ class _Strict:
                     continue
                 name = self._subschemas.distinguishing_name(first, second)
                 if name is None:
-                    raise InvalidRequest(
+                    raise Unsupported(
                         f"choices {i} and {j} in oneOf of {where} may both be valid: give anyOf, "
-                        "or a property with a different const in each"
+                        "or a property with a different const in each",
+                        one_of,
+                        "oneOf",
+                        instead="anyOf",
                     )
                 required[i][name] = required[j][name] = None
         for i, names in enumerate(required):
@@ -350,30 +438,29 @@ def _check_name(name: Any, where: str) -> None:
         raise InvalidRequest(f"{where} has the name {_short(name)}: give a string without control characters")
 
 
-def _limit_format(strict: dict[str, Any], where: str) -> None:
-    name = strict["format"]
-    if not isinstance(name, str):
-        raise InvalidRequest(f"format of {where} is {_short(name)}: give a string")
-    if name in _FORMATS:
-        if "pattern" in strict:
-            raise InvalidRequest(f"{where} has a format and a pattern: give one of them")
-        strict["pattern"] = _FORMATS[name]
-    if name in _UNCHECKED_FORMATS:
-        raise InvalidRequest(
-            f'{where} has the format "{name}", which is not supported: '
-            "remove it and validate the output yourself"
-        )
-    if name not in _KNOWN_FORMATS:
-        del strict["format"]
+def _is_any_name(names: Any) -> bool:
+    """Return whether `propertyNames` allows all names."""
+    return names is True or (
+        isinstance(names, dict)
+        and names.keys() - _NOTES <= {"type"}
+        and names.get("type", "string") == "string"
+    )
 
 
-def _support(keys: AbstractSet[str], known: AbstractSet[str], where: str) -> None:
-    other = sorted(keys - known)
-    if other:
-        raise InvalidRequest(
-            f"{where} has {_short(other[0])}, which is not supported: "
-            "remove it and validate the output yourself"
-        )
+def _listed_names(names: dict[str, Any]) -> list[str] | None:
+    """The names in an enum or a const for names; None: there is none."""
+    if names.keys() - _NOTES - {"type", "enum", "const"} or names.get("type", "string") != "string":
+        return None
+    listed = [names["const"]] if "const" in names else names.get("enum")
+    return listed if isinstance(listed, list) and all(isinstance(name, str) for name in listed) else None
+
+
+def _unsupported(schema: dict[str, Any], keyword: str, where: str) -> Unsupported:
+    return Unsupported(
+        f"{where} has {_short(keyword)}, which is not supported: remove it and validate the output yourself",
+        schema,
+        keyword,
+    )
 
 
 def _not_json(name: str) -> None:

@@ -29,6 +29,7 @@ class JsonText(NamedTuple):
     text: the name or number so far.
     escaped: the last byte was a backslash that escapes the next one.
     expects_name: the next string is a name.
+    is_json: outside of all objects and arrays, too; otherwise that is other text, without quotes.
     """
 
     open: "tuple[frozenset[bytes] | None, object] | None" = None
@@ -36,6 +37,7 @@ class JsonText(NamedTuple):
     text: bytes = b""
     escaped: bool = False
     expects_name: bool = False
+    is_json: bool = True
 
     @property
     def used(self) -> frozenset[bytes]:
@@ -49,7 +51,7 @@ class JsonText(NamedTuple):
 
     def after(self, piece: bytes) -> "JsonText | None":
         """The position after more bytes of valid JSON; None: they repeat a name or overflow a number."""
-        open_, inside, text, escaped, expects_name = self
+        open_, inside, text, escaped, expects_name, is_json = self
         for i, byte in enumerate(piece):
             if inside in ("name", "string"):
                 if escaped:
@@ -69,7 +71,8 @@ class JsonText(NamedTuple):
                 if inside == "name":
                     text += piece[i : i + 1]
                 continue
-            if byte in _NUMBER and (inside == "number" or byte in b"-0123456789"):
+            is_digit = byte in _NUMBER and (inside == "number" or byte in b"-0123456789")
+            if is_digit and (is_json or open_):
                 inside, text = "number", text + piece[i : i + 1]
                 if not _fits(text):
                     return None
@@ -86,7 +89,7 @@ class JsonText(NamedTuple):
                 expects_name = False
             elif byte == 0x2C:
                 expects_name = bool(open_) and open_[0] is not None  # type: ignore[index]
-        return JsonText(open_, inside, text, escaped, expects_name)
+        return JsonText(open_, inside, text, escaped, expects_name, is_json)
 
 
 def _fits(number: bytes) -> bool:

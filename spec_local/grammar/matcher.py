@@ -1,6 +1,7 @@
 """Grammars and JSON schemas as constraints: llguidance computes which tokens may follow."""
 
 import functools
+import json
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,21 +13,24 @@ from numpy.typing import NDArray
 
 from spec_local.core.constraint import State
 from spec_local.errors import InvalidRequest
-from spec_local.grammar import forced_text, gbnf, json_schema
+from spec_local.grammar import forced_text, gbnf, json_schema, lark
 from spec_local.grammar.forced_text import ForcedText
 from spec_local.grammar.json_text import JsonPieces, JsonState, JsonText
+from spec_local.grammar.lark import RuleSet
 from spec_local.system.deep_stack import call_with_stack
 
 _STACK = 256 << 20
 """Stack size in bytes: llguidance recurses along chains of up to 65,000 rules, with 3.3 KB for each."""
-_LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000)
+_LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000, initial_lexer_fuel=5_000_000)
 """Limits of about a second per mask. The defaults are too low for large character sets and vocabularies."""
-_FORCING_LIMITS = LLParserLimits(step_max_items=5_000)
+_FORCING_LIMITS = LLParserLimits(step_max_items=5_000, initial_lexer_fuel=5_000_000)
 """The same for forced text, of up to 2 ms: a grammar may force a text without an end."""
 _FEW = 64
 """Up to this number of tokens, checking them one by one is faster than a mask of the whole vocabulary."""
 _MAX_TOKEN_BYTES, _MAX_VOCABULARY_BYTES = 1 << 10, 1 << 22
 """Size of a token and sum of all sizes; above, llguidance's prefix tree fails an assertion."""
+_NOTHING = "NoExtensionBias"
+"""llguidance's error where no token may follow."""
 _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 # Without this, text that is forced could be tokenized in one way only, and masks would depend on the
 # tokenizer.
@@ -51,19 +55,20 @@ class Grammar:
     them (``<...>``). End tokens are allowed where the text is complete.
     """
 
-    def __init__(self, vocabulary: Vocabulary, lark: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
         self._tables = _tables_of(vocabulary)
         self._forced = ForcedText(
             vocabulary, self._tables.byte_tokens, self._tables.ends, self._tables.usual_layout
         )
         self._json: tuple[JsonPieces, bool] | None = None  # and whether the schema limits names
+        self._json_start = JsonText()
         self._matcher, self._forcing = (
             call_with_stack(
                 _STACK,
                 functools.partial(
                     LLMatcher,
                     self._tables.tokenizer,
-                    LLMatcher.grammar_from_lark(_OPTIONS + lark),
+                    LLMatcher.grammar_from_lark(_OPTIONS + text),
                     log_level=0,
                     limits=limits,
                 ),
@@ -81,11 +86,7 @@ class Grammar:
             InvalidRequest: it cannot be used; the message gives the reason.
         """
 
-        def token_id(spelling: str) -> int | None:
-            tokens = vocabulary.tokenize(spelling, parse_special=True)
-            return tokens[0] if len(tokens) == 1 else None
-
-        return cls(vocabulary, gbnf.to_lark(text, token_id))
+        return cls(vocabulary, gbnf.to_lark(text, functools.partial(_token_id, vocabulary)))
 
     @classmethod
     def from_json_schema(cls, vocabulary: Vocabulary, schema: str) -> "Grammar":
@@ -95,9 +96,30 @@ class Grammar:
             InvalidRequest: the schema cannot be used; the message gives the reason.
         """
         check_json_schema(schema)
-        lark = json_schema.to_lark(schema)
-        grammar = cls(vocabulary, lark)
-        grammar._json = _tables_of(vocabulary).json, "patternProperties" in lark
+        text = json_schema.to_lark(schema)
+        grammar = cls(vocabulary, text)
+        grammar._json = _tables_of(vocabulary).json, "patternProperties" in text
+        return grammar
+
+    @classmethod
+    def from_rules(cls, vocabulary: Vocabulary, rules: RuleSet) -> "Grammar":
+        """Create a grammar from rules for texts with control tokens and JSON.
+
+        Raises:
+            InvalidRequest: it cannot be used; the message gives the reason.
+        """
+        tokens = [_token_id(vocabulary, name) for name in rules.control]
+        # Control tokens have no text; a token with text is one of several ways to write it.
+        tokens = [None if token is None or vocabulary.piece(token) else token for token in tokens]
+        try:
+            grammar = cls(vocabulary, rules.rules + lark.control_rules(rules.control, tokens))
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"tools and response format cannot be used together ({error}): give fewer or simpler schemas"
+            ) from None
+        if rules.has_json:
+            grammar._json = _tables_of(vocabulary).json, "patternProperties" in rules.rules
+            grammar._json_start = JsonText(is_json=False)
         return grammar
 
     def start(self) -> State:
@@ -107,7 +129,12 @@ class Grammar:
         if self._json is None:
             return state
         pieces, limited_names = self._json
-        return JsonState(state, JsonText(), pieces, limited_names=limited_names)
+        return JsonState(state, self._json_start, pieces, limited_names=limited_names)
+
+
+def _token_id(vocabulary: Vocabulary, name: str) -> int | None:
+    tokens = vocabulary.tokenize(name, parse_special=True)
+    return tokens[0] if len(tokens) == 1 else None
 
 
 @functools.lru_cache(maxsize=8)
@@ -117,14 +144,21 @@ def check_json_schema(schema: str) -> None:
     Raises:
         InvalidRequest: it cannot; the message gives the reason.
     """
-    lark = json_schema.to_lark(schema)
+    text = json_schema.to_lark(schema)
     error = call_with_stack(
-        _STACK, lambda: LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(_OPTIONS + lark))
+        _STACK, lambda: LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(_OPTIONS + text))
     )
     if error:
         raise InvalidRequest(
             f"the JSON schema cannot be used ({_reason(error)}): change it, or validate the output yourself"
         )
+
+
+@functools.lru_cache(maxsize=256)
+def is_pattern(pattern: str) -> bool:
+    """Return whether a regular expression for strings is supported: look-around, for example, is not."""
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+    return not call_with_stack(_STACK, lambda: LLMatcher.validate_grammar(grammar))
 
 
 class GrammarState:
@@ -189,10 +223,14 @@ class GrammarState:
         return self._forced.tokens(self._forcing.deep_copy(), self._text, n)
 
     def _check(self) -> None:
-        if self._matcher.is_error():
+        if not self._matcher.is_error():
+            return
+        reason = _reason(self._matcher.get_error())
+        if reason == _NOTHING:
             raise InvalidRequest(
-                f"the grammar is too ambiguous ({_reason(self._matcher.get_error())}): simplify it"
+                "the grammar lets no text follow: a rule refers only to itself, or a set is empty; correct it"
             )
+        raise InvalidRequest(f"the grammar is too ambiguous ({reason}): simplify it")
 
 
 class _Tokens:

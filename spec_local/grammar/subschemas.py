@@ -2,15 +2,15 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from spec_local.errors import InvalidRequest
 
 NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # hold schemas by name
 LISTED = {"anyOf", "oneOf", "allOf", "prefixItems"}
-SINGLE = {"items", "additionalProperties", "propertyNames"}
+SINGLE = {"items", "additionalItems", "additionalProperties", "propertyNames"}
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 _MAX_COMPARISONS = 50_000
 """Comparisons of schemas and constants, about half a second, after which nothing excludes anything."""
@@ -28,13 +28,33 @@ class Subschemas:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._comparisons = 0
+        self._ids: dict[str, str] | None = None  # pointers to the schemas with an $id
 
-    def target(self, reference: Any, where: str) -> Any:
-        """Return the schema that a reference (a JSON pointer, RFC 6901, as a URI fragment) refers to.
+    def pointer(self, reference: Any, where: str) -> str:
+        """The JSON pointer to the target of a reference in the strict schema, where tuples have other names.
 
         Raises:
-            InvalidRequest: the reference is not a pointer to a schema within the root.
+            InvalidRequest: see `target`.
         """
+        return self._find(reference, where)[1]
+
+    def target(self, reference: Any, where: str) -> Any:
+        """Return the schema that a reference refers to: by a JSON pointer (RFC 6901), or the ``$id`` of it.
+
+        Raises:
+            InvalidRequest: the reference leads to no schema within the root.
+        """
+        return self._find(reference, where)[0]
+
+    def _find(self, reference: Any, where: str) -> tuple[Any, str]:
+        if isinstance(reference, str) and not reference.startswith("#"):
+            if self._ids is None:
+                self._ids = {
+                    one["$id"]: pointer
+                    for pointer, one in each_schema(self._root)
+                    if isinstance(one.get("$id"), str)
+                }
+            reference = self._ids.get(reference, reference)
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise InvalidRequest(
                 f"{where} refers to {reference!r:.60}: give a reference into the schema itself (#/...)"
@@ -49,8 +69,8 @@ class Subschemas:
             steps = unquote_to_bytes(reference[1:]).decode().split("/")[1:]
         except UnicodeError:
             raise wrong from None
-        found, kind = self._root, "schema"
-        for step in steps:
+        found, kind, names = self._root, "schema", reference.split("/")
+        for i, step in enumerate(steps, 1):
             step = step.replace("~1", "/").replace("~0", "~")
             if kind == "list" and isinstance(found, list):
                 if not _INDEX.fullmatch(step) or int(step) >= len(found):
@@ -62,12 +82,15 @@ class Subschemas:
             if kind == "schema":
                 kinds = {"names": NAMED, "list": LISTED, "schema": SINGLE}
                 kind = next((kind for kind, keywords in kinds.items() if step in keywords), "")
+                if isinstance(found.get("items"), list) and step in ("items", "additionalItems"):
+                    kind = "list" if step == "items" else "schema"
+                    names[i] = "prefixItems" if step == "items" else "items"
             else:
                 kind = "schema"
             found = found[step]
         if kind != "schema" or not isinstance(found, (dict, bool)):
             raise InvalidRequest(f"{where} refers to {reference!r:.60}, which is not a schema: correct it")
-        return found
+        return found, "/".join(names)
 
     def resolve(self, schema: Any, where: str) -> Any:
         """Follow the reference of a schema that has no other keyword than it, and annotations."""
@@ -119,6 +142,38 @@ class Subschemas:
     def _names_exclude(self, a: Any, b: Any, name: str, depth: int) -> bool:
         pair = [schema.get("properties", {}).get(name, True) for schema in (a, b)]
         return self.exclude(pair[0], pair[1], depth + 1)
+
+
+def moved(schema: Any, root: str) -> Any:
+    """The schema as a part of another one, in which its own root is at a JSON pointer."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            value = {name: moved(one, root) for name, one in value.items()}
+        elif isinstance(value, list) and key in LISTED | SINGLE:
+            value = [moved(one, root) for one in value]
+        elif key in SINGLE:
+            value = moved(value, root)
+        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            value = root + value[1:]
+        found[key] = value
+    return found
+
+
+def each_schema(schema: Any, pointer: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the schema and all schemas in it, with their JSON pointers."""
+    if not isinstance(schema, dict):
+        return
+    yield pointer, schema
+    for key in [key for key in schema if key in NAMED | LISTED | SINGLE]:
+        value, at = schema[key], f"{pointer}/{key}"
+        if key in SINGLE and not isinstance(value, list):
+            yield from each_schema(value, at)
+        elif isinstance(value, dict | list):
+            for name, one in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from each_schema(one, f"{at}/{quote(str(name).replace('~', '~0').replace('/', '~1'))}")
 
 
 def check_references(root: dict[str, Any], named: list[tuple[dict[str, Any], str]]) -> None:

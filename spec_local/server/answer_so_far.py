@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from spec_local.chat.tool_calls import ToolCall
 
 Kind = Literal["reasoning", "content"]
-Change = tuple[Literal["open", "text", "close"], Kind, str] | tuple[Literal["call"], "ToolCall"]
+Change = (
+    tuple[Literal["open", "text", "close"], Kind, str]
+    | tuple[Literal["open call", "close call"], "ToolCall"]
+    | tuple[Literal["arguments"], str]
+)
 
 
 class AnswerSoFar:
@@ -23,7 +27,7 @@ class AnswerSoFar:
 
     Attributes:
         n_prompt, n_cached: tokens of the prompt, and those of them that were in the cache.
-        calls: complete calls of tools.
+        calls: of tools; the last one may be incomplete.
         tokens: all generated tokens without the end token.
         n_reasoning: those of them in steps that added only reasoning.
         ended: the last event; None: it has not come.
@@ -80,6 +84,7 @@ class AnswerSoFar:
             delta,
             content=printable(delta.content),
             reasoning=printable(delta.reasoning),
+            arguments=printable(delta.arguments),
             tool_calls=[
                 replace(call, name=printable(call.name), arguments=printable(call.arguments))
                 for call in delta.tool_calls
@@ -87,6 +92,8 @@ class AnswerSoFar:
         )
         self._content.append(delta.content)
         self._reasoning.append(delta.reasoning)
+        if delta.arguments:
+            self.calls[-1] = _with(self.calls[-1], delta.arguments)
         self.calls += delta.tool_calls
         self.tokens += delta.tokens
         if delta.reasoning and not delta.content:
@@ -101,9 +108,13 @@ class Blocks:
         self._kinds = kinds
         self._growing: Kind | None = None  # the kind of the last block if more text may follow
         self._texts: list[str] = []
+        self._call: ToolCall | None = None  # the last block if it is one
 
     def changes(self, delta: Delta, *, is_last: bool) -> Iterator[Change]:
-        """Changes by the next part: a block opens, grows or closes, with its whole text; or a call."""
+        """Changes by the next part: a block opens, grows, or closes with its whole text or arguments."""
+        if delta.arguments and self._call:
+            self._call = _with(self._call, delta.arguments)
+            yield "arguments", delta.arguments
         texts: dict[Kind, str] = {"reasoning": delta.reasoning, "content": delta.content}
         for kind in self._kinds:
             if text := texts[kind]:
@@ -115,7 +126,10 @@ class Blocks:
                 yield "text", kind, text
         for call in delta.tool_calls:
             yield from self._close()
-            yield "call", call
+            self._call = call
+            yield "open call", call
+            if call.arguments:
+                yield "arguments", call.arguments
         if is_last:
             yield from self._close()
 
@@ -123,3 +137,10 @@ class Blocks:
         if self._growing:
             yield "close", self._growing, "".join(self._texts)
             self._growing, self._texts = None, []
+        if self._call:
+            yield "close call", self._call
+            self._call = None
+
+
+def _with(call: "ToolCall", arguments: str) -> "ToolCall":
+    return replace(call, arguments=call.arguments + arguments)

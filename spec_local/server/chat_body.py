@@ -1,5 +1,6 @@
 """The messages and the tools in bodies, in the form of OpenAI's chat completions."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -7,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest
+from spec_local.grammar.usable_schema import usable
 from spec_local.server.left_out import content_of, described, has_text
 from spec_local.server.sampling_body import Part
 
@@ -154,6 +156,24 @@ def checked_question(messages: Sequence[Mapping[str, Any]], field: str) -> Seque
     if last["role"] == "user" and not follows_result and not has_text(last["content"]):
         raise InvalidRequest(f"{field}: the question is only {last['content'][:60]!a}: add text to it")
     return messages  # type: ignore[return-value]
+
+
+def tool_warnings(tools: Sequence[Function], choice: str, json_schema: str | None, field: str) -> list[str]:
+    """Sentences about what of the tools' schemas a grammar of calls does not enforce.
+
+    field: of the schema of each tool, with its index in place of ``{}``.
+
+    Raises:
+        InvalidRequest: there is such a grammar, and a schema cannot be used.
+    """
+    if choice == "none" or (choice == "auto" and json_schema is None):
+        return []
+    return [
+        warning
+        for i, tool in enumerate(tools)
+        if tool.parameters and choice in ("auto", "required", tool.name)
+        for warning in usable(json.dumps(tool.parameters), field.format(i)).warnings
+    ]
 
 
 def functions_of(tools: Any) -> Any:

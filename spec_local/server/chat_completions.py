@@ -1,6 +1,7 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -15,6 +16,7 @@ from spec_local.server.chat_body import (
     choice_of,
     functions_of,
     messages_of,
+    tool_warnings,
     variables_of,
 )
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
@@ -30,6 +32,7 @@ class _Body(OpenAIBody):
     top_logprobs: int | None = None
     tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     continue_final_message: bool | None = None
@@ -59,11 +62,20 @@ class _Body(OpenAIBody):
         functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
         tool_choice, functions = choice_of(self.tool_choice, functions)
         messages, tools = messages_of(self.messages), [function.tool() for function in functions]
-        variables = variables_of(self.reasoning_effort, self.chat_template_kwargs)
-        return [
-            AnswerRequest(each, messages, tools, tool_choice, variables, marks=bool(self.marks))
-            for each in choices(settings, self.n or 1)
-        ]
+        request = AnswerRequest(
+            settings,
+            messages,
+            tools,
+            tool_choice,
+            variables_of(self.reasoning_effort, self.chat_template_kwargs),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            warnings=[
+                *self.warnings(self.response_format),
+                *tool_warnings(functions, tool_choice, settings.json_schema, "tools[{}].function.parameters"),
+            ],
+            marks=bool(self.marks),
+        )
+        return [replace(request, settings=each) for each in choices(settings, self.n or 1)]
 
     def _check_last(self) -> None:
         """Check the fields of vLLM's server that say whether the last message goes on."""
@@ -99,11 +111,13 @@ class ChatCompletions(OpenAIExchange):
             part["reasoning_content"] = added.reasoning
         if added.content:
             part["content"] = added.content
-        if added.tool_calls:
-            n_before = len(answer.calls) - len(added.tool_calls)
-            part["tool_calls"] = [
-                {"index": n_before + i, **call.message} for i, call in enumerate(added.tool_calls)
-            ]
+        n_before = len(answer.calls) - len(added.tool_calls)
+        calls: list[dict[str, Any]] = []
+        if added.arguments:
+            calls.append({"index": n_before - 1, "function": {"arguments": added.arguments}})
+        calls += [{"index": n_before + i, **call.message} for i, call in enumerate(added.tool_calls)]
+        if calls:
+            part["tool_calls"] = calls
         return part
 
     def _whole(self, answer: AnswerSoFar) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class EngineProcess:
                     self._prompts(),
                     iter(lambda: self._settings, None),
                     keep_caches=True,
-                    cancelled=lambda number: self._is_cancelled(self._running[number].id),
+                    cancelled=lambda number: self._is_over(self._running[number]),
                 )
                 for number, event in events:
                     self._handle(number, event)
@@ -149,8 +149,8 @@ class EngineProcess:
     def _chat(self, id: int, request: AnswerRequest) -> _Running:
         chat = self._conversation(request)
         settings = chat.tool_use.settings(request.settings) if chat.tool_use else request.settings
-        running = _Running(id, settings, chat.prompt(), chat, parser=chat.parser())
-        if not settings.constrained:
+        running = _Running(id, settings, chat.prompt(), chat, parser=chat.parser(partial=True))
+        if not settings.constrained or settings.call_grammar:
             running.splitter = chat.splitter()
         return running
 
@@ -161,7 +161,13 @@ class EngineProcess:
                 "this model has no chat template: use /v1/completions, which continues a text"
             )
         template = self._chats[0].template.with_variables(request.variables)
-        tool_use = ToolUse(template, request.tools, request.tool_choice)
+        tool_use = ToolUse(
+            template,
+            request.tools,
+            request.tool_choice,
+            parallel=request.parallel_tool_calls,
+            json_schema=request.settings.json_schema,
+        )
         messages = messages_of(request.messages)
         most_in_common = max(self._chats, key=lambda chat: _n_common(chat.messages, messages))
         return most_in_common.following(messages, tool_use)
@@ -221,6 +227,9 @@ class EngineProcess:
     def _is_cancelled(self, id: int) -> bool:
         return self._closing or id in self._cancelled
 
+    def _is_over(self, running: _Running) -> bool:
+        return running.parser.is_full or self._is_cancelled(running.id)
+
     def _handle(self, number: int, event: Any) -> None:
         running = self._running[number]
         if isinstance(event, Prefilled):
@@ -270,16 +279,19 @@ class EngineProcess:
             spans = [
                 span for part in (parts.reasoning, found.text) if part for span in running.marked.take(part)
             ]
-        return Delta(found.text, parts.reasoning, found.calls, spans=spans)
+        return Delta(found.text, parts.reasoning, found.calls, found.arguments, spans=spans)
 
     def _end(self, running: _Running, event: Done) -> None:
         rest = self._parts(running, event.text, is_last=True)
         if running.chat and running.generated:
             # Before the last event: the next turn is prepared after it.
             self._preparing.submit(self._keep, running.chat, running)
+        reason = event.reason
+        if reason == "cancelled" and running.parser.is_full and not self._is_cancelled(running.id):
+            reason = "stop"
         self._finish(
             running.id,
-            Ended(rest, event.reason, event.statistics, event.stopping_word, self._session.plain_seconds),
+            Ended(rest, reason, event.statistics, event.stopping_word, self._session.plain_seconds),
         )
 
     def _keep(self, chat: Conversation, running: _Running) -> None:

@@ -24,6 +24,8 @@ class AnswerRequest:
         tools: that the model may call, in OpenAI's form: ``{"type": "function", "function": {…}}``.
         tool_choice: ``auto``, ``none``, ``required``, or the name of the function to call.
         variables: of the chat template: see `ChatTemplate.with_variables`.
+        parallel_tool_calls: the answer may have more than one call.
+        warnings: sentences about the request for the client.
         prompt: text or token ids to continue, without a chat template.
         suffix: the text after a gap, which the answer fills after `prompt`.
         marks: report which text was drafted: `Delta.spans`.
@@ -34,6 +36,8 @@ class AnswerRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     variables: Mapping[str, Any] = field(default_factory=dict)
+    parallel_tool_calls: bool = True
+    warnings: Sequence[str] = ()
     prompt: str | Sequence[int] = ""
     suffix: str | None = None
     marks: bool = False
@@ -66,7 +70,8 @@ class Delta:
 
     Attributes:
         content, reasoning: text of the answer, and of the reasoning before it.
-        tool_calls: complete calls; a call's text is not part of the content.
+        tool_calls: new calls; their text is not part of the content. The last one may be incomplete.
+        arguments: more of the arguments of the last call before; they precede everything else.
         tokens: generated in this step, without the end token.
         n_drafted, n_accepted: draft tokens that were verified, and accepted.
         draft_depth: length of the longest path of draft tokens; `n_drafted`, unless they are a tree.
@@ -77,6 +82,7 @@ class Delta:
     content: str = ""
     reasoning: str = ""
     tool_calls: "Sequence[ToolCall]" = ()
+    arguments: str = ""
     tokens: Sequence[Token] = ()
     n_drafted: int = 0
     n_accepted: int = 0

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
 
 from spec_local.chat.messages import Message
 from spec_local.core.text import printable
@@ -19,6 +20,7 @@ from spec_local.server.chat_body import (
     choice_of,
     functions_of,
     known,
+    tool_warnings,
     variables_of,
 )
 from spec_local.server.events import AnswerRequest, Event, Loaded
@@ -157,6 +159,7 @@ class _Body(SamplingBody):
     thinking: _ThinkingConfig | None = None
     output_config: _OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    output_format: ResponseFormat | None = None
 
     @property
     def shows_thinking(self) -> bool:
@@ -164,17 +167,31 @@ class _Body(SamplingBody):
         return wanted is not None and wanted.type != "disabled" and wanted.display != "omitted"
 
     def request(self) -> AnswerRequest:
+        form, field = self.output_config.format if self.output_config else None, "output_config.format"
+        if self.output_format is not None:  # its name in the beta
+            form, field = self.output_format, "output_format"
         settings = self.settings(
             max_tokens=limit(self.max_tokens),
             stops=self.stop_sequences,
             reasoning_budget=self.thinking.budget_tokens if self.thinking else None,
-            json_schema=schema_of(self.output_config.format) if self.output_config else None,
+            json_schema=schema_of(form, field),
         )
         choice, functions = choice_of(
             _openai_choice(self.tool_choice), [tool.function() for tool in self.tools or ()]
         )
-        tools = [each.tool() for each in functions]
-        return AnswerRequest(settings, self._messages(), tools, choice, self._variables())
+        one_only = isinstance(self.tool_choice, dict) and self.tool_choice.get("disable_parallel_tool_use")
+        return AnswerRequest(
+            settings,
+            self._messages(),
+            [each.tool() for each in functions],
+            choice,
+            self._variables(),
+            parallel_tool_calls=one_only is not True,
+            warnings=[
+                *self.warnings(form, field),
+                *tool_warnings(functions, choice, settings.json_schema, "tools[{}].input_schema"),
+            ],
+        )
 
     def _variables(self) -> dict[str, Any]:
         variables = variables_of(self.output_config.effort if self.output_config else None)
@@ -224,6 +241,7 @@ class Messages(Exchange):
             "type": "message",
             "role": "assistant",
             "model": given.model or loaded.name,
+            **({"warnings": warnings} if (warnings := [*self.requests[0].warnings]) else {}),
         }
 
     def write(self, index: int, event: Event) -> Iterator[str]:
@@ -244,10 +262,12 @@ class Messages(Exchange):
                     if kind == "reasoning":
                         yield self._delta("signature_delta", "signature", "")  # clients wait for one
                     yield self._event("stop")
-                case ("call", call):
+                case ("open call", call):
                     yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+                case ("arguments", text):
+                    yield self._delta("input_json_delta", "partial_json", text)
+                case ("close call", call):
                     self._content[-1]["input"] = _json_object(call.arguments)
-                    yield self._delta("input_json_delta", "partial_json", call.arguments)
                     yield self._event("stop")
         if self._answer.ended:
             message = self._message()
@@ -301,9 +321,12 @@ def _stop_reason(answer: AnswerSoFar) -> str | None:
 
 
 def _json_object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object that can be written as JSON again."""
+    """Arguments as an object that can be written as JSON again; what is complete of them if they are cut."""
     try:
-        value = json.loads(arguments)
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            value = from_json(arguments, allow_partial="trailing-strings")
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         value = json.loads(text.encode(errors="replace"))  # escapes may make half characters
     except (ValueError, RecursionError):

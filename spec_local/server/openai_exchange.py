@@ -33,8 +33,9 @@ class OpenAIBody(SamplingBody):
 class OpenAIExchange(Exchange):
     """An exchange with choices.
 
-    Beyond OpenAI's protocol, it writes ``timings`` of a single answer and, if the body has ``"marks": true``,
-    an object ``specdec`` in each part of a stream, with the spans of its text.
+    Beyond OpenAI's protocol, it writes ``timings`` of a single answer, ``warnings`` if there are any, and, if
+    the body has ``"marks": true``, an object ``specdec`` in each part of a stream, with the spans of its
+    text.
 
     Args:
         given: the body. requests: n for each prompt.
@@ -60,6 +61,7 @@ class OpenAIExchange(Exchange):
         kind = self.part_kind if self.streams else self.kind
         self._head = openai_json.head(self.id_prefix, kind, given.model or model)
         self._answers = [AnswerSoFar() for _ in requests]
+        self._warnings = {"warnings": [*requests[0].warnings]} if requests and requests[0].warnings else {}
 
     @abstractmethod
     def _part(self, answer: AnswerSoFar, added: Delta) -> dict[str, Any] | str:
@@ -90,7 +92,7 @@ class OpenAIExchange(Exchange):
             nothing = type(part)()
             reason = openai_json.finish_reason(answer)
             timings = openai_json.timings(answer.ended)
-            yield self._chunk(index, nothing, reason=reason, more={"timings": timings})
+            yield self._chunk(index, nothing, reason=reason, more={"timings": timings} | self._warnings)
 
     def end(self) -> Iterator[str]:
         if self._with_usage:
@@ -115,7 +117,7 @@ class OpenAIExchange(Exchange):
             }
             for index, answer in enumerate(self._answers)
         ]
-        return self._head | {"choices": choices, "usage": self._usage()} | timings
+        return self._head | {"choices": choices, "usage": self._usage()} | timings | self._warnings
 
     def _usage(self) -> dict[str, Any]:
         return openai_json.usage(self._answers[:: self._n], self._answers)

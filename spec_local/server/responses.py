@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spec_local.chat.messages import Message
+from spec_local.chat.messages import Message, json_object
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
@@ -18,6 +18,7 @@ from spec_local.server.chat_body import (
     choice_of,
     functions_of,
     known,
+    tool_warnings,
     variables_of,
 )
 from spec_local.server.events import AnswerRequest, Event, Loaded
@@ -109,6 +110,7 @@ class _Body(SamplingBody):
         None
     )
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -116,7 +118,6 @@ class _Body(SamplingBody):
     metadata: dict[str, str] | None = None
     reasoning: _Reasoning | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
 
@@ -132,16 +133,25 @@ class _Body(SamplingBody):
                 )
         if self.background:
             raise InvalidRequest("background is not supported: leave it out, and wait for the response")
+        form = self.text.format if self.text else None
         settings = self.settings(
             max_tokens=limit(self.max_output_tokens),
             logprobs=(self.top_logprobs or 0) if self.has_logprobs else None,
-            json_schema=schema_of(self.text.format) if self.text else None,
+            json_schema=schema_of(form, "text.format"),
         )
         tool_choice, tools = choice_of(self.tool_choice, self.tools or ())
         effort = self.reasoning.effort if self.reasoning else None
-        variables = variables_of(effort, self.chat_template_kwargs)
         return AnswerRequest(
-            settings, self._messages(), [tool.tool() for tool in tools], tool_choice, variables
+            settings,
+            self._messages(),
+            [tool.tool() for tool in tools],
+            tool_choice,
+            variables_of(effort, self.chat_template_kwargs),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            warnings=[
+                *self.warnings(form, "text.format"),
+                *tool_warnings(tools, tool_choice, settings.json_schema, "tools[{}].parameters"),
+            ],
         )
 
     def _messages(self) -> Sequence[Message]:
@@ -207,7 +217,7 @@ class Responses(Exchange):
             "instructions": given.instructions,
             "max_output_tokens": request.settings.max_tokens,
             "metadata": given.metadata or {},
-            "parallel_tool_calls": given.parallel_tool_calls is not False,
+            "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": given.reasoning.effort if given.reasoning else None, "summary": None},
             "store": False,
@@ -218,6 +228,7 @@ class Responses(Exchange):
             "top_logprobs": given.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
+            **({"warnings": [*request.warnings]} if request.warnings else {}),
         }
 
     def begin(self) -> Iterator[str]:
@@ -248,13 +259,16 @@ class Responses(Exchange):
                     yield self._item_event("content_part.done", content_index=0, part=part)
                     yield self._stop("incomplete" if self._is_cut else "completed", content=[part])
                     self._logprobs, self._n_written = self._logprobs[self._n_written :], 0
-                case ("call", call):
+                case ("open call", call):
                     start = {"type": "function_call", "call_id": call.id, "name": call.name}
                     yield self._start(new_id("fc_"), **start, arguments="")
+                case ("arguments", text):
+                    yield self._item_event("function_call_arguments.delta", delta=text)
+                case ("close call", call):
                     function = {"name": call.name, "arguments": call.arguments}
-                    yield self._item_event("function_call_arguments.delta", delta=call.arguments)
                     yield self._item_event("function_call_arguments.done", **function)
-                    yield self._stop("completed", arguments=call.arguments)
+                    is_cut = self._is_cut and json_object(call.arguments) is None
+                    yield self._stop("incomplete" if is_cut else "completed", arguments=call.arguments)
         if self._answer.ended:
             response = self._response()
             yield self._event(f"response.{response['status']}", response=response)

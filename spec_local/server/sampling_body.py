@@ -20,6 +20,7 @@ from pydantic import (
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
+from spec_local.grammar.usable_schema import Usable, usable
 from spec_local.settings import GenerationSettings
 from spec_local.validation import first_error
 
@@ -134,16 +135,21 @@ class ResponseFormat(Part):
     schema_: Schema = Field(None, alias="schema")
 
 
-def schema_of(form: ResponseFormat | None) -> str | None:
-    """The JSON schema that the answer must follow, as text; None: there is none."""
+def schema_of(form: ResponseFormat | None, field: str = "response_format") -> str | None:
+    """The JSON schema that the answer must follow, as text; None: there is none. field: of the body."""
+    found = _usable(form, field)
+    return found.schema if found else None
+
+
+def _usable(form: ResponseFormat | None, field: str) -> Usable | None:
     if form is None or form.type == "text":
         return None
     schema = form.json_schema.schema_ if form.json_schema else form.schema_
     if schema is None:
         if form.type == "json_schema":
             raise InvalidRequest("the format json_schema has no schema: add it, or give json_object")
-        return _ANY_OBJECT
-    return json.dumps(schema)
+        return Usable(_ANY_OBJECT)
+    return usable(json.dumps(schema), field)
 
 
 class SamplingBody(Part):
@@ -196,13 +202,21 @@ class SamplingBody(Part):
         given = {
             "seed": None if self.seed == -1 else self.seed,
             "grammar": self.grammar or None,
-            "json_schema": None if self.json_schema is None else json.dumps(self.json_schema),
+            "json_schema": own.schema if (own := self._own_schema()) else None,
         }
         return GenerationSettings(
             sampling=SamplingSettings(**_without_none(sampling)),
             **self._speed(),
             **_without_none(given | _without_none(more)),
         )
+
+    def _own_schema(self) -> Usable | None:
+        return None if self.json_schema is None else usable(json.dumps(self.json_schema), "json_schema")
+
+    def warnings(self, form: ResponseFormat | None, field: str = "response_format") -> list[str]:
+        """Sentences about what of the schemas of the answer is not enforced; see `schema_of`."""
+        found = (_usable(form, field), self._own_schema())
+        return [warning for one in found if one for warning in one.warnings]
 
     def _speed(self) -> dict[str, Any]:
         if self.speculative is False:

@@ -161,8 +161,8 @@ def test_the_key_depends_on_what_affects_the_output_only(read, main):
 def test_every_setting_affects_either_the_output_or_only_the_speed():
     """List a new setting here, or mark it in `GenerationSettings` so that a batch resumes when it changes."""
     output = {
-        *("sampling", "seed", "max_tokens", "stops", "grammar", "json_schema", "reasoning_budget"),
-        *("control_text", "logprobs"),
+        *("sampling", "seed", "max_tokens", "stops", "grammar", "json_schema", "call_grammar"),
+        *("reasoning_budget", "control_text", "logprobs"),
     }
     speed = {f.name for f in fields(GenerationSettings) if f.metadata == {"affects": "speed"}}
     assert {f.name for f in fields(GenerationSettings)} - speed == output

@@ -15,7 +15,9 @@ from tests.server_events import (
     ANSWER,
     BROKEN,
     CALLING,
+    CUT,
     HELLO,
+    IN_PARTS,
     LOADED,
     STARTED,
     TEXT,
@@ -143,6 +145,8 @@ def test_messages_keep_calls_results_and_reasoning_and_nothing_else():
 def test_tools():
     found = request(tools=[WEATHER_TOOL | {"strict": True}], tool_choice="required")
     assert (found.tools, found.tool_choice) == ([WEATHER_TOOL], "required")
+    assert found.parallel_tool_calls
+    assert not request(tools=[WEATHER_TOOL], parallel_tool_calls=False).parallel_tool_calls
     named = {"type": "function", "function": {"name": "weather"}}
     assert request(tools=[WEATHER_TOOL], tool_choice=named).tool_choice == "weather"
 
@@ -409,6 +413,55 @@ def test_reasoning_and_calls_in_a_stream():
         (1, "call_2", "time", "{}"),
     ]
     assert found[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_arguments_come_in_parts():
+    found = chunks(streaming(), IN_PARTS)
+    calls = [call for chunk in found for call in chunk.choices[0].delta.tool_calls or ()]
+    assert [(call.index, call.id, call.function.name, call.function.arguments) for call in calls] == [
+        (0, "call_1", "weather", '{"ci'),
+        (0, None, None, 'ty": "B'),
+        (0, None, None, 'ern"}'),
+        (1, "call_2", "time", "{}"),
+    ]
+    same, other = (whole(exchange(), answer).choices[0].message for answer in (IN_PARTS, CALLING))
+    assert same == other
+
+
+def test_a_call_that_is_cut():
+    (choice,) = whole(exchange(), CUT).choices
+    (call,) = choice.message.tool_calls
+    assert (call.function.arguments, choice.finish_reason) == ('{"city": "B', "length")
+    assert chunks(streaming(), CUT)[-1].choices[0].finish_reason == "length"
+
+
+LOOK_AHEAD = {"type": "json_schema", "json_schema": {"schema": {"pattern": "^(?=a)", "type": "string"}}}
+SET_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "warnings"),
+    [
+        ({"response_format": LOOK_AHEAD}, ["response_format: the pattern '^(?=a)' at # is not"]),
+        ({"json_schema": {"not": {}}}, ["json_schema: not at # is not supported and not enforced"]),
+        ({"tools": [SET_TOOL]}, []),  # the model may write what it likes
+        ({"tools": [SET_TOOL], "tool_choice": "required"},
+         ["tools[0].function.parameters: uniqueItems at #/properties/a is not supported and not enforced"]),
+        ({"tools": [WEATHER_TOOL, SET_TOOL], "response_format": LOOK_AHEAD},
+         ["response_format: the pattern", "tools[1].function.parameters: uniqueItems"]),
+        ({"tools": [SET_TOOL], "response_format": LOOK_AHEAD, "tool_choice": "none"}, ["response_format: "]),
+    ],
+)  # fmt: skip
+def test_warnings_name_what_is_not_enforced(body, warnings):
+    found = exchange(**body).whole([ANSWER])
+    assert len(found.get("warnings", ())) == len(warnings)
+    last = json.loads([*streaming(**body).write(0, ANSWER[-1])][-1].removeprefix("data: "))
+    assert last.get("warnings", []) == found.get("warnings", [])
+    for warning, part in zip(found.get("warnings", ()), warnings, strict=True):
+        assert warning.startswith(part)
 
 
 def test_marks():

@@ -17,7 +17,9 @@ from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
     CALLING,
+    CUT,
     HELLO,
+    IN_PARTS,
     LOADED,
     STARTED,
     TEXT,
@@ -353,6 +355,36 @@ def test_the_events_of_a_stream():
     assert (start.content, start.stop_reason, start.usage.input_tokens) == ([], None, 7)
 
 
+def test_arguments_come_in_parts():
+    found = [event for event in events(exchange(), IN_PARTS) if event.type == "content_block_delta"]
+    assert [event.delta.partial_json for event in found if event.delta.type == "input_json_delta"] == [
+        *('{"ci', 'ty": "B', 'ern"}'),
+        "{}",
+    ]
+    assert [event.index for event in found] == [0, 1, 1, 1, 2]
+
+
+def test_a_call_that_is_cut_has_what_is_complete_of_its_input():
+    found = whole(exchange(), CUT)
+    assert found["content"][1]["input"] == {"city": "B"}
+    assert found["stop_reason"] == "max_tokens"
+
+
+def test_a_schema_and_tools():
+    schema = {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}
+    for field in ({"output_config": {"format": schema}}, {"output_format": schema}):
+        found = exchange(
+            tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}, **field
+        )
+        (asked,) = found.requests
+        assert json.loads(asked.settings.json_schema) == {"type": "array"}
+        assert not asked.parallel_tool_calls
+        (name,) = (key if key == "output_format" else "output_config.format" for key in field)
+        warning = f"{name}: uniqueItems at # is not supported and not enforced"
+        assert whole(found, ANSWER)["warnings"] == [warning]
+    assert request(tools=[TOOL]).parallel_tool_calls
+
+
 def client(answer):
     """Anthropic's client of a server that gives this answer."""
 
@@ -370,7 +402,7 @@ def client(answer):
 MIXED = [STARTED, THOUGHT, *CALLING[1:3], HELLO, ended()]
 
 
-@pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING, MIXED, [STARTED, ended("length")]])
+@pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING, IN_PARTS, MIXED, [STARTED, ended("length")]])
 def test_a_stream_accumulates_to_the_whole_message(answer):
     body = {"model": "m", "max_tokens": 2000, "messages": [QUESTION]} | THINKING
     whole = client(answer).messages.create(**body)

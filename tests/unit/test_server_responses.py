@@ -15,7 +15,9 @@ from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
     CALLING,
+    CUT,
     HELLO,
+    IN_PARTS,
     LOADED,
     STARTED,
     TEXT,
@@ -333,13 +335,39 @@ def test_calls():
     ]
 
 
+def test_arguments_come_in_parts():
+    found = [e for e in events(exchange(), IN_PARTS) if e["type"] == "response.function_call_arguments.delta"]
+    assert [(event["output_index"], event["delta"]) for event in found] == [
+        *((1, '{"ci'), (1, 'ty": "B'), (1, 'ern"}')),
+        (2, "{}"),
+    ]
+    assert without_ids(whole(exchange(), IN_PARTS)) == without_ids(whole(exchange(), CALLING))
+
+
+def test_a_call_that_is_cut_is_incomplete():
+    found = whole(exchange(), CUT)
+    call = found["output"][1]
+    assert (call["arguments"], call["status"], found["status"]) == ('{"city": "B', "incomplete", "incomplete")
+
+
+def test_a_schema_and_tools():
+    tools = [{"type": "function", "name": "f", "parameters": {"properties": {"a": {"not": {}}}}}]
+    found = exchange(tools=tools, text={"format": {"type": "json_object"}}, parallel_tool_calls=False)
+    response = whole(found, ANSWER)
+    assert response["warnings"] == [
+        "tools[0].parameters: not at #/properties/a is not supported and not enforced"
+    ]
+    assert response["parallel_tool_calls"] is False
+    assert not found.requests[0].parallel_tool_calls
+
+
 def test_a_call_at_the_limit_is_complete():
     last = ended("length", rest=Delta(tool_calls=(WEATHER,)))
     text, call = whole(exchange(), [STARTED, HELLO, last])["output"]
     assert (text["status"], call["status"]) == ("incomplete", "completed")
 
 
-@pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING, [STARTED, ended("length")]])
+@pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING, IN_PARTS, CUT])
 def test_a_stream_ends_with_the_same_response(answer):
     found = events(exchange(stream=True), answer)
     assert without_ids(found[-1]["response"]) == without_ids(whole(exchange(), answer))

@@ -3,12 +3,14 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_local.chat.call_formats import format_of
+from spec_local.chat.messages import INVALID, json_value
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.core.reasoning import Splitter, markers_of
 
@@ -41,6 +43,12 @@ FORMS = {  # what tells the template of the form
     "GLM": "…<tool_call>{{ name }}\n<arg_key>…",
     "Granite": "…<|tool_call|>{{ calls | tojson }}…",
     "Nemotron": "…<TOOLCALL>[{{ calls }}]</TOOLCALL>…",
+    "Mistral with names": "…[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}…",
+    "DeepSeek R1": "…<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>…\n```json\n…",
+    "DeepSeek V3.1": "…<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>…",
+    "Kimi K2": "…<|tool_calls_section_begin|>…",
+    "Command R7B": "…<|START_ACTION|>[…",
+    "LFM2": "…List of tools: <|tool_list_start|>[…",
 }
 PARIS = '{"city": "Paris"}'
 WEATHER, NOW = ("weather", {"city": "Paris"}), ("time.now", {})
@@ -58,6 +66,23 @@ MARKED = {  # a call of each form, as models write it
     "GLM": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
     "Granite": f"<|tool_call|>[{CALL}]<|/tool_call|>",
     "Nemotron": f"<TOOLCALL>[{CALL}]</TOOLCALL>",
+    "Mistral with names": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
+    "DeepSeek R1": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{PARIS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "DeepSeek V3.1": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "Kimi K2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{PARIS}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "Command R7B": (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": '
+        f"{PARIS}}}\n]<|END_ACTION|>"
+    ),
+    "LFM2": '<|tool_call_start|>[weather(city="Paris")]<|tool_call_end|>',
 }
 PIECES = [
     *'a \n;{}[]"\\<>|/`',
@@ -67,7 +92,24 @@ PIECES = [
     *("[CALL_ID]", "[TOOL", "<|start|>assistant", "<|channel|>", "commentary", " to=functions.weather"),
     *("<|constrain|>json", "<|message|>", "<|call|>", "<|end|>", "<|tool_call>call:", "<tool_call|>"),
     *('<|"|>', "city:", "weather{", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    *("<|tool_call|>", "<|python_tag|>", "\udcff"),
+    *(
+        "<|tool_call|>",
+        "<|python_tag|>",
+        "\udcff",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "weather(city=",
+    ),
+    *(
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<|tool_calls_section_begin|>",
+        ", ",
+        "')",
+    ),
+    *("<|tool_call_begin|>", "functions.weather:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>", '{"tool_name": "'),
     PARIS,
     *MARKED.values(),
 ]
@@ -84,7 +126,13 @@ def parser_of(form):
 def whole(form, text):
     """The text, and the names and arguments of the calls."""
     found = parser_of(form).finish(text)
-    return found.text, [(call.name, json.loads(call.arguments)) for call in found.calls]
+    return found.text, [(call.name, value_of(call)) for call in found.calls]
+
+
+def value_of(call):
+    """The arguments; as text if the model wrote no JSON."""
+    value = json_value(call.arguments)
+    return call.arguments if value is INVALID else value
 
 
 def borders(text, splits):
@@ -100,7 +148,7 @@ def test_any_split_gives_the_same_text_and_calls(form, text, splits):
     parser = parser_of(form)
     parts = [parser.feed(text[a:b]) for a, b in borders(text, splits)]
     parts.append(parser.finish())
-    calls = [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]
+    calls = [(call.name, value_of(call)) for part in parts for call in part.calls]
     assert ("".join(part.text for part in parts), calls) == whole(form, text)
 
 
@@ -156,21 +204,73 @@ def test_a_call_is_complete_as_soon_as_its_text_is(form):
     found = [parser.feed(character) for character in f"{MARKED[form]}"]
     assert [call.name for part in found for call in part.calls] == ["weather"]
     assert "".join(part.text for part in found) == ""
-    assert parser.finish() == ("", [])
+    assert parser.finish() == ("", [], "")
 
 
 @forms
-def test_every_beginning_of_a_call_is_text(form):
+def test_a_call_that_is_cut_has_the_beginning_of_its_arguments(form):
+    """If they are JSON. Before them, and in other notations, it is text; Mistral's id comes last."""
     call = MARKED[form]
-    complete = next(n for n in range(len(call) + 1) if whole(form, call[:n])[1])
-    closings = ("", *format_of(FORMS[form]).closings)
-    assert complete in [len(call.removesuffix(closing).rstrip()) for closing in closings]
+    begins = call.find(PARIS) + 1 if PARIS in call and form != "Mistral" else len(call) + 1
+    complete = next(n for n in range(len(call) + 1) if (found := parser_of(form).finish(call[:n])).calls
+                    and json_value(found.calls[0].arguments) == WEATHER[1])  # fmt: skip
     for n in range(complete):
-        assert whole(form, f"a {call[:n]}") == (f"a {call[:n]}", [])
-        # The text before it, and a call after it, are found all the same.
-        if form not in ("GLM", "Gemma 4", "Qwen3-Coder"):  # a value may contain the next call
+        found = parser_of(form).finish(f"a {call[:n]}")
+        if n < begins:
+            assert found == (f"a {call[:n]}", [], "")
+        else:
+            (cut,) = found.calls
+            assert (found.text, cut.name, cut.arguments) == ("a", "weather", call[begins - 1 : n])
+    for n in range(min(begins, complete)):  # the text before it, and a call after it, are found all the same
+        if PARIS in call:  # otherwise a value may contain the next call
             text, calls = whole(form, f"{call[:n]} no\n{call}")
             assert (text, calls) in ((f"{call[:n]} no", [WEATHER]), (f"{call[:n]} no\n{call}", []))
+
+
+@forms
+def test_the_beginning_of_a_call_under_a_grammar_is_no_text(form):
+    call = MARKED[form]
+    for n in range(len(call)):
+        parser = ToolCallParser(format_of(FORMS[form]), TOOLS, constrained=True)
+        found = parser.finish(call[:n])
+        assert found.text == ""
+        assert all(each.name == "weather" for each in found.calls)
+
+
+@forms
+@MANY
+@given(text=TEXTS, splits=SPLITS)
+def test_the_parts_of_calls_make_the_calls(form, text, splits):
+    parser, shown, calls = ToolCallParser(format_of(FORMS[form]), TOOLS, partial=True), "", []
+    for part in [*(parser.feed(text[a:b]) for a, b in borders(text, splits)), parser.finish()]:
+        if part.arguments:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.arguments)
+        calls += part.calls
+        shown += part.text
+    found = parser_of(form).finish(text)
+    assert shown == found.text
+    assert [(each.name, each.arguments) for each in calls] == [
+        (each.name, each.arguments) for each in found.calls
+    ]
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if PARIS in MARKED[form] and form != "Mistral"])
+def test_arguments_come_while_they_are_generated(form):
+    parser, call = ToolCallParser(format_of(FORMS[form]), TOOLS, partial=True), MARKED[form]
+    parts = [parser.feed(character) for character in call]
+    given = [part.arguments or "".join(each.arguments for each in part.calls) for part in parts]
+    start = call.find(PARIS)
+    assert given[start : start + len(PARIS)] == [*PARIS]
+    assert parser.finish() == ("", [], "")
+
+
+@forms
+def test_at_most_one_call(form):
+    parser = ToolCallParser(format_of(FORMS[form]), TOOLS, most=1)
+    found = [parser.feed(character) for character in f"{MARKED[form]}\n{MARKED[form]} and more"]
+    assert parser.is_full
+    assert [call.name for part in [*found, parser.finish()] for call in part.calls] == ["weather"]
+    assert "".join(part.text for part in found) == ""
 
 
 @pytest.mark.parametrize(
@@ -180,6 +280,18 @@ def test_every_beginning_of_a_call_is_text(form):
         ("Hermes", '<tool_call>\n{"name": "x"}', [("x", {})]),
         ("Hermes", '<tool_call>{"arguments": {"q": "</tool_call> }\\" <tool_call>"}, "name": "x"}',
          [("x", {"q": '</tool_call> }" <tool_call>'})]),
+        ("Hermes", '<tool_call>{"name": "x", "arguments": {"a": NaN}}</tool_call>', [("x", '{"a": NaN}')]),
+        ("Mistral", "[TOOL_CALLS]x[ARGS]{'city': 1}", [("x", "{'city': 1}")]),
+        ("DeepSeek V3.1",
+         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time.now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+         f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+         [NOW, WEATHER]),
+        ("Kimi K2", f"<|tool_call_begin|>weather:12<|tool_call_argument_begin|>{PARIS}<|tool_call_end|>\n",
+         [WEATHER]),
+        ("LFM2",
+         """<|tool_call_start|>[weather(city='a\n"),(b', days = -3, places=["x", {'y': (True,)}], note=null),
+         time.now()]<|tool_call_end|>""",
+         [("weather", {"city": 'a\n"),(b', "days": -3, "places": ["x", {"y": [True]}], "note": None}), NOW]),
         ("Hermes", '<tool_call>{"name": "x", "arguments": "{\\"a\\": 1}"}', [("x", {"a": 1})]),
         ("Hermes", '<tool_call>{"name": "x", "arguments": {"a": "1\n2"}}', [("x", {"a": "1\n2"})]),
         ("Hermes", "<tool_call><function=weather>\n<parameter=city>Paris</parameter></function></tool_call>",
@@ -218,11 +330,9 @@ def test_what_models_write(form, text, calls):
         ("Hermes", '<tool_call>{"name": weather}</tool_call>'),
         ("Hermes", '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
         ("Hermes", '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>'),
-        ("Hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>'),
         ("Hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
         ("Hermes", '<tool_call>{"arguments": {}}</tool_call>'),
         ("Hermes", "<tool_call>[]</tool_call>"),
-        ("Hermes", f"<tool_call>[{CALL}, {{}}]</tool_call>"),
         ("Hermes", "Write <tool_call> and </tool_call>."),
         ("Hermes", '<tool_call>{"a": ' + "[" * 100_000 + "]" * 100_000 + "}</tool_call>"),
         ("Hermes", '{"name": "unknown", "arguments": {}}'),  # without a mark, only the tools' names
@@ -230,7 +340,12 @@ def test_what_models_write(form, text, calls):
         ("Llama 3", 'It is {"name": "weather", "parameters": {}}'),
         ("Llama 3", '{"a": 1}'),
         ("Mistral", "[TOOL_CALLS] nothing to do, I think {}"),
-        ("Mistral", "[TOOL_CALLS]weather[ARGS]{'city': 1}"),
+        ("Mistral", f"[TOOL_CALLS][{CALL}, {{}}]"),
+        ("Kimi K2", "<|tool_call_begin|>weather<|tool_call_argument_begin|>nothing"),
+        ("DeepSeek R1", "<｜tool▁call▁begin｜>weather{}"),
+        ("LFM2", "<|tool_call_start|>[weather('Paris')]<|tool_call_end|>"),
+        ("LFM2", "<|tool_call_start|>[weather(city=Paris)]<|tool_call_end|>"),
+        ("LFM2", "<|tool_call_start|>[weather(city=f())]<|tool_call_end|>"),
         ("gpt-oss", "<|channel|>commentary<|message|>{}"),
         ("gpt-oss", "<|channel|>commentary to=functions.x<|message|>no"),
         ("Gemma 4", "<|tool_call>call:weather(city)<tool_call|>"),
@@ -267,8 +382,8 @@ def test_ids():
 
 def test_without_a_form_all_is_text():
     parser = ToolCallParser()
-    assert parser.feed(MARKED["Hermes"]) == (MARKED["Hermes"], ())
-    assert parser.finish(" ") == (" ", ())
+    assert parser.feed(MARKED["Hermes"]) == (MARKED["Hermes"], (), "")
+    assert parser.finish(" ") == (" ", (), "")
     assert format_of("{{ messages }}") is None
 
 
