@@ -9,13 +9,11 @@ from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.chat_body import ChatMessage, Tool, choice_of, messages_of
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
-from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
+from spec_local.server.sampling_body import choices, limit, read, schema_of
 
 
 class _Body(OpenAIBody):
     messages: list[ChatMessage]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
@@ -28,9 +26,8 @@ class _Body(OpenAIBody):
             raise InvalidRequest("functions and function_call are not supported: give tools and tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         settings = self.settings(
-            max_tokens=limit(most),
+            max_tokens=limit(self.most),
             stops=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             json_schema=schema_of(self.response_format),
@@ -39,7 +36,14 @@ class _Body(OpenAIBody):
         tool_choice = choice_of(self.tool_choice, functions)
         messages, tools = messages_of(self.messages), [function.tool() for function in functions]
         return [
-            AnswerRequest(each, messages, tools, tool_choice, marks=bool(self.marks))
+            AnswerRequest(
+                each,
+                messages,
+                tools,
+                tool_choice,
+                marks=bool(self.marks),
+                ignore_end=bool(self.ignore_eos),
+            )
             for each in choices(settings, self.n or 1)
         ]
 

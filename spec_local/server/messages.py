@@ -16,7 +16,6 @@ from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.openai_json import named, new_id
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import (
-    Count,
     Part,
     ResponseFormat,
     SamplingBody,
@@ -120,7 +119,6 @@ class _OutputConfig(Part):
 class _Body(SamplingBody):
     messages: list[_Message]
     system: Text | None = None
-    max_tokens: Count | None = None
     stop_sequences: Stops | None = None
     tools: list[_Tool] | None = None
     tool_choice: Any = None
@@ -215,6 +213,9 @@ class Messages(Exchange):
             delta = {key: message[key] for key in ("stop_reason", "stop_sequence")}
             yield named({"type": "message_delta", "delta": delta, "usage": message["usage"]})
             yield named({"type": "message_stop"})
+
+    def sign_of_life(self, state: str) -> str:
+        return named({"type": "ping"})
 
     def failed(self, error: SpecLocalError) -> str:
         return named(errors.body_for(errors.ANTHROPIC, error))
