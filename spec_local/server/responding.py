@@ -80,7 +80,8 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
         raise opening.error
 
     async def write() -> AsyncIterator[str]:
-        arrived, parts, written, state = first, [*exchange.begin()], -_SIGN_S, "waiting"
+        arrived, parts, state = first, [*exchange.begin()], "waiting"
+        written = time.monotonic() if opening else -_SIGN_S
         while True:
             for index, event in arrived:
                 if isinstance(event, Refused):
