@@ -366,6 +366,7 @@ class Session:
         keep_caches: bool = False,
         totals: Statistics | None = None,
         cancelled: Callable[[int], bool] = lambda index: False,
+        on_read: Callable[[int, int, int], None] = lambda index, n_read, n_cached: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Answer[RowEvent]:
         """Generate answers to several prompts, up to `n_rows` at the same time.
@@ -384,6 +385,8 @@ class Session:
                 for later prompts that begin with them.
             totals: receives the counts over all answers, and the time of the calls that they share.
             cancelled: called with the index of an answer between model calls; True ends that answer.
+            on_read: called after each model call with the index of an answer whose prompt is being read, the
+                number of its tokens that have been read, and of those that were in the cache.
             clock: returns the time in seconds.
 
         Yields:
@@ -407,7 +410,9 @@ class Session:
 
         def start() -> Answer[RowEvent]:
             self._end_answer()
-            many = self._answers.many(engine, requests, n_rows, cancelled, clock, keep_caches=keep_caches)
+            many = self._answers.many(
+                engine, requests, n_rows, cancelled, on_read, clock, keep_caches=keep_caches
+            )
             return self._lock.start(many)
 
         return self._lock.run(start)

@@ -64,6 +64,7 @@ class GenerationSettings:
             others have no text.
         logprobs: number of alternatives whose log probabilities to report for each token, 0 to 20, before
             sampling settings and grammar; None: report no log probabilities.
+        sampled_logprobs: report those after sampling settings and grammar.
 
     Raises:
         InvalidRequest: a value is out of range or has the wrong type, or two settings exclude each other.
@@ -88,6 +89,7 @@ class GenerationSettings:
     call_grammar: RuleSet | None = None
     control_text: Sequence[str] = ()
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    sampled_logprobs: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (

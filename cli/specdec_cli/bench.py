@@ -32,7 +32,8 @@ class BenchSampling(SamplingOptions):
     """`SamplingOptions` with the defaults of a benchmark."""
 
     temp: Annotated[
-        float, Option(help="Temperature; 0 always takes the most probable token.", rich_help_panel="Sampling")
+        float | None,
+        Option(help="Temperature; 0 always takes the most probable token.", rich_help_panel="Sampling"),
     ] = 0.0
     max_tokens: Annotated[
         int | None, Option("--tokens", "--max-tokens", "-n", help="Maximum number of tokens per answer.")

@@ -8,14 +8,14 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typer import Argument, BadParameter, Option
 
 from spec_local import kernels
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
@@ -294,26 +294,48 @@ class ModelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SamplerOptions:
-    """The sampler; names, meaning and defaults are those of llama.cpp."""
+    """The sampler; names, meaning and defaults are those of llama.cpp.
 
-    temp: Annotated[float, Option(help="Temperature; 0 always takes the most probable token.")] = 0.8
-    top_k: Annotated[int, _Sampling(help="Keep the k most probable tokens; 0 keeps all.")] = 40
+    None: what the model's file recommends, or else the default of `SamplingSettings`.
+    """
+
+    temp: Annotated[
+        float | None,
+        Option(help="Temperature; 0 always takes the most probable token (default: the model's, or 0.8)."),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        _Sampling(help="Keep the k most probable tokens; 0 keeps all (default: the model's, or 40)."),
+    ] = None
     top_p: Annotated[
-        float, _Sampling(help="Keep the most probable tokens up to this total probability; 1 keeps all.")
-    ] = 0.95
+        float | None,
+        _Sampling(
+            help="Keep the most probable tokens up to this total probability; 1 keeps all (default: the "
+            "model's, or 0.95)."
+        ),
+    ] = None
     min_p: Annotated[
-        float, _Sampling(help="Minimum probability relative to the most probable token; 0 keeps all.")
-    ] = 0.05
+        float | None,
+        _Sampling(
+            help="Minimum probability relative to the most probable token; 0 keeps all (default: the "
+            "model's, or 0.05)."
+        ),
+    ] = None
     repeat_penalty: Annotated[
-        float, _Sampling(help="Divide the logits of recent tokens by this; 1 disables it.")
-    ] = 1.0
+        float | None,
+        _Sampling(
+            help="Divide the logits of recent tokens by this; 1 disables it (default: the model's, or 1)."
+        ),
+    ] = None
     frequency_penalty: Annotated[
         float, _Sampling(help="Penalty for each recent occurrence of a token; 0 disables it.")
     ] = 0.0
     presence_penalty: Annotated[
         float, _Sampling(help="Penalty for any recent occurrence of a token; 0 disables it.")
     ] = 0.0
-    repeat_last_n: Annotated[int, _Sampling(help="Number of tokens that count as recent.")] = 64
+    repeat_last_n: Annotated[
+        int | None, _Sampling(help="Number of tokens that count as recent (default: the model's, or 64).")
+    ] = None
     logit_bias: Annotated[
         list[str] | None,
         _Sampling(
@@ -321,24 +343,30 @@ class SamplerOptions:
         ),
     ] = None
 
-    def settings(self) -> "SamplingSettings":
+    def settings(self, recommended: Mapping[str, Any] | None = None) -> "SamplingSettings":
         """Return the settings of the sampler.
+
+        Args:
+            recommended: defaults of `SamplingSettings` in place of its own.
 
         Raises:
             InvalidRequest: an invalid value.
         """
         from spec_local.core.sampling import SamplingSettings
 
+        given = {
+            "temperature": self.temp,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repeat_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "penalty_window": self.repeat_last_n,
+            "logit_bias": dict(map(_bias, self.logit_bias or [])),
+        }
         return SamplingSettings(
-            temperature=self.temp,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            penalty_window=self.repeat_last_n,
-            logit_bias=dict(map(_bias, self.logit_bias or [])),
+            **{**(recommended or {}), **{name: value for name, value in given.items() if value is not None}}
         )
 
 
@@ -369,15 +397,19 @@ class SamplingOptions(SamplerOptions):
 
 
 def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "GenerationSettings":
-    """Return the settings of one answer from both groups of options.
+    """Return the settings of one answer from both groups of options, with the defaults of the main model.
 
     Raises:
         InvalidRequest: an invalid value.
     """
+    from spec_local.models.sampling_defaults import sampling_defaults
     from spec_local.settings import GenerationSettings
 
+    recommended = {}
+    with contextlib.suppress(SpecLocalError):  # there is no such model, which is an error when it is opened
+        recommended = sampling_defaults(models.files()[0])
     return GenerationSettings(
-        sampling=sampling.settings(),
+        sampling=sampling.settings(recommended),
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
         stops=sampling.stop or (),

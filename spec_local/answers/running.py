@@ -1,9 +1,10 @@
 """The answers that a session is generating: from prompts and settings to events."""
 
 import functools
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spec_local.answers.assembly import ProposerFactory, Slot
@@ -95,7 +96,8 @@ class RunningAnswers:
         Raises:
             InvalidRequest, ModelError: the settings are not possible, or the grammar cannot be used.
         """
-        settings, vocabulary = prompt.settings, self._main.model.vocabulary
+        vocabulary = self._main.model.vocabulary
+        settings = _without(prompt.settings, vocabulary.suppressed)
         sampler = Sampler(
             settings.sampling, self._constraint(settings, prompt.tokens), n_prompt=len(prompt.tokens)
         )
@@ -112,6 +114,7 @@ class RunningAnswers:
             cancelled=prompt.cancelled,
             clock=clock,
             logprobs=settings.logprobs,
+            sampled_logprobs=settings.sampled_logprobs,
         )
         before = prompt.tokens[-_BEFORE:]
         text = AnswerText(
@@ -144,6 +147,7 @@ class RunningAnswers:
         prompts: Iterator[tuple[str | Sequence[int] | None, GenerationSettings]],
         n_rows: int,
         cancelled: Callable[[int], bool],
+        on_read: Callable[[int, int, int], None],
         clock: Callable[[], float],
         *,
         keep_caches: bool = False,
@@ -155,6 +159,7 @@ class RunningAnswers:
             prompts: prompt and settings of each answer; taken when a slot is free.
             n_rows: number of slots to use.
             cancelled: called with the number of an answer.
+            on_read: called with the number of an answer, and tokens of its prompt: read, and cached.
         """
         free = list(self._slots[:n_rows])  # the one that was used last is the last one
         running: dict[Request, Running] = {}
@@ -191,6 +196,9 @@ class RunningAnswers:
                     if answer.text.is_done:
                         engine.remove(request)
                         free.append(running.pop(request).slot)
+                for request, answer in running.items():
+                    if not (prefill := request.prefill).is_done and prefill.n_new:
+                        on_read(answer.prompt.index, prefill.n_read, prefill.n_read - prefill.n_new)
         finally:
             engine.close()
             if not keep_caches:
@@ -239,6 +247,14 @@ class RunningAnswers:
                 grammar = Grammar.from_rules(vocabulary, settings.call_grammar)
             self._grammar = key, grammar
         return self._grammar[1].start()
+
+
+def _without(settings: GenerationSettings, tokens: Sequence[int]) -> GenerationSettings:
+    """The settings with which an answer has none of the tokens."""
+    if not tokens:
+        return settings
+    bias = dict(settings.sampling.logit_bias) | dict.fromkeys(tokens, -math.inf)
+    return replace(settings, sampling=replace(settings.sampling, logit_bias=bias))
 
 
 @checked

@@ -103,7 +103,7 @@ def _fill_in_tokens(vocabulary: Vocabulary, before: str, after: str, name: str) 
     """Order the parts as llama.cpp's server does. Special tokens in the texts are not parsed."""
     if not vocabulary.fill_in:
         raise ModelError(
-            f"{name} has no fill-in-the-middle tokens: remove --suffix, or use a model trained for code, "
+            f"{name} has no fill-in-the-middle tokens: remove the suffix, or use a model trained for code, "
             "such as Qwen2.5-Coder"
         )
     prefix, suffix, middle = vocabulary.fill_in

@@ -131,6 +131,13 @@ class Distribution:
         best = best[: np.count_nonzero(self.probs[best])]
         return (best if self.ids is None else self.ids[best]), self.probs[best]
 
+    def logprob(self, token: int, n_top: int = 0) -> "TokenLogprob":
+        """Log probability of a possible token, and those of the `n_top` most probable ones."""
+        index = token if self.ids is None else int(self.ids.searchsorted(token))
+        ids, probs = self.top(n_top)
+        top = [(int(t), math.log(p)) for t, p in zip(ids, probs, strict=True)]
+        return TokenLogprob(token, math.log(self.probs[index]), top)
+
     def without(self, tokens: Sequence[int]) -> "Distribution":
         """The distribution renormalized without these tokens; at least one other token must be possible."""
         if not tokens:
@@ -329,7 +336,7 @@ def _columns(
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log probability of a token under the model alone, before sampling settings and constraint.
+    """The log probability of a token: under the model alone, or after sampling settings and constraint.
 
     token: its id. logprob: natural logarithm of its probability. top: the most probable tokens and their
     logprobs, in descending order.

@@ -16,7 +16,7 @@ from spec_local.engine.prefill import Prefill
 from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, SpecLocalError
 
-_CHUNK = 32  # prompt tokens per call while other requests generate, which this call delays
+_CHUNK, _MIN_CHUNK = 96, 32  # prompt tokens per call beside one request that generates, and beside many
 
 Events = list[tuple[Request, Event]]
 RequestCalls = list[tuple[Request, Call[Any]]]
@@ -221,7 +221,9 @@ class Engine:
         n = (len(decoding) or n_running) if share_calls else 1
         n_unread = sum(request.prefill.n_unread for request in reading) if share_calls and decoding else 0
         n_again = sum(request.n_unevaluated - 1 for request in (decoding if share_calls else decoding[:1]))
-        self._planner.begin(n, min(_CHUNK, n_unread) + n_again, len(self.requests) - n, n_running)
+        self._planner.begin(
+            n, min(_chunk(len(decoding)), n_unread) + n_again, len(self.requests) - n, n_running
+        )
 
     def _shorten(self, decoding: Sequence[Request]) -> None:
         """Drop draft tokens that are not worth their time in the call that the requests share."""
@@ -249,7 +251,7 @@ class Engine:
     ) -> RequestCalls:
         """Return calls for the next parts of prompts, in addition to the requests that decode."""
         left = context.max_tokens - sum(len(call.tokens) for _, call in steps)
-        left = min(left, _CHUNK) if steps else left
+        left = min(left, _chunk(len(steps))) if steps else left
         chunks: RequestCalls = []
         for request in unread:
             if request.main.context is context and left > 0:
@@ -277,3 +279,13 @@ class Engine:
             self.statistics.predicted_s += self._timer.seconds
         else:
             self.statistics.prompt_s += self._timer.seconds
+
+
+def _chunk(n_generating: int) -> int:
+    """Prompt tokens to read in a call that so many requests wait for.
+
+    A token of a large chunk costs less than one of a small chunk (4.6 and 6.5 ms for 96 and 32 tokens of a
+    1.5 B model on two cores), but each request that generates waits for all of it: the product of the two is
+    bounded.
+    """
+    return max(_MIN_CHUNK, _CHUNK // max(1, n_generating))

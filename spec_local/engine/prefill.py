@@ -112,6 +112,16 @@ class Prefill:
         """Tokens of the prompt that the main model has not evaluated."""
         return len(self._prompt) - len(self.main.cached)
 
+    @property
+    def n_read(self) -> int:
+        """Tokens of the prompt in the main model's cache."""
+        return len(self.main.cached)
+
+    @property
+    def n_new(self) -> int:
+        """Those of them that the main model has evaluated for this request."""
+        return self._statistics.prompt_n
+
     def call(self, n_max: int) -> Call[Any]:
         """Return the main model's next call for the prompt, of 1 to `n_max` tokens."""
         start = len(self.main.cached)

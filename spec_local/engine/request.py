@@ -58,6 +58,7 @@ class Request:
         clock: seconds.
         logprobs: number of alternatives to report with the log probability of each token; None: report no
             log probabilities.
+        sampled_logprobs: report those under the sampler's distribution.
 
     Raises:
         InvalidRequest: the prompt is empty, or a number is out of range.
@@ -79,6 +80,7 @@ class Request:
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
         logprobs: int | None = None,
+        sampled_logprobs: bool = False,
     ) -> None:
         check_prompt(main, prompt)
         if draft_max < 0 or (max_tokens or 0) < 0 or (logprobs or 0) < 0:
@@ -94,7 +96,7 @@ class Request:
         self._draft_max = draft_max
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._is_end, self._cancelled = is_end, cancelled
-        self._n_logprobs = logprobs
+        self._n_logprobs, self._sampled_logprobs = logprobs, sampled_logprobs
         self.prefill = Prefill(main, self.history.copy(), self._proposer, self.statistics, clock)
         """Reads the prompt before the first step."""
         self.has_ended = False
@@ -191,9 +193,11 @@ class Request:
         output = output[: next((n for n, token in enumerate(output, 1) if self._is_end(token)), None)]
         logprobs: Sequence[TokenLogprob] = ()
         if self._n_logprobs is not None:
-            rows = [logits[node + 1] for node in (ROOT, *path)]
             logprobs = [
-                logprob(row, token, self._n_logprobs) for row, token in zip(rows, output, strict=False)
+                distribution(node).logprob(token, self._n_logprobs)
+                if self._sampled_logprobs
+                else logprob(logits[node + 1], token, self._n_logprobs)
+                for node, token in zip((ROOT, *path), output, strict=False)
             ]
         return Verified(output, path, logprobs)
 

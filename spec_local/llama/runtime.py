@@ -112,6 +112,16 @@ def target_layers(suffix: str) -> Any:
 
 
 @functools.cache
+def suppressed_tokens() -> Any:
+    """Return llama.cpp's function for the tokens that a file forbids; None: this build has none."""
+    function = getattr(library()._lib, "llama_vocab_get_suppress_tokens", None)
+    if function:
+        function.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
+        function.restype = ctypes.POINTER(ctypes.c_int32)
+    return function
+
+
+@functools.cache
 def ggml() -> Any:
     """Return the functions of ggml that read a tensor, from the library that llama.cpp itself uses."""
     functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too

@@ -54,6 +54,7 @@ def write_tiny_model(
     space_prefix: bool = False,
     n_experts: int = 0,
     chat_template: str = CHAT_TEMPLATE,
+    suppressed: Sequence[int] = (),
 ) -> Path:
     """Write a model of a few hundred kB.
 
@@ -73,6 +74,7 @@ def write_tiny_model(
         space_prefix: whether the tokenizer adds a space before every text, as Llama 2's does.
         n_experts: number of experts, of which each token uses two; 0: a dense model.
         chat_template: for the control tokens `CONTROL_TOKENS` or others in `extra_tokens`.
+        suppressed: tokens that the file forbids in answers.
 
     Returns:
         `path`.
@@ -110,6 +112,8 @@ def write_tiny_model(
         writer.add_sliding_window(SLIDING_WINDOW)
         writer.add_sliding_window_pattern(2)  # the even layers have a window, the odd ones do not
     _add_tokenizer(writer, tokens, scores, types, space_prefix, chat_template)
+    if suppressed:
+        writer.add_array("tokenizer.ggml.suppress_tokens", list(suppressed))
 
     kind = gguf.GGMLQuantizationType[tensor_type]
     tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)

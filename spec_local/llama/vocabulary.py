@@ -11,6 +11,7 @@ from typing import Any
 from spec_local.core.text import bytes_of
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.native_object import NativeObject, Pointer
+from spec_local.llama.runtime import suppressed_tokens
 from spec_local.system.deep_stack import call_with_stack
 
 # llama.cpp counts bytes in int32, and its tokenizer needs many times the size of the text.
@@ -100,6 +101,28 @@ class Vocabulary:
         kinds = ("pre", "suf", "mid")
         pre, suf, mid = (getattr(self._lib, f"llama_vocab_fim_{kind}")(self._handle) for kind in kinds)
         return (pre, suf, mid) if min(pre, suf, mid) >= 0 else None
+
+    @property
+    def repository(self) -> int | None:
+        """The token before the name of a repository whose files follow, for gaps in code; None: none."""
+        return _or_none(self._lib.llama_vocab_fim_rep(self._handle))
+
+    @property
+    def file_separator(self) -> int | None:
+        """The token before each of these files; None: none."""
+        return _or_none(self._lib.llama_vocab_fim_sep(self._handle))
+
+    @functools.cached_property
+    def suppressed(self) -> Sequence[int]:
+        """Tokens that the file forbids in answers; llama.cpp's samplers never choose them."""
+        n, function = ctypes.c_int32(), suppressed_tokens()
+        tokens = function(self._handle, ctypes.byref(n)) if function else None
+        return [token for token in tokens[: n.value] if 0 <= token < self.n_tokens] if tokens else []
+
+    @functools.cached_property
+    def ends(self) -> Sequence[int]:
+        """All tokens that end an answer."""
+        return [token for token in range(self.n_tokens) if self.is_end(token)]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -225,6 +248,10 @@ class Vocabulary:
     def _check(self, token: int) -> None:
         if not 0 <= token < self.n_tokens:
             raise InvalidRequest(f"token {token} is outside the vocabulary: give 0 to {self.n_tokens - 1}")
+
+
+def _or_none(token: int) -> int | None:
+    return token if token >= 0 else None
 
 
 def _indent(text: bytes) -> int:

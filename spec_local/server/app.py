@@ -1,9 +1,8 @@
 """The HTTP server: routes, and the way of a request from its body to its response."""
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from spec_local.core.lazy_table import LazyTable
-from spec_local.core.text import printable
-from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server import errors, openapi
+from spec_local.errors import SpecLocalError
+from spec_local.server import errors, llama_paths, openapi, responding
 from spec_local.server.engine import Answers, Engine
-from spec_local.server.events import Event, Refused
 from spec_local.server.guard import Access, Guard
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.prompts import PROMPTS
 from spec_local.server.protocol import Exchange
+from spec_local.server.request_body import completed, read_json
 
 PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
     {
@@ -36,6 +33,10 @@ PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
         "/v1/responses": "spec_local.server.responses:Responses",
         "/completion": "spec_local.server.llama_completion:LlamaCompletion",
         "/completions": "spec_local.server.llama_completion:LlamaCompletion",
+        "/infill": "spec_local.server.llama_completion:LlamaInfill",
+        # llama.cpp's server has these paths without a version, too
+        "/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
+        "/responses": "spec_local.server.responses:Responses",
     }
 )
 """The kind of `Exchange` for each path."""
@@ -46,7 +47,7 @@ _PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_STORED = ("/v1/responses/{id}", "/v1/responses/{id}/{what}", "/v1/chat/completions/{id}")
 
 
 def create(
@@ -97,7 +98,10 @@ def create(
                 "n_rows": loaded.n_rows,
                 "total_slots": loaded.n_rows,
                 "chat_template": loaded.template,
-                "default_generation_settings": {"n_ctx": loaded.n_ctx},
+                "default_generation_settings": {
+                    "n_ctx": loaded.n_ctx,
+                    "params": {k: v for k, v in (defaults or {}).items() if k != "speculative"},
+                },
                 **loaded.properties,
             }
         )
@@ -108,43 +112,23 @@ def create(
     async def counters(request: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
-    async def tokenize(request: Request) -> Response:
-        body = await _body(request)
-        text = _field(body, "content", str)
-        tokens = await engine.ask("tokenize", (text, _field(body, "add_special", bool, default=False)))
-        if not _field(body, "with_pieces", bool, default=False):
-            return JSONResponse({"tokens": tokens})
-        pieces = await engine.ask("pieces", tokens)
-        described = [{"id": token, "piece": _piece(p)} for token, p in zip(tokens, pieces, strict=True)]
-        return JSONResponse({"tokens": described})
-
-    async def detokenize(request: Request) -> Response:
-        tokens = _field(await _body(request), "tokens", list)
-        if not all(type(token) is int for token in tokens):
-            raise InvalidRequest("tokens must be a list of numbers: give token ids")
-        text = b"".join(await engine.ask("pieces", tokens)).decode("utf-8", "surrogateescape")
-        return JSONResponse({"content": printable(text)})
-
     async def described(request: Request) -> Response:
         return JSONResponse(openapi.describe(kinds))
 
-    async def embeddings(request: Request) -> Response:
-        message = (
-            "this server has no embeddings: it generates text; use an embedding model with another server, "
-            "such as llama-server --embeddings"
-        )
-        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
+    async def not_stored(request: Request) -> Response:
+        message = "this server stores no answers: use what POST returned, and give all messages again"
+        return errors.response(request.url.path, HTTPStatus.NOT_FOUND, message)
 
     async def prompt(request: Request) -> Response:
         loaded = engine.check_ready()
         kind, response = PROMPTS[request.url.path]
-        body = _completed(await _body(request), defaults or {})
+        body = completed(await read_json(request, access.max_body), defaults or {})
         exchange = await asyncio.to_thread(kinds[kind], body, loaded)
         return JSONResponse(response(*await engine.ask("prompt", exchange.requests[0])))
 
     async def answer(request: Request) -> Response:
         loaded = engine.check_ready()
-        body = _completed(await _body(request), defaults or {})
+        body = completed(await read_json(request, access.max_body), defaults or {})
         # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
         exchange = await asyncio.to_thread(kinds[request.url.path], body, loaded)
         answers = engine.answer(exchange.requests)
@@ -157,27 +141,23 @@ def create(
             watching.cancel()
 
         if exchange.streams:
-            return await _stream(exchange, answers, end)
-        try:
-            return await _whole(exchange, answers)
-        finally:
-            end()
+            return await responding.stream(exchange, answers, end)
+        return await responding.whole(exchange, answers, request.url.path, end)
 
     routes = [
         Route("/health", health),
         Route("/v1/health", health),
         Route("/v1/models", models),
+        Route("/models", models),
         Route("/v1/models/{name:path}", models),
         Route("/props", props),
         Route("/costs", costs),
         Route("/metrics", counters),
         Route("/openapi.json", described),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/embeddings", embeddings, methods=["POST"]),
-        Route("/v1/embeddings", embeddings, methods=["POST"]),
+        *llama_paths.routes(engine, access.max_body),
         *(Route(path, prompt, methods=["POST"]) for path, (kind, _) in PROMPTS.items() if kind in kinds),
         *(Route(path, answer, methods=["POST"]) for path in kinds),
+        *(Route(path, not_stored, methods=["GET", "POST", "DELETE"]) for path in _STORED),
         *(Route(path, _page(file)) for path, file in page_files().items()),
     ]
     open_paths = {"/health", "/v1/health", *page_files()}
@@ -192,7 +172,7 @@ def create(
                 allow_headers=["*"],
             ),
         )
-    return Starlette(
+    application = Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={
@@ -202,6 +182,8 @@ def create(
             Exception: _bug,
         },
     )
+    application.router.redirect_slashes = False  # the guard removes them
+    return application
 
 
 def page_files() -> dict[str, Path]:
@@ -216,56 +198,6 @@ def _page(file: Path) -> Callable[[Request], Awaitable[Response]]:
     return respond
 
 
-# Bodies
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object in a request's body.
-
-    Raises:
-        InvalidRequest: there is none.
-    """
-    body = await request.body()
-    try:
-        value = await asyncio.to_thread(json.loads, body) if len(body) > 1 << 16 else json.loads(body)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidRequest(f"the body is not JSON ({reason}): send a JSON object") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body is not a JSON object: send one")
-    return value
-
-
-def _completed(body: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with defaults in place of what is missing or null."""
-    given = {name: value for name, value in body.items() if value is not None}
-    if isinstance(speculative := given.get("speculative"), dict):
-        given["speculative"] = {**defaults.get("speculative", {}), **speculative}
-    elif speculative is True:  # as it is without the field
-        del given["speculative"]
-    return {**defaults, **given}
-
-
-_MISSING: Any = object()
-
-
-def _field(body: dict[str, Any], name: str, kind: type, default: Any = _MISSING) -> Any:
-    value = body.get(name, default)
-    if value is _MISSING:
-        raise InvalidRequest(f"{name} is missing: add it")
-    if not isinstance(value, kind):
-        raise InvalidRequest(f"{name} has the wrong type: give a {kind.__name__}")
-    return value
-
-
-def _piece(piece: bytes) -> str | list[int]:
-    """A token's text, or its bytes if they are not whole characters, as llama.cpp's server writes it."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return list(piece)
-
-
 # Answers
 
 
@@ -273,58 +205,6 @@ async def _cancel_when_gone(request: Request, engine: Engine, answers: Answers) 
     while (await request.receive())["type"] != "http.disconnect":
         pass
     engine.cancel(answers)
-
-
-async def _whole(exchange: Exchange, answers: Answers) -> Response:
-    """The response with all answers in one object, or with the first error."""
-    found: list[list[Event]] = [[] for _ in exchange.requests]
-    async for arrived in answers:
-        for index, event in arrived:
-            if isinstance(event, Refused):
-                raise event.error
-            found[index].append(event)
-    return JSONResponse(exchange.whole(found))
-
-
-async def _stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) -> Response:
-    """The response with the events of all answers; an error before the first one is a response of its own.
-
-    Args:
-        end: called when the response has ended, or the client has gone.
-    """
-    lists = aiter(answers)
-    first = await anext(lists)
-    if isinstance(event := first[0][1], Refused):
-        end()
-        raise event.error
-
-    async def write() -> AsyncIterator[str]:
-        arrived, parts = first, list(exchange.begin())
-        while arrived:
-            for index, event in arrived:
-                if isinstance(event, Refused):
-                    yield "".join([*parts, exchange.failed(event.error)])
-                    return
-                parts += exchange.write(index, event)
-            yield "".join(parts)  # one write: asyncio complains about many to a client that has just gone
-            arrived, parts = await anext(lists, []), []
-        yield "".join(exchange.end())
-
-    return _EventStream(write(), end)
-
-
-class _EventStream(StreamingResponse):
-    """A response of server-sent events. end: called when it has ended, for whatever reason."""
-
-    def __init__(self, parts: AsyncIterator[str], end: Callable[[], None]) -> None:
-        super().__init__(parts, media_type="text/event-stream", headers=_STREAM_HEADERS)
-        self._end = end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._end()
 
 
 # Errors
@@ -339,7 +219,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, allowed = request.url.path, (error.headers or {}).get("Allow", "another method")
     messages = {
-        404: f"there is nothing at {path}: see /v1/models and /v1/chat/completions",
+        404: f"there is nothing at {ascii(path[:100])[1:-1]}: see /v1/models and /v1/chat/completions",
         405: f"{path} does not support {request.method}: use {allowed}",
     }
     message = messages.get(error.status_code, error.detail)

@@ -26,8 +26,6 @@ from spec_local.server.sampling_body import Count, choices, limit, read, schema_
 
 class _Body(OpenAIBody):
     messages: list[ChatMessage]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
@@ -50,10 +48,9 @@ class _Body(OpenAIBody):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")
         self._check_last()
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         budgets = self.thinking_budget_tokens, self.reasoning_budget_tokens, self.reasoning_budget
         settings = self.settings(
-            max_tokens=limit(most),
+            max_tokens=limit(self.most),
             stops=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             json_schema=schema_of(self.response_format),
@@ -74,6 +71,7 @@ class _Body(OpenAIBody):
                 *tool_warnings(functions, tool_choice, settings.json_schema, "tools[{}].function.parameters"),
             ],
             marks=bool(self.marks),
+            ignore_end=bool(self.ignore_eos),
         )
         return [replace(request, settings=each) for each in choices(settings, self.n or 1)]
 

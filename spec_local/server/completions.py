@@ -7,19 +7,18 @@ from typing import Any
 from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
+from spec_local.server.events import AnswerRequest, Delta, Loaded, Prompt, Token
 from spec_local.server.openai_exchange import MAX_CHOICES, OpenAIBody, OpenAIExchange
-from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
+from spec_local.server.sampling_body import choices, limit, read, schema_of, whole
 
 _MAX_TOKEN = 2**31 - 1  # llama.cpp's tokens are 32-bit integers
 
 
 class _Body(OpenAIBody):
-    prompt: Any
+    prompt: Any = ""  # OpenAI's API continues an empty text, too
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
-    max_tokens: Count | None = None
     logprobs: int | None = None
 
     def requests(self) -> list[AnswerRequest]:
@@ -36,40 +35,54 @@ class _Body(OpenAIBody):
                 f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
             )
         settings = self.settings(
-            max_tokens=limit(self.max_tokens),
+            max_tokens=limit(self.most),
             stops=self.stop,
             logprobs=self.logprobs,
             json_schema=schema_of(self.response_format),
         )
         return [
-            AnswerRequest(each, prompt=prompt, suffix=self.suffix, marks=bool(self.marks))
+            AnswerRequest(
+                each,
+                prompt=prompt,
+                suffix=self.suffix,
+                marks=bool(self.marks),
+                ignore_end=bool(self.ignore_eos),
+            )
             for prompt in prompts
             for each in choices(settings, n)
         ]
 
 
-def prompts_of(given: object) -> Sequence[str | Sequence[int]]:
-    """The prompts in a body: a text, token ids, or a list of either.
+def prompts_of(given: object, field: str = "prompt") -> list[Prompt]:
+    """The prompts in a body: a text, token ids, both mixed, or a list of such prompts.
+
+    As in llama.cpp's server, a list with a number is one prompt, and other lists are several.
+
+    Args:
+        field: its name in errors.
 
     Raises:
         InvalidRequest: it is something else.
     """
+    is_one = not isinstance(given, list) or any(isinstance(part, int | float) for part in given)
+    prompts = [_prompt(each) for each in ([given] if is_one else given)]  # type: ignore[attr-defined]
+    if not prompts or None in prompts:
+        raise InvalidRequest(f"{field} is not supported: give text, token ids, or a list of either")
+    return prompts  # type: ignore[return-value]
+
+
+def _prompt(given: object) -> Prompt | None:
+    """One prompt, which llama.cpp's server also takes in an object, beside images; None: it is none."""
+    if isinstance(given, dict) and not given.get("multimodal_data"):
+        given = given.get("prompt_string")
     if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if _are_tokens(given):
-            return [given]
-        if all(isinstance(prompt, str) or _are_tokens(prompt) for prompt in given):
-            return given
-    raise InvalidRequest("prompt is not supported: give text, token ids, or a list of either")
+        return given
+    parts = [whole(part) for part in given] if isinstance(given, list) else []
+    return parts if parts and all(isinstance(part, str) or _is_token(part) for part in parts) else None
 
 
-def _are_tokens(prompt: object) -> bool:
-    return (
-        isinstance(prompt, list)
-        and len(prompt) > 0
-        and all(type(token) is int and 0 <= token <= _MAX_TOKEN for token in prompt)
-    )
+def _is_token(part: object) -> bool:
+    return type(part) is int and 0 <= part <= _MAX_TOKEN
 
 
 class Completions(OpenAIExchange):

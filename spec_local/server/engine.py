@@ -39,8 +39,7 @@ class Busy(SpecLocalError):
 class Answers:
     """The events of answers that were requested together.
 
-    Iterate over it for lists of pairs, an answer's index and an event: all that have arrived since the last
-    list. The last event of each answer is `Ended` or `Refused`.
+    The last event of each answer is `Ended` or `Refused`.
     """
 
     def __init__(self, n: int) -> None:
@@ -55,13 +54,28 @@ class Answers:
         self._events.append((index, event))
         self._arrived.set()
 
+    @property
+    def are_done(self) -> bool:
+        """True if `next` has returned all events."""
+        return not self._n_unfinished
+
+    async def next(self, seconds: float | None = None) -> list[tuple[int, Event]]:
+        """All events that have arrived since the last call, each with the index of its answer.
+
+        Args:
+            seconds: that it may wait for one; an empty list: none has arrived. None: until one arrives.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
+        self._arrived.clear()
+        arrived, self._events = self._events, []
+        self._n_unfinished -= sum(isinstance(event, Ended | Refused) for _, event in arrived)
+        return arrived
+
     async def __aiter__(self) -> AsyncIterator[list[tuple[int, Event]]]:
-        while self._n_unfinished:
-            await self._arrived.wait()
-            self._arrived.clear()
-            arrived, self._events = self._events, []
-            self._n_unfinished -= sum(isinstance(event, Ended | Refused) for _, event in arrived)
-            yield arrived
+        while not self.are_done:
+            yield await self.next()
 
 
 class Engine:

@@ -8,6 +8,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,19 @@ from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
-from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server.events import AnswerRequest, Delta, Ended, Event, Loaded, Refused, Started, Token
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.server.events import (
+    AnswerRequest,
+    Delta,
+    Ended,
+    Event,
+    Loaded,
+    Reading,
+    Refused,
+    Started,
+    Token,
+)
+from spec_local.server.prompt_tokens import infill_tokens, mixed_tokens, prompt_tokens
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 
@@ -47,6 +59,7 @@ class _Running:
     answer: str = ""
     reasoning: str = ""
     generated: list[int] = field(default_factory=list)
+    started: float = 0.0  # when it got a row
 
 
 class _Sender:
@@ -79,8 +92,9 @@ class EngineProcess:
         self._ready: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
         self._preparing = ThreadPoolExecutor(1, "prepare")
         self._running: dict[int, _Running] = {}  # by number of the prompt
+        self._waiting: set[int] = set()  # answers without a row; to remove one is to claim it
+        self._unfinished: set[int] = set()  # the others
         self._cancelled: set[int] = set()
-        self._unfinished: set[int] = set()
         self._settings = GenerationSettings()  # of the last prompt
         self._closing = False
 
@@ -95,6 +109,7 @@ class EngineProcess:
                     iter(lambda: self._settings, None),
                     keep_caches=True,
                     cancelled=lambda number: self._is_over(self._running[number]),
+                    on_read=self._report,
                 )
                 for number, event in events:
                     self._handle(number, event)
@@ -122,10 +137,12 @@ class EngineProcess:
             while True:
                 kind, id, *rest = self._connection.recv()
                 if kind == "cancel":
-                    if id in self._unfinished:
+                    if self._claim(id):  # its place in the queue is free at once
+                        self._finish(id, Ended(Delta(), "cancelled", Statistics()))
+                    elif id in self._unfinished:
                         self._cancelled.add(id)
                 elif kind == "answer":
-                    self._unfinished.add(id)
+                    self._waiting.add(id)
                     self._preparing.submit(self._prepare, id, *rest)
                 else:
                     self._preparing.submit(self._reply, id, *rest)
@@ -133,18 +150,46 @@ class EngineProcess:
             self._closing = True
             self._ready.put(None)
 
+    def _claim(self, id: int) -> bool:
+        """Take an answer out of the queue; False: another thread has, or it was never in it.
+
+        The threads that receive, prepare and decode all do; one of them gets it.
+        """
+        try:
+            self._waiting.remove(id)
+        except KeyError:
+            return False
+        self._unfinished.add(id)
+        return True
+
     def _prepare(self, id: int, request: AnswerRequest) -> None:
         """Make the tokens of a prompt."""
+        if id not in self._waiting:
+            return
         try:
-            if self._is_cancelled(id):
-                self._finish(id, Ended(Delta(), "cancelled", Statistics()))
-                return
             running = self._chat(id, request) if request.messages else self._text(id, request)
+            self._check(running)
+            if request.ignore_end:
+                running.settings = self._without_end(running.settings)
             if request.marks:
                 running.marked = MarkedText(self._model.vocabulary.piece)
             self._ready.put(running)
         except SpecLocalError as error:
-            self._finish(id, Refused(error))
+            if self._claim(id):
+                self._finish(id, Refused(error))
+
+    def _check(self, running: _Running) -> None:
+        """Refuse at once what would be refused when a row is free, and in the terms of a request."""
+        n, n_ctx = len(running.tokens), self._session.main.n_ctx
+        if n > n_ctx:
+            raise ContextOverflow(f"the prompt has {n} tokens but the context has {n_ctx}: shorten it")
+        shape = running.settings.shape
+        if shape in ("tree", "beam") and self._session.main.max_branches < 2 <= running.settings.tree_nodes:
+            raise InvalidRequest(f'"shape": "{shape}" needs a server with --shape {shape}: leave it out')
+
+    def _without_end(self, settings: GenerationSettings) -> GenerationSettings:
+        bias = dict(settings.sampling.logit_bias) | dict.fromkeys(self._model.vocabulary.ends, float("-inf"))
+        return replace(settings, sampling=replace(settings.sampling, logit_bias=bias))
 
     def _chat(self, id: int, request: AnswerRequest) -> _Running:
         chat = self._conversation(request)
@@ -173,9 +218,16 @@ class EngineProcess:
         return most_in_common.following(messages, tool_use)
 
     def _text(self, id: int, request: AnswerRequest) -> _Running:
-        tokens = request.prompt
-        if isinstance(tokens, str):
-            tokens = Request(prompt=tokens, suffix=request.suffix, raw=True).tokens(self._model)
+        vocabulary = self._model.vocabulary
+        if request.infill:
+            tokens = infill_tokens(
+                vocabulary, request.infill, self._session.main.n_ctx, request.settings.max_tokens
+            )
+        elif request.suffix is not None:
+            assert isinstance(request.prompt, str)
+            tokens = Request(prompt=request.prompt, suffix=request.suffix, raw=True).tokens(self._model)
+        else:
+            tokens = prompt_tokens(vocabulary, request.prompt, parse_special=request.parse_special)
         return _Running(id, request.settings, tokens)
 
     def _reply(self, id: int, what: str, argument: Any) -> None:
@@ -188,17 +240,20 @@ class EngineProcess:
         vocabulary = self._model.vocabulary
         match what:
             case "tokenize":
-                text, add_special = argument
-                return vocabulary.tokenize(text, add_special=add_special)
+                text, add_special, parse_special = argument
+                return mixed_tokens(vocabulary, text, add_special=add_special, parse_special=parse_special)
             case "pieces":
                 if unknown := [token for token in argument if not 0 <= token < vocabulary.n_tokens]:
                     raise InvalidRequest(
                         f"token {unknown[0]} is unknown: give 0 to {vocabulary.n_tokens - 1}"
                     )
-                return [vocabulary.piece(token) for token in argument]
+                return [vocabulary.piece(token, special=True) for token in argument]
             case "prompt":
                 chat = self._conversation(argument)
                 return str(chat.rendered), len(chat.prompt())
+            case "slots":
+                running = [_slot(running) for running in list(self._running.values())]
+                return [*running, *[None] * (self._session.n_rows - len(running))]
             case "costs":
                 return {
                     name: table and sorted(table.costs.items())
@@ -220,6 +275,9 @@ class EngineProcess:
                     continue
                 if running is None:
                     return
+                if not self._claim(running.id):
+                    running = None  # its client has left
+            running.started = time.monotonic()
             self._running[number] = running
             self._settings = running.settings
             yield running.tokens
@@ -233,6 +291,7 @@ class EngineProcess:
     def _handle(self, number: int, event: Any) -> None:
         running = self._running[number]
         if isinstance(event, Prefilled):
+            self._report(number, len(running.tokens), event.statistics.cached_n)
             self._send("event", running.id, Started(len(running.tokens), event.statistics.cached_n))
         elif isinstance(event, Text):
             self._send("event", running.id, self._delta(running, event))
@@ -242,6 +301,12 @@ class EngineProcess:
                 self._end(running, event)
             else:
                 self._finish(running.id, Refused(event.error))
+
+    def _report(self, number: int, n_read: int, n_cached: int) -> None:
+        """Send how much of a prompt has been read."""
+        running = self._running[number]
+        seconds = time.monotonic() - running.started
+        self._send("event", running.id, Reading(len(running.tokens), n_read, n_cached, seconds))
 
     def _delta(self, running: _Running, event: Text) -> Delta:
         running.generated += event.tokens
@@ -310,6 +375,11 @@ class EngineProcess:
             self._sender(*message)
         except (BrokenPipeError, ConnectionResetError):  # the server has ended
             self._closing = True
+
+
+def _slot(running: _Running) -> tuple[int, int, int, GenerationSettings]:
+    """What is told of a row in use: id of the answer, tokens of the prompt and of the answer, settings."""
+    return running.id, len(running.tokens), len(running.generated), running.settings
 
 
 def _n_common(a: Sequence[Message], b: Sequence[Message]) -> int:

@@ -18,7 +18,6 @@ _STATUS: Mapping[type[SpecLocalError], HTTPStatus] = {
     Busy: HTTPStatus.TOO_MANY_REQUESTS,
 }
 _TYPES = {  # OpenAI's and Anthropic's names
-    HTTPStatus.BAD_REQUEST: ("invalid_request_error", "invalid_request_error"),
     HTTPStatus.UNAUTHORIZED: ("authentication_error", "authentication_error"),
     HTTPStatus.FORBIDDEN: ("permission_error", "permission_error"),
     HTTPStatus.NOT_FOUND: ("not_found_error", "not_found_error"),
@@ -29,6 +28,7 @@ _TYPES = {  # OpenAI's and Anthropic's names
 }
 ANTHROPIC = "/v1/messages"
 _RETRY_S = 2  # while models load
+_OF_CLIENTS = ("invalid_request_error", "invalid_request_error")
 _OTHERS = ("server_error", "api_error")
 
 
@@ -66,7 +66,7 @@ def response_for(path: str, error: SpecLocalError) -> JSONResponse:
 
 
 def _body(path: str, status: int, message: str, code: str | None) -> dict[str, Any]:
-    ours, theirs = _TYPES.get(HTTPStatus(status), _OTHERS)
+    ours, theirs = _TYPES.get(HTTPStatus(status), _OF_CLIENTS if status < 500 else _OTHERS)
     if path.startswith(ANTHROPIC):
         return {"type": "error", "error": {"type": theirs, "message": message}}
     return {"error": {"message": message, "type": ours, "param": None, "code": code}}

@@ -13,6 +13,23 @@ from spec_local.settings import GenerationSettings
 if TYPE_CHECKING:
     from spec_local.chat.tool_calls import ToolCall
 
+Prompt = str | Sequence[int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A gap in a file that the answer fills.
+
+    Attributes:
+        prefix, suffix: the text before and after it. prompt: what follows the prefix.
+        extra: names and texts of other files.
+    """
+
+    prefix: Prompt
+    suffix: Prompt
+    prompt: Prompt = ""
+    extra: Sequence[tuple[str, str]] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
@@ -26,8 +43,11 @@ class AnswerRequest:
         variables: of the chat template: see `ChatTemplate.with_variables`.
         parallel_tool_calls: the answer may have more than one call.
         warnings: sentences about the request for the client.
-        prompt: text or token ids to continue, without a chat template.
+        prompt: text, token ids, or both mixed, to continue without a chat template.
+        parse_special: the names of control tokens in texts of the prompt are these tokens.
         suffix: the text after a gap, which the answer fills after `prompt`.
+        infill: a gap in place of a prompt.
+        ignore_end: the answer goes on where the model would end it.
         marks: report which text was drafted: `Delta.spans`.
     """
 
@@ -38,9 +58,28 @@ class AnswerRequest:
     variables: Mapping[str, Any] = field(default_factory=dict)
     parallel_tool_calls: bool = True
     warnings: Sequence[str] = ()
-    prompt: str | Sequence[int] = ""
+    prompt: Prompt = ""
+    parse_special: bool = False
     suffix: str | None = None
+    infill: Infill | None = None
+    ignore_end: bool = False
     marks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A row has been found, and a part of the prompt has been read.
+
+    Attributes:
+        n_prompt: tokens of the prompt.
+        n_read, n_cached: those of them that have been read, and that were in the cache before.
+        seconds: since the row was found.
+    """
+
+    n_prompt: int
+    n_read: int
+    n_cached: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +156,7 @@ class Refused:
     error: SpecLocalError
 
 
-Event = Started | Delta | Ended | Refused
+Event = Reading | Started | Delta | Ended | Refused
 
 
 @dataclass(frozen=True, slots=True)

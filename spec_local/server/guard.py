@@ -6,21 +6,21 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spec_local.server import errors
+from spec_local.server.request_body import TooLarge
 from spec_local.system.machine import is_loopback
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
+_METHODS = "GET, HEAD, POST, OPTIONS"
+_PROBES = ("/health", "/v1/health", "/metrics")  # they tell nothing but counts, to any name of this machine
 _STALL_S = 60  # for a client to read what it was sent
 
 
 class Stalled(OSError):
     """A client does not send the rest of its request, or does not read the response."""
-
-
-class TooLarge(Exception):
-    """The body is larger than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, headers = scope["path"], Headers(scope=scope)
-        if refusal := self._refusal(scope["method"], path, headers):
+        path, headers = scope["path"].rstrip("/") or "/", Headers(scope=scope)
+        scope = {**scope, "path": path}
+        if scope["method"] == "OPTIONS":  # those of web pages that may use the server are answered before
+            await Response(status_code=204, headers={"allow": _METHODS})(scope, receive, send)
+            return
+        if refusal := self._refusal(path, headers):
             status, message = refusal
             extra = {"www-authenticate": "Bearer"} if status == 401 else None
             await errors.response(path, status, message, headers=extra)(scope, receive, send)
@@ -79,13 +83,15 @@ class Guard:
                 message = f"the body did not arrive within {_BODY_S} s: send it again"
                 await errors.response(path, 408, message)(scope, receive, send)
 
-    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        if self._access.local_only and not is_loopback(_name(headers.get("host", ""))):
+    def _refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
+        # A browser always sends a host; probes that speak HTTP/1.0 do not.
+        host = headers.get("host")
+        if host and self._access.local_only and path not in _PROBES and not is_loopback(_name(host)):
             return 403, "this server answers to names of this machine only: use http://localhost"
-        if (origin := headers.get("origin")) and not self._accepts(origin, headers.get("host", "")):
+        if (origin := headers.get("origin")) and not self._accepts(origin, host or ""):
             return 403, f"web pages of {origin} may not use this server: start it with --cors {origin}"
         key = self._access.api_key
-        if key and path not in self._open_paths and method != "OPTIONS":
+        if key and path not in self._open_paths:
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
             if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
@@ -93,13 +99,15 @@ class Guard:
         return None
 
     def _accepts(self, origin: str, host: str) -> bool:
-        same = origin.partition("://")[2] == host
+        scheme, _, there = origin.partition("://")
+        same = scheme in ("http", "https") and there.lower() == host.lower()  # not an extension's scheme
         return same or "*" in self._access.origins or origin in self._access.origins
 
 
 def _name(host: str) -> str:
-    """The host without its port."""
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    """The host without its port, and as names are compared: without case, and without the root's dot."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
 
 
 def _limited(receive: Receive, max_body: int) -> Receive:

@@ -1,81 +1,139 @@
-"""The completions of llama.cpp's server: POST /completion and /completions."""
+"""The completions of llama.cpp's server: POST /completion, /completions and /infill."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.completions import prompts_of
-from spec_local.server.events import AnswerRequest, Delta, Event, Loaded, Token
+from spec_local.server.events import AnswerRequest, Delta, Event, Infill, Loaded, Reading, Token
+from spec_local.server.openai_exchange import MAX_CHOICES
 from spec_local.server.protocol import Exchange
-from spec_local.server.sampling_body import Count, SamplingBody, Stops, limit, read
+from spec_local.server.sampling_body import Part, SamplingBody, Stops, choices, limit, read
+from spec_local.settings import GenerationSettings
 
 
 class _Body(SamplingBody):
     prompt: Any
-    n_predict: Count | None = None
     stop: Stops | None = None
     n_probs: int | None = None
+    logprobs: Any = None
+    post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     def requests(self) -> list[AnswerRequest]:
-        prompts = prompts_of(self.prompt)
-        if len(prompts) != 1:
-            raise InvalidRequest("several prompts are not supported here: give one, or use /v1/completions")
-        settings = self.settings(
-            max_tokens=limit(self.n_predict), stops=self.stop, logprobs=self.n_probs or None
+        prompts, n = prompts_of(self.prompt), self.n_cmpl or self.n or 1
+        if len(prompts) * n > MAX_CHOICES:
+            raise InvalidRequest(
+                f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
+            )
+        return [
+            AnswerRequest(each, prompt=prompt, parse_special=True, **self._more())
+            for prompt in prompts
+            for each in choices(self._settings(), n)
+        ]
+
+    def _settings(self) -> GenerationSettings:
+        n_probs = self.n_probs
+        if n_probs is None and type(self.logprobs) is int:  # OpenAI's name
+            n_probs = self.logprobs
+        return self.settings(
+            max_tokens=limit(self.most),
+            stops=self.stop,
+            logprobs=n_probs or None,
+            sampled_logprobs=bool(self.post_sampling_probs),
         )
-        return [AnswerRequest(settings, prompt=prompts[0], marks=bool(self.marks))]
+
+    def _more(self) -> dict[str, Any]:
+        return {"marks": bool(self.marks), "ignore_end": bool(self.ignore_eos)}
+
+
+class _File(Part):
+    filename: str = "tmp"
+    text: str = ""
+
+
+class _InfillBody(_Body):
+    prompt: Any = ""
+    input_prefix: Any
+    input_suffix: Any
+    input_extra: list[_File] | None = None
+
+    def requests(self) -> list[AnswerRequest]:
+        (prefix, *others), (suffix, *more) = prompts_of(self.input_prefix), prompts_of(self.input_suffix)
+        if others or more:
+            raise InvalidRequest("input_prefix and input_suffix are lists of texts: give one text for each")
+        if not isinstance(self.prompt, str):
+            raise InvalidRequest("prompt is not supported: give text")
+        extra = [(file.filename, file.text) for file in self.input_extra or ()]
+        gap = Infill(prefix, suffix, self.prompt, extra)
+        return [AnswerRequest(self._settings(), infill=gap, **self._more())]
 
 
 class LlamaCompletion(Exchange):
-    """A completion.
+    """Completions of one or several prompts; the names of control tokens in them are these tokens.
 
     The objects are those of ``specdec generate --json``: see `spec_local.answers.json`.
     """
 
-    body = _Body
+    body: ClassVar[type[_Body]] = _Body
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        given = read(_Body, body)
+        given = read(self.body, body)
         self.requests, self.streams = given.requests(), bool(given.stream)
-        self._probabilities, self._tokens = bool(given.n_probs), bool(given.return_tokens)
+        self._probabilities = self.requests[0].settings.logprobs is not None
+        self._tokens = bool(given.return_tokens)
+        self._with_progress = bool(given.return_progress)
         self._model = given.model or loaded.name
-        self._answer = AnswerSoFar()
+        self._answers = [AnswerSoFar() for _ in self.requests]
+
+    def reading(self, index: int, event: Reading) -> Iterator[str]:
+        if self._with_progress:
+            part = {"index": index, **answer_json.part("", "", [], 0, 0)}
+            yield openai_json.data(part | openai_json.progress(event))
 
     def write(self, index: int, event: Event) -> Iterator[str]:
-        added = self._answer.add(event)
+        answer = self._answers[index]
+        added = answer.add(event)
         if added is None:
             return
-        if self._answer.ended:
-            yield openai_json.data(self._last(added.content, added.reasoning))
+        if answer.ended:
+            yield openai_json.data(self._last(index, added.content, added.reasoning))
         elif added.content or added.reasoning or added.tokens:
-            yield openai_json.data(self._part(added))
+            yield openai_json.data(self._part(index, added))
 
     def failed(self, error: SpecLocalError) -> str:
         return openai_json.failure(error)
 
-    def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
-        (events,) = answers
-        answer = self._answer
+    def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any] | Sequence[Any]:
+        results = [self._result(index, events) for index, events in enumerate(answers)]
+        return results if len(results) > 1 else results[0]
+
+    def _result(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
+        answer = self._answers[index]
         answer.add_all(events)
         tokens = [token.id for token in answer.tokens] if self._tokens else []
-        last = self._last(answer.content, answer.reasoning)
+        last = self._last(index, answer.content, answer.reasoning)
         return last | {"tokens": tokens} | self._probabilities_of(answer.tokens)
 
-    def _part(self, added: Delta) -> dict[str, Any]:
+    def _part(self, index: int, added: Delta) -> dict[str, Any]:
         tokens = [token.id for token in added.tokens]
         part = answer_json.part(added.content, added.reasoning, tokens, added.n_drafted, added.n_accepted)
         marks = {"specdec": openai_json.marks(added)} if self.requests[0].marks else {}
-        return {"index": 0} | part | self._probabilities_of(added.tokens) | marks
+        return {"index": index} | part | self._probabilities_of(added.tokens) | marks
 
-    def _last(self, content: str, reasoning: str) -> dict[str, Any]:
-        answer, ended = self._answer, self._answer.ended
+    def _last(self, index: int, content: str, reasoning: str) -> dict[str, Any]:
+        answer = self._answers[index]
+        ended = answer.ended
         assert ended
         return {
-            "index": 0,
+            "index": index,
             **answer_json.last_part(
                 content, reasoning, ended.reason, ended.stopping_word, self._model, ended.statistics
             ),
@@ -88,4 +146,13 @@ class LlamaCompletion(Exchange):
     def _probabilities_of(self, tokens: Sequence[Token]) -> dict[str, Any]:
         if not self._probabilities or not tokens:
             return {}
-        return {"completion_probabilities": [openai_json.probabilities(token) for token in tokens]}
+        sampled = self.requests[0].settings.sampled_logprobs
+        return {
+            "completion_probabilities": [openai_json.probabilities(each, sampled=sampled) for each in tokens]
+        }
+
+
+class LlamaInfill(LlamaCompletion):
+    """The text that fills a gap in a file: POST /infill."""
+
+    body = _InfillBody

@@ -28,7 +28,6 @@ from spec_local.server.left_out import described, role_of, text_of
 from spec_local.server.openai_json import named, new_id
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import (
-    Count,
     Part,
     ResponseFormat,
     SamplingBody,
@@ -152,7 +151,6 @@ class _OutputConfig(Part):
 class _Body(SamplingBody):
     messages: list[_Message]
     system: Text | None = None
-    max_tokens: Count | None = None
     stop_sequences: Stops | None = None
     tools: Annotated[list[_Tool] | None, BeforeValidator(_custom)] = None
     tool_choice: Any = None
@@ -274,6 +272,9 @@ class Messages(Exchange):
             delta = {key: message[key] for key in ("stop_reason", "stop_sequence")}
             yield named({"type": "message_delta", "delta": delta, "usage": message["usage"]})
             yield named({"type": "message_stop"})
+
+    def sign_of_life(self, state: str) -> str:
+        return named({"type": "ping"})
 
     def failed(self, error: SpecLocalError) -> str:
         return named(errors.body_for(errors.ANTHROPIC, error))

@@ -9,7 +9,7 @@ from pydantic import Field
 from spec_local.errors import SpecLocalError
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.events import AnswerRequest, Delta, Event, Token
+from spec_local.server.events import AnswerRequest, Delta, Event, Reading, Token
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Part, ResponseFormat, SamplingBody, Stops
 
@@ -57,6 +57,7 @@ class OpenAIExchange(Exchange):
     ) -> None:
         self.requests, self.streams = requests, bool(given.stream)
         self._n, self._marks, self._with_logprobs = given.n or 1, bool(given.marks), with_logprobs
+        self._with_progress = bool(given.return_progress)
         self._with_usage = bool(given.stream_options and given.stream_options.include_usage)
         kind = self.part_kind if self.streams else self.kind
         self._head = openai_json.head(self.id_prefix, kind, given.model or model)
@@ -74,6 +75,10 @@ class OpenAIExchange(Exchange):
     @abstractmethod
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
         """Log probabilities of the next tokens of an answer."""
+
+    def reading(self, index: int, event: Reading) -> Iterator[str]:
+        if self._with_progress:
+            yield self._chunk(index, type(self.opening)(), more=openai_json.progress(event))
 
     def write(self, index: int, event: Event) -> Iterator[str]:
         answer = self._answers[index]

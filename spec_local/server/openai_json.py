@@ -1,6 +1,7 @@
 """The JSON that OpenAI's protocols share, with what llama.cpp's server adds to it."""
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from spec_local.core.text import printable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.events import Delta, Ended, Token
+from spec_local.server.events import Delta, Ended, Reading, Token
 
 DONE = "data: [DONE]\n\n"
 
@@ -81,6 +82,18 @@ def timings(ended: Ended) -> dict[str, Any]:
     return answer_json.timings(ended.statistics) | plain
 
 
+def progress(event: Reading) -> dict[str, Any]:
+    """How much of a prompt has been read, and for how long: ``prompt_progress``, as llama.cpp's server."""
+    return {
+        "prompt_progress": {
+            "total": event.n_prompt,
+            "cache": event.n_cached,
+            "processed": event.n_read,
+            "time_ms": round(1e3 * event.seconds),
+        }
+    }
+
+
 def marks(added: Delta) -> dict[str, Any]:
     """The spans of text that were drafted, and by what."""
     return {
@@ -99,7 +112,15 @@ def marks(added: Delta) -> dict[str, Any]:
     }
 
 
-def probabilities(token: Token) -> dict[str, Any]:
-    """A token, and the most probable ones in its place."""
-    top = [answer_json.token(other.id, other.piece, other.logprob) for other in token.top]
-    return answer_json.token(token.id, token.piece, token.logprob) | {"top_logprobs": top}
+def probabilities(token: Token, *, sampled: bool = False) -> dict[str, Any]:
+    """A token, and the most probable ones in its place.
+
+    Args:
+        sampled: write probabilities and not their logarithms, as llama.cpp's server does after sampling.
+    """
+
+    def made(each: Token) -> dict[str, Any]:
+        made = answer_json.token(each.id, each.piece, each.logprob)
+        return made | {"prob": math.exp(made.pop("logprob"))} if sampled else made
+
+    return made(token) | {f"top_{'probs' if sampled else 'logprobs'}": [made(other) for other in token.top]}

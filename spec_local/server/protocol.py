@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from spec_local.errors import SpecLocalError
-from spec_local.server.events import AnswerRequest, Event, Loaded
+from spec_local.server.events import AnswerRequest, Event, Loaded, Reading
 
 
 class Exchange(ABC):
@@ -33,9 +33,17 @@ class Exchange(ABC):
         """The server-sent events before those of the answers, each with its empty line."""
         return ()
 
+    def reading(self, index: int, event: Reading) -> Iterable[str]:
+        """The server-sent events for progress with the prompt of answer number `index`."""
+        return ()
+
+    def sign_of_life(self, state: str) -> str:
+        """Text for the stream that tells its client nothing but the state of the answer."""
+        return f": {state}\n\n"  # a comment
+
     @abstractmethod
     def write(self, index: int, event: Event) -> Iterable[str]:
-        """The server-sent events for an event of answer number `index`."""
+        """The server-sent events for another event of answer number `index`."""
 
     def end(self) -> Iterable[str]:
         """The server-sent events after all answers have ended."""
@@ -46,5 +54,5 @@ class Exchange(ABC):
         """The server-sent event that ends a response which cannot be completed."""
 
     @abstractmethod
-    def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
-        """The response in one JSON object, from all events of each answer."""
+    def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any] | Sequence[Any]:
+        """The response as JSON, from all events of each answer."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import app
@@ -19,6 +20,7 @@ GRACE_S = 8
 """Seconds for answers to finish after a signal; then they are cut. Docker kills a process after 10."""
 _CUT_S = 2  # for the last events of answers that are cut
 _BACKLOG = 512  # connections that wait to be accepted
+_HEADERS_S = 30.0  # for the headers of a request to arrive
 
 
 def check_access(host: str, api_key: str | None) -> None:
@@ -87,6 +89,7 @@ def run(
             log_level="error",
             access_log=False,
             server_header=False,
+            http=_Protocol,
             timeout_graceful_shutdown=GRACE_S + _CUT_S,
         )
         server = _Server(config, engine)
@@ -109,6 +112,25 @@ def run(
             raise failed
 
     asyncio.run(main())
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, with a limit of the time for headers: it has one between requests only."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._limit = self.loop.call_later(_HEADERS_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle and not self.cycle.response_complete:  # headers have arrived
+            self._limit.cancel()
+        elif self._limit.cancelled():  # those of the next request have begun
+            self._limit = self.loop.call_later(_HEADERS_S, self.transport.close)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._limit.cancel()
+        super().connection_lost(error)
 
 
 class _Server(uvicorn.Server):

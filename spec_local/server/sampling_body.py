@@ -28,15 +28,29 @@ _MAX_STOPS = 64
 """Each stop string is searched for after every token."""
 _ANY_OBJECT = '{"type": "object"}'
 _SPEED = [field.name for field in dataclasses.fields(GenerationSettings) if field.metadata]
-_NEUTRAL: Mapping[str, tuple[float, ...]] = {
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "mirostat": (0,),
     "typical_p": (1,),
     "dynatemp_range": (0,),
     "xtc_probability": (0,),
     "dry_multiplier": (0,),
     "top_n_sigma": (0, -1),
+    "adaptive_target": (-1,),
+    "min_keep": (0, 1),
+    "n_indent": (0,),
+    "t_max_predict_ms": (0, -1),
+    "lora": ([],),
 }
-"""Samplers of llama.cpp's server that do not exist here, with the values at which they do nothing."""
+"""Fields of llama.cpp's server that change answers and do not exist here, with the values that do not."""
+_SAMPLERS: Mapping[str, Mapping[str, float]] = {
+    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
+"""Samplers in their order, with the settings at which they do nothing."""
+_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _WORDING = (
     ("input should be greater than or equal to ", "give at least "),
     ("input should be less than or equal to ", "give at most "),
@@ -52,6 +66,20 @@ class Part(BaseModel):
     """A JSON object in a body."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_whole_numbers(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: whole(value) for name, value in given.items()}
+        return given
+
+
+def whole(value: Any) -> Any:
+    """A whole number as an integer, however it is written: JSON has one kind of number, and 3.0 is 3."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return int(value)
+    return value
 
 
 def read(kind: type[_Read], body: Mapping[str, Any]) -> _Read:
@@ -100,7 +128,7 @@ def _listed(value: object) -> object:
 def _pairs(value: object) -> object:
     """A mapping from the pairs that llama.cpp's server accepts for logit_bias, too."""
     if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        value = {str(token): bias for token, bias in value}
+        value = {str(whole(token)): bias for token, bias in value}
     if isinstance(value, dict):
         return {token: float("-inf") if bias is False else bias for token, bias in value.items()}
     return value
@@ -158,6 +186,11 @@ class SamplingBody(Part):
     model: str | None = None
     stream: bool | None = None
     marks: bool | None = None
+    return_progress: bool | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    n_predict: Count | None = None
+    ignore_eos: bool | None = None
     seed: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -165,6 +198,7 @@ class SamplingBody(Part):
     min_p: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: Count | None = None
+    samplers: str | list[str] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: _Bias | None = None
@@ -181,6 +215,12 @@ class SamplingBody(Part):
             if isinstance(body, dict) and body.get(name) not in (None, *values):
                 raise ValueError(f"{name} is not supported: give {values[0]}, or leave it out")
         return body
+
+    @property
+    def most(self) -> int | None:
+        """Maximum number of tokens, by OpenAI's names or llama.cpp's, whose server prefers its own."""
+        given = (self.n_predict, self.max_completion_tokens, self.max_tokens)
+        return next((count for count in given if count is not None), None)
 
     def settings(self, **more: Any) -> GenerationSettings:
         """The settings; `more`: those that each protocol names differently.
@@ -200,12 +240,12 @@ class SamplingBody(Part):
             "logit_bias": self.logit_bias,
         }
         given = {
-            "seed": None if self.seed == -1 else self.seed,
+            "seed": None if self.seed in (None, -1) else self.seed % 2**64,  # as llama.cpp, also below zero
             "grammar": self.grammar or None,
             "json_schema": own.schema if (own := self._own_schema()) else None,
         }
         return GenerationSettings(
-            sampling=SamplingSettings(**_without_none(sampling)),
+            sampling=_ordered(SamplingSettings(**_without_none(sampling)), self.samplers),
             **self._speed(),
             **_without_none(given | _without_none(more)),
         )
@@ -229,7 +269,32 @@ class SamplingBody(Part):
                 raise InvalidRequest(
                     f"speculative has the unknown key {name[:40]!a}: give {', '.join(_SPEED)}"
                 )
-        return _without_none({"draft_max": self.n_max, "draft_p_min": self.p_min}) | given
+        whole_numbers = {name: whole(value) for name, value in given.items()}
+        return _without_none({"draft_max": self.n_max, "draft_p_min": self.p_min}) | whole_numbers
+
+
+def _ordered(settings: SamplingSettings, samplers: str | list[str] | None) -> SamplingSettings:
+    """The settings without the samplers that a list of them, or of their letters, leaves out.
+
+    Raises:
+        InvalidRequest: it is in another order than `_SAMPLERS`, which changes the distribution.
+    """
+    if samplers is None:
+        return settings
+    names = [_LETTERS.get(name, name) for name in samplers]
+    absent = [name for name in _SAMPLERS if name not in names]
+    off: dict[str, Any] = {k: v for name in absent for k, v in _SAMPLERS[name].items()}
+    settings = dataclasses.replace(settings, **off)
+
+    def has_effect(name: str) -> bool:
+        if settings.temperature == 0 and name in ("top_k", "top_p", "min_p"):
+            return False  # the most probable token is always left
+        return any(getattr(settings, field) != value for field, value in _SAMPLERS.get(name, {}).items())
+
+    used = [name for name in names if has_effect(name)]
+    if used != [name for name in _SAMPLERS if name in used]:
+        raise InvalidRequest(f"samplers in this order are not supported: give {', '.join(_SAMPLERS)}")
+    return settings
 
 
 def limit(count: int | None) -> int | None:

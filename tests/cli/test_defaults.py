@@ -7,7 +7,9 @@ import sys
 from dataclasses import fields
 from typing import get_args
 
-from spec_local import GenerationSettings, Session, kernels
+import gguf
+
+from spec_local import GenerationSettings, SamplingSettings, Session, kernels
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.quantize import KINDS
 from spec_local.policies import POLICY_NAMES
@@ -45,6 +47,33 @@ def test_each_sampling_option_reaches_the_sampler():
     usual = generation_settings(ModelOptions(), SamplingOptions())
     for name, value in changed.items():
         assert generation_settings(ModelOptions(), SamplingOptions(**{name: value})) != usual, name
+
+
+def test_the_models_own_defaults_come_before_the_general_ones(tmp_path, monkeypatch):
+    """As in llama.cpp; what is given comes first."""
+    own = {"temp": 0.6, "top_k": 20, "penalty_repeat": 1.05, "penalty_last_n": -1, "mirostat": 2}
+    model = write_header(tmp_path / "main.gguf", own)
+    monkeypatch.setattr(ModelOptions, "files", lambda self: (model, None))
+    found = generation_settings(ModelOptions(), SamplingOptions(top_k=5)).sampling
+    assert found == SamplingSettings(temperature=0.6, top_k=5, repeat_penalty=1.05, penalty_window=2**31 - 1)
+    for wrong in ({"temp": "warm"}, {"top_p": 1.5}, {"temp": float("nan")}):
+        write_header(model, wrong)
+        assert generation_settings(ModelOptions(), SamplingOptions()) == GenerationSettings()
+    write_header(model, {"temp": -1.0, "top_k": -1})
+    found = generation_settings(ModelOptions(), SamplingOptions()).sampling
+    assert (found.temperature, found.top_k) == (0, 0)
+
+
+def write_header(path, sampling):
+    """A GGUF file with nothing but recommended settings."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in sampling.items():
+        add = {int: writer.add_int32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"general.sampling.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
 
 
 def test_choices():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
@@ -185,3 +186,22 @@ def test_no_memory_for_the_large_stack(vocabulary, monkeypatch):
     with pytest.raises(BackendError, match="shorter text"):
         vocabulary.tokenize("a" * 5000)
     assert threading.stack_size() == before
+
+
+def test_tokens_that_the_file_forbids(tmp_path):
+    """They are in no answer, whatever is drafted, as with llama.cpp's samplers."""
+    greedy = GenerationSettings(SamplingSettings(temperature=0), max_tokens=12)
+
+    def answer(path):
+        with Session.open(path, n_ctx=256, threads=1) as session:
+            events = session.generate([1, 5, 6], greedy)
+            tokens = [token for event in events if isinstance(event, Text) for token in event.tokens]
+            return session.main.model.vocabulary.suppressed, tokens
+
+    nothing, usual = answer(write_tiny_model(tmp_path / "main.gguf", tensor_type="F32"))
+    assert nothing == []
+    forbidden = sorted({usual[0], usual[-1]})
+    found, other = answer(write_tiny_model(tmp_path / "other.gguf", tensor_type="F32", suppressed=forbidden))
+    assert found == forbidden
+    assert len(other) == 12
+    assert not set(other) & set(forbidden)

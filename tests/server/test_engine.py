@@ -1,6 +1,7 @@
 """The process with the models, as the server sees it."""
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 
 import psutil
@@ -11,7 +12,7 @@ from spec_local.core.text import bytes_of
 from spec_local.errors import ContextOverflow, ModelFileError
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
-from spec_local.server.events import AnswerRequest, Delta, Ended, Refused, Started
+from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Refused, Started
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=24)
 LONG = GenerationSettings(SamplingSettings(temperature=0), max_tokens=4000)
@@ -44,11 +45,15 @@ def children():
     return [child for child in psutil.Process().children() if "engine_process" in " ".join(child.cmdline())]
 
 
-async def collect(answers):
-    """The events of each answer."""
+async def collect(answers, progress=None):
+    """The events of each answer; those of progress with the prompts go to a list of their own."""
     found = {}
-    async for index, event in answers:
-        found.setdefault(index, []).append(event)
+    async for arrived in answers:
+        for index, event in arrived:
+            if not isinstance(event, Reading):
+                found.setdefault(index, []).append(event)
+            elif progress is not None:
+                progress.append(event)
     return [found[index] for index in sorted(found)]
 
 
@@ -76,7 +81,7 @@ def test_answers_are_those_of_a_session(arguments):
         async with running(arguments) as engine:
             assert engine.check_ready().n_rows == 2
             found = await collect(engine.answer([AnswerRequest(GREEDY, prompt=p) for p in prompts]))
-            tokens = await engine.ask("tokenize", ("one two", False))
+            tokens = await engine.ask("tokenize", ("one two", False, True))
             assert b"".join(await engine.ask("pieces", tokens)).decode().strip() == "one two"
             with pytest.raises(ValueError, match="token 1000000 is unknown"):
                 await engine.ask("pieces", [1_000_000])
@@ -84,6 +89,7 @@ def test_answers_are_those_of_a_session(arguments):
         return found
 
     *found, long, empty = asyncio.run(main())
+    assert empty[0].n_prompt == 1  # it begins a text
     assert [text(events) for events in found] == [alone(arguments, prompt) for prompt in prompts[:3]]
     for events in found:
         assert isinstance(events[0], Started)
@@ -97,7 +103,7 @@ def test_answers_are_those_of_a_session(arguments):
         assert sum(delta.draft_depth for delta in steps) == sum(statistics.tested_at)
     assert isinstance(long[-1], Refused)
     assert isinstance(long[-1].error, ContextOverflow)
-    assert isinstance(empty[-1], Refused)
+    assert "--" not in str(long[-1].error)  # a client knows no options
 
 
 def test_the_next_turn_of_a_chat_is_in_the_cache(arguments):
@@ -129,6 +135,66 @@ def test_too_many_wait(arguments):
             assert await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
 
     asyncio.run(main())
+
+
+def test_progress_with_a_long_prompt(arguments):
+    async def main():
+        progress = []
+        async with running(arguments) as engine:
+            await collect(engine.answer([AnswerRequest(GREEDY, prompt="many " * 200)]), progress)
+            await collect(engine.answer([AnswerRequest(GREEDY, prompt="many " * 400)]), progress)
+        return progress
+
+    progress = asyncio.run(main())
+    first = [each for each in progress if each.n_prompt == progress[0].n_prompt]
+    second = progress[len(first) :]
+    for each in (first, second):
+        counts = [event.n_read for event in each]
+        assert counts == sorted(counts)
+        assert len(set(counts)) > 2
+        assert counts[-1] == each[-1].n_prompt
+        assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(each))
+    assert {event.n_cached for event in first} == {0}
+    assert all(event.n_cached >= first[0].n_prompt - 2 for event in second)
+
+
+def test_a_request_that_waits_loses_its_place_at_once(arguments):
+    """It need not wait for a row to be told that its client has gone."""
+
+    async def main():
+        async with running(arguments, max_waiting=1) as engine:
+            first = engine.answer([AnswerRequest(LONG, prompt="one")] * 2)
+            for _ in range(3):
+                waiting = engine.answer([AnswerRequest(GREEDY, prompt="two")])
+                await asyncio.sleep(0.05)
+                engine.cancel(waiting)
+                async with asyncio.timeout(1):
+                    ((ended,),) = await collect(waiting)
+                assert ended.reason == "cancelled"
+                assert engine.n_unfinished == 2
+            engine.cancel(first)
+            await collect(first)
+            assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="two")])))[0])
+
+    asyncio.run(main())
+
+
+def test_the_end_can_be_ignored(arguments, tmp_path):
+    """A model that ends its answer at once goes on."""
+
+    async def main():
+        async with running(arguments) as engine:
+            ends = await engine.ask("tokenize", ("</s>", False, True))
+            bias = SamplingSettings(temperature=0, logit_bias=dict.fromkeys(ends, 100.0))
+            settings = GenerationSettings(bias, max_tokens=8)
+            requests = [
+                AnswerRequest(settings, prompt="one", ignore_end=ignored) for ignored in (False, True)
+            ]
+            return await collect(engine.answer(requests))
+
+    ended, goes_on = asyncio.run(main())
+    assert (ended[-1].reason, ended[-1].statistics.predicted_n) == ("stop", 1)
+    assert (goes_on[-1].reason, goes_on[-1].statistics.predicted_n) == ("length", 8)
 
 
 def test_a_model_that_cannot_be_loaded(arguments, tmp_path):

@@ -23,12 +23,13 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum())
 
 
-def steps_of(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False):
+def steps_of(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, sampled=False):
     main = FakeModel(16, seed=1, scale=1.0)
     limited = Constraint(FakeState(16, lambda answer: range(len(answer) % 2, 16, 2)))
     sampler = Sampler(HOW, limited)
     draft = DraftModel(FakeModel(16, seed=1, scale=1.0, noise=0.5), sampler, shape(), n_vocab=16)
     options = {"sampler": sampler, "is_end": is_end, "logprobs": n_logprobs, "max_tokens": 60}
+    options["sampled_logprobs"] = sampled
     events = events_of(main, [1, 2, 3], draft, rng=SeededRng(2), rule=rule, **options)
     return [event for event in events if isinstance(event, Step)]
 
@@ -50,6 +51,25 @@ def test_logprobs_are_those_of_the_model_after_the_history(n, shape, rule):
             assert [token for token, _ in entry.top] == best.tolist()
             assert [value for _, value in entry.top] == pytest.approx(expected[best].tolist(), abs=1e-5)
             history.append(entry.token)
+
+
+@pytest.mark.parametrize("n", [0, 3, 20])
+def test_logprobs_after_sampling_are_those_of_the_sampler(n):
+    main, history = FakeModel(16, seed=1, scale=1.0), [1, 2, 3]
+    state = Constraint(FakeState(16, lambda answer: range(len(answer) % 2, 16, 2)))
+    state.commit(history)
+    sampler = Sampler(HOW, state)
+    for step in steps_of(n, sampled=True):
+        for entry in step.logprobs:
+            expected = sampler.distribution(main.logits(history), history)
+            dense = expected.dense(16)
+            assert entry.logprob == pytest.approx(np.log(dense[entry.token]), abs=1e-5)
+            assert len(entry.top) == min(n, np.count_nonzero(dense))
+            assert [value for _, value in entry.top] == pytest.approx(
+                np.log(sorted(dense, reverse=True)[: len(entry.top)]).tolist(), abs=1e-5
+            )
+            history.append(entry.token)
+            state.commit(history)
 
 
 def test_an_end_token_has_the_last_logprob():

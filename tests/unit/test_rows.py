@@ -160,17 +160,31 @@ def test_a_prompt_is_read_in_the_calls_that_verify_other_rows():
     first = new_row(main, [1, 2], draft(0.4), "block", rng=SeededRng(0), draft=small, draft_max=3)
     engine.add(first)
     run_until(engine, Prefilled)
-    second = new_row(main, [3] * 80, rng=SeededRng(1), max_tokens=3)
+    second = new_row(main, [3] * 220, rng=SeededRng(1), max_tokens=3)
     engine.add(second)
     main.context.calls.clear()
     events = run_until(engine, Prefilled)
-    # 79 tokens in chunks of 32: the first row goes on in each call.
-    assert [call[1:] for call in main.context.calls] == [[32], [32], [15], []]
+    # 219 tokens in chunks of 96: the first row goes on in each call.
+    assert [call[1:] for call in main.context.calls] == [[96], [96], [27], []]
     assert [1 + len(e.proposal.tokens) for row, e in events if row is first] == [
         call[0] for call in main.context.calls
     ]
     assert sum(isinstance(event, Step) for row, event in events if row is first) == 4
-    assert second.statistics.prompt_n == 79
+    assert second.statistics.prompt_n == 219
+    engine.close()
+
+
+@pytest.mark.parametrize(("n_generating", "chunk"), [(1, 96), (2, 48), (3, 32), (6, 32)])
+def test_more_of_a_prompt_is_read_while_fewer_rows_wait_for_it(n_generating, chunk):
+    main, _ = models()
+    rows = [new_row(main, [1, i], rng=SeededRng(i)) for i in range(n_generating)]
+    engine = engine_with(*rows)
+    while not all(row.statistics.n_steps for row in rows):
+        engine.step()
+    engine.add(new_row(main, [3] * 220, rng=SeededRng(0), max_tokens=1))
+    main.context.calls.clear()
+    engine.step()
+    assert main.context.calls == [[1] * n_generating + [chunk]]
     engine.close()
 
 
@@ -181,14 +195,14 @@ def test_several_prompts_share_the_part_of_a_call_that_is_for_prompts():
     engine.add(first)
     run_until(engine, Prefilled)
     for i in range(3):
-        engine.add(new_row(main, [3 + i] * 21, rng=SeededRng(0), max_tokens=1))
+        engine.add(new_row(main, [3 + i] * 61, rng=SeededRng(0), max_tokens=1))
     main.context.calls.clear()
     for _ in range(2):
         engine.step()
     first_call, second_call = main.context.calls
     assert first_call[0] == second_call[0] == 1  # the first row's token
-    assert sum(first_call[1:]) >= sum(second_call[1:]) > 20  # several prompts in each
-    assert sum(first_call[1:] + second_call[1:]) == 3 * 20
+    assert sum(first_call[1:]) >= sum(second_call[1:]) > 60  # several prompts in each
+    assert sum(first_call[1:] + second_call[1:]) == 3 * 60
     engine.close()
 
 
@@ -464,12 +478,12 @@ def test_what_the_planner_learns():
     n_steps = len(planner.begun)
     assert planner.chosen == [(2, pytest.approx(0.2))]
     assert planner.observed == [(4, pytest.approx(costs.seconds(6)))]
-    engine.add(new_row(main, [3] * 41, rng=SeededRng(0), max_tokens=1))
+    engine.add(new_row(main, [3] * 61, rng=SeededRng(0), max_tokens=1))
     engine.step()
-    assert planner.begun[n_steps:] == [(2, 32, 1, 3)]
+    assert planner.begun[n_steps:] == [(2, 48, 1, 3)]
     assert len(planner.observed) == 1  # a call that reads a prompt is not comparable
     engine.step()
-    assert planner.begun[n_steps + 1 :] == [(2, 8, 1, 3)]
+    assert planner.begun[n_steps + 1 :] == [(2, 12, 1, 3)]
     engine.close()
     engine.add(new_row(main, [1, 2, 3], rng=SeededRng(0), max_tokens=2))
     finish(engine)

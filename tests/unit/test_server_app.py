@@ -1,7 +1,10 @@
 """The HTTP side of the server, with scripted answers."""
 
 import asyncio
+import gzip
 import json
+import sys
+import zlib
 from contextlib import asynccontextmanager
 
 import httpx
@@ -9,7 +12,7 @@ import pytest
 
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.server import app, errors, guard, run
+from spec_local.server import app, errors, guard, request_body, responding, run
 from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
 from spec_local.settings import GenerationSettings
@@ -84,6 +87,7 @@ class ScriptedEngine:
 
     async def ask(self, what, argument=None):
         replies = {
+            "slots": getattr(self, "rows", None),
             "tokenize": [5, 6],
             "pieces": ["é".encode()[:1], "é".encode()[1:] + b"x"],
             "prompt": ("<s>é\udcff", 7),
@@ -148,7 +152,7 @@ def test_what_has_arrived_is_written_at_once():
         answers = Answers(1)
         for event in (STARTED, *[Delta("a")] * 30, Refused(BackendError("failed"))):
             answers.put(0, event)
-        response = await app._stream(Echo({"stream": True}, LOADED), answers, lambda: None)
+        response = await responding.stream(Echo({"stream": True}, LOADED), answers, lambda: None)
         return [part async for part in response.body_iterator]
 
     (part,) = asyncio.run(main())
@@ -238,20 +242,53 @@ def test_a_key_is_needed():
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1"])
 def test_other_hosts_are_refused_on_loopback(host):
     """A page could reach the server under a name of its own that resolves to this machine."""
-    assert fetch("GET", "/health", headers={"host": host}).status_code == 403
-    assert fetch("GET", "/health", headers={"host": host}, access={"local_only": False}).status_code == 200
+    assert fetch("GET", "/v1/models", headers={"host": host}).status_code == 403
+    anyone = {"local_only": False}
+    assert fetch("GET", "/v1/models", headers={"host": host}, access=anyone).status_code == 200
+    for path in ("/health", "/v1/health", "/metrics"):  # probes, to which counts are told
+        assert fetch("GET", path, headers={"host": host}).status_code == 200
+    assert fetch("OPTIONS", "/v1/echo", headers={"host": host}).status_code == 204
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8080", "[::1]:8080", "[::1]"])
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "Localhost:8080", "LOCALHOST.", "localhost.:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]"],
+)
 def test_names_of_this_machine(host):
-    assert fetch("GET", "/health", headers={"host": host}).status_code == 200
+    assert fetch("GET", "/v1/models", headers={"host": host}).status_code == 200
+
+
+def test_a_client_without_a_host():
+    """As HTTP/1.0 allows; a browser always sends one."""
+
+    async def status(path):
+        created = app.create(ScriptedEngine(), app.Access(), {}, {"/v1/echo": Echo})
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        async def receive():
+            return {"type": "http.request"}
+
+        asked = scope(path) | {"method": "GET", "headers": [], "http_version": "1.0"}
+        await created(asked, receive, send)
+        return sent[0]["status"]
+
+    assert asyncio.run(status("/health")) == 200
+    assert asyncio.run(status("/v1/models")) == 200
 
 
 def test_pages_elsewhere_are_refused_unless_they_are_named():
     there = {"origin": "https://chat.example"}
     assert fetch("POST", "/v1/echo", json={}, headers=there).status_code == 403
     assert fetch("POST", "/v1/echo", json={}, headers={"origin": "null"}).status_code == 403
-    assert fetch("POST", "/v1/echo", json={}, headers={"origin": "http://localhost:8080"}).status_code == 200
+    for ours in ("http://localhost:8080", "https://localhost:8080"):  # https: behind a proxy
+        assert fetch("POST", "/v1/echo", json={}, headers={"origin": ours}).status_code == 200
+    for other in ("chrome-extension://localhost:8080", "file://localhost:8080", "http://localhost:80800"):
+        assert fetch("POST", "/v1/echo", json={}, headers={"origin": other}).status_code == 403
+        named = {"origins": (other,)}
+        assert fetch("POST", "/v1/echo", json={}, headers={"origin": other}, access=named).status_code == 200
     for origins in (("https://chat.example",), ("*",)):
         response = fetch("POST", "/v1/echo", json={}, headers=there, access={"origins": origins})
         assert response.status_code == 200
@@ -274,11 +311,51 @@ def test_unknown_paths_and_methods():
     response = fetch("GET", "/v1/echo")
     assert response.status_code == 405
     assert "use POST" in response.json()["error"]["message"]
+    assert response.json()["error"]["type"] == "invalid_request_error"
     assert fetch("POST", "/v1/embeddings", json={}).status_code == 501
+    assert fetch("POST", "/rerank", json={}).status_code == 501
     assert fetch("GET", "/v1/models/other").status_code == 404
     assert fetch("GET", "/v1/models/tiny").json()["id"] == "tiny"
+    for path in ("/v1/models/tiny/other", "/v1/models/%00", "/v1/models/%F0%9F%99%82"):
+        response = fetch("GET", path)
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+        assert response.json()["error"]["message"].isprintable()
     for path in ("/../app.py", "/..%2fapp.py", "/page/../app.py", "//etc/passwd"):
         assert fetch("GET", path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("HEAD", "/health", 200),
+        ("HEAD", "/v1/models", 200),
+        ("HEAD", "/", 200),
+        ("GET", "/health/", 200),
+        ("GET", "/v1/models/", 200),
+        ("POST", "/v1/echo/", 200),
+        ("POST", "/v1/nothing/", 404),
+    ],
+)
+def test_heads_and_slashes(method, path, status):
+    response = fetch(method, path, **({"json": {}} if method == "POST" else {}))
+    assert response.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("GET", "/v1/responses/resp_1/input_items"),
+        ("GET", "/v1/chat/completions/chatcmpl-1"),
+    ],
+)
+def test_nothing_is_stored(method, path):
+    response = fetch(method, path)
+    assert response.status_code == 404
+    assert "stores no answers" in response.json()["error"]["message"]
 
 
 def test_an_anthropic_error():
@@ -314,14 +391,107 @@ def test_tokens_and_facts():
     assert fetch("POST", "/tokenize", json={"content": "x"}).json() == {"tokens": [5, 6]}
     pieces = fetch("POST", "/tokenize", json={"content": "x", "with_pieces": True}).json()["tokens"]
     assert pieces == [{"id": 5, "piece": [0xC3]}, {"id": 6, "piece": [0xA9, ord("x")]}]
-    assert fetch("POST", "/detokenize", json={"tokens": [5, 6]}).json() == {"content": "éx"}
-    for body in ({}, {"content": 1}):
+    assert fetch("POST", "/tokenize", json={"content": ["x", 5.0]}).json() == {"tokens": [5, 6]}
+    assert fetch("POST", "/tokenize", json={}).json() == {"tokens": [5, 6]}  # of an empty text
+    assert fetch("POST", "/detokenize", json={"tokens": [5.0, 6]}).json() == {"content": "éx"}
+    for body in ({"content": True}, {"content": {}}, {"content": "x", "parse_special": 1}):
         assert fetch("POST", "/tokenize", json=body).status_code == 400
-    for body in ({}, {"tokens": "x"}, {"tokens": ["x"]}, {"tokens": [True]}):
+    for body in ({"tokens": "x"}, {"tokens": ["x"]}, {"tokens": [True]}, {"tokens": [1.5]}):
         assert fetch("POST", "/detokenize", json=body).status_code == 400
     assert fetch("GET", "/props").json()["n_ctx"] == 512
     assert fetch("GET", "/costs").json()["draft"] is None
     assert "specdec:num_requests_running 1.0" in fetch("GET", "/metrics").text
+
+
+def test_the_state_of_the_rows():
+    def rows(*given):
+        def engine():
+            scripted = ScriptedEngine()
+            scripted.rows = given
+            return scripted
+
+        return lambda path: fetch("GET", path, engine)
+
+    in_use = (7, 12, 3, GenerationSettings(max_tokens=10, seed=5))
+    idle, busy = rows(in_use, None), rows(in_use, in_use)
+    first, second = idle("/slots?fail_on_no_slot=1").json()
+    assert (first["id"], first["id_task"], first["is_processing"], first["n_ctx"]) == (0, 7, True, 512)
+    assert first["next_token"] == [{"has_next_token": True, "n_decoded": 3, "n_remain": 7}]
+    assert second == {"id": 1, "id_task": -1, "n_ctx": 512, "speculative": True, "is_processing": False}
+    assert busy("/slots").status_code == 200
+    assert busy("/slots?fail_on_no_slot=1").status_code == 503
+
+
+BODY = json.dumps({"n": 2, "text": "x" * 1000}).encode()
+
+
+def packed(encoding, body=BODY):
+    if encoding == "gzip":
+        return gzip.compress(body)
+    if encoding == "two members":
+        return gzip.compress(body[:10]) + gzip.compress(body[10:])
+    if encoding == "raw":
+        return zlib.compress(body)[2:-4]
+    return zlib.compress(body)
+
+
+def send(body, encoding, **access):
+    headers = {"content-encoding": encoding}
+    return fetch("POST", "/v1/echo", content=body, headers=headers, access=access)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "header"),
+    [
+        ("gzip", "gzip"),
+        ("gzip", "X-GZIP"),
+        ("two members", "gzip"),
+        ("zlib", "deflate"),
+        ("raw", "deflate"),
+        ("gzip", "identity, gzip"),
+    ],
+)
+def test_compressed_bodies(encoding, header):
+    assert len(send(packed(encoding), header).json()["texts"]) == 2
+
+
+def test_a_body_compressed_twice():
+    assert len(send(gzip.compress(zlib.compress(BODY)), "deflate, gzip").json()["texts"]) == 2
+
+
+def test_a_small_body_that_becomes_large_is_cut(monkeypatch):
+    read = []
+    original = request_body._inflated
+    monkeypatch.setattr(request_body, "_inflated", lambda *a: read.append(original(*a)) or read[-1])
+    bomb = gzip.compress(b" " * (64 << 20))
+    assert len(bomb) < 1 << 20
+    assert send(bomb, "gzip", max_body=1 << 20).status_code == 413
+    assert len(read[0]) == (1 << 20) + 1
+
+
+@pytest.mark.parametrize("body", [BODY, packed("gzip")[:-9], b"", packed("zlib")])
+def test_bodies_that_are_not_what_the_header_names(body):
+    response = send(body, "gzip")
+    assert response.status_code == 400
+    assert "\n" not in response.json()["error"]["message"]
+
+
+def test_encodings_that_are_not_supported(monkeypatch):
+    for module in ("brotli", "compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for encoding in ("br", "zstd", "compress", "gzip, br"):
+        response = send(b"x", encoding)
+        assert response.status_code == 415
+        assert response.headers["accept-encoding"] == "gzip, deflate"
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("encoding", "module"), [("br", "brotli"), ("zstd", "backports.zstd")])
+def test_encodings_of_other_packages(encoding, module):
+    library = pytest.importorskip(module)
+    assert len(send(library.compress(BODY), encoding).json()["texts"]) == 2
+    assert send(library.compress(b" " * (8 << 20)), encoding, max_body=1 << 20).status_code == 413
+    assert send(library.compress(BODY)[:-3], encoding).status_code == 400
 
 
 def scope(path="/v1/echo"):

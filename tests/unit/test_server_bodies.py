@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 
 import pytest
 from hypothesis import example, given, settings
@@ -91,6 +92,37 @@ def test_any_body(kind, body):
         n = len(exchange.requests)
         parsed(stream(kind(body, LOADED), *[answer] * n))
         json.dumps(written(kind(body, LOADED).whole([answer] * n)))
+
+
+WHOLE = ("seed", "top_k", "n", "max_tokens", "max_output_tokens", "repeat_last_n", "speculative.n_max")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", ["3.0", "3e0", "30e-1", "3"])
+def test_whole_numbers_have_many_spellings(kind, number):
+    """JSON has one kind of number."""
+    body = {name: value for name, value in VALID.items() if name != "tools"}
+    number = json.loads(number)
+    nested = {"speculative": {"draft_max": number}, "logit_bias": {"5": number}}
+    fields = dict.fromkeys(WHOLE, number) | nested
+    exchange = kind(json.loads(json.dumps(body | fields)), LOADED)
+    settings = exchange.requests[0].settings
+    assert (settings.seed, settings.max_tokens, settings.sampling.top_k, settings.draft_max) == (3, 3, 3, 3)
+    assert settings.sampling.logit_bias == {5: 3.0}
+    assert all(type(value) is int for value in (settings.seed, settings.max_tokens, settings.draft_max))
+    names = {name for name, field in sys.modules[kind.__module__]._Body.model_fields.items()} - {"n_max"}
+    for name in names & {*WHOLE}:
+        with pytest.raises(InvalidRequest, match=name):
+            kind(body | {name: 3.5}, LOADED)
+    with pytest.raises(InvalidRequest, match="draft_max"):
+        kind(body | {"speculative": {"draft_max": 3.5}}, LOADED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("seed", "used"), [(-1, None), (-2, 2**64 - 2), (2**63, 2**63)])
+def test_any_seed(kind, seed, used):
+    body = {name: value for name, value in VALID.items() if name != "tools"}
+    assert kind(body | {"seed": seed}, LOADED).requests[0].settings.seed == used
 
 
 @pytest.mark.parametrize("kind", KINDS)

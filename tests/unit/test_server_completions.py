@@ -5,11 +5,12 @@ import json
 import pytest
 from openai.types import Completion
 
+from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.server.completions import Completions
-from spec_local.server.events import Delta, Ended
-from spec_local.server.llama_completion import LlamaCompletion
+from spec_local.server.events import Delta, Ended, Infill, Reading
+from spec_local.server.llama_completion import LlamaCompletion, LlamaInfill
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
@@ -50,7 +51,20 @@ def whole(exchange, *answers):
 
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
-    [("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [3]], [[1], [3]])],
+    [
+        ("a", ["a"]),
+        ("", [""]),
+        (" \n", [" \n"]),
+        (["a", "b"], ["a", "b"]),
+        (["a", "\t"], ["a", "\t"]),
+        ([1, 2], [[1, 2]]),
+        ([1.0, 2e0], [[1, 2]]),
+        ([[1], [3.0]], [[1], [3]]),
+        (["a", [3]], ["a", [3]]),
+        ([1, "a", 2], [[1, "a", 2]]),  # a list with a number is one prompt
+        ([["a", 1], "b"], [["a", 1], "b"]),
+        ({"prompt_string": "a"}, ["a"]),
+    ],
 )
 def test_prompts(prompt, prompts):
     requests = exchange(prompt).requests
@@ -65,7 +79,21 @@ def test_settings():
     assert exchange().requests[0].settings == GenerationSettings()
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [-1], [True], [1, "a"], [2**31], None], ids=str)
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [],
+        [[]],
+        [-1],
+        [True],
+        [1.5],
+        [[1], 2],
+        [2**31],
+        {"prompt_string": "a", "multimodal_data": ["eA=="]},
+        None,
+    ],
+    ids=str,
+)
 def test_prompts_that_are_neither_text_nor_tokens(prompt):
     with pytest.raises(InvalidRequest, match="prompt is not supported: give text, token ids, or a list"):
         exchange(prompt)
@@ -87,8 +115,42 @@ def test_errors(more, part):
 
 
 def test_the_prompt_is_needed():
+    """By llama.cpp's server; OpenAI's continues an empty one."""
     with pytest.raises(InvalidRequest, match="prompt is missing"):
-        Completions({}, LOADED)
+        LlamaCompletion({}, LOADED)
+    assert [request.prompt for request in Completions({}, LOADED).requests] == [""]
+
+
+@pytest.mark.parametrize("make", [exchange, llama])
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 3.0}, 3),
+        ({"n_predict": 3e0, "max_tokens": 5, "max_completion_tokens": 4}, 3),
+        ({"max_tokens": 5, "max_completion_tokens": 4}, 4),
+        ({"n_predict": -1, "max_tokens": 5}, None),
+        ({}, None),
+    ],
+)
+def test_every_name_of_the_limit(make, given, most):
+    assert make(**given).requests[0].settings.max_tokens == most
+
+
+@pytest.mark.parametrize("make", [exchange, llama])
+def test_the_end_can_be_ignored(make):
+    assert make(ignore_eos=True).requests[0].ignore_end
+    assert not make().requests[0].ignore_end
+
+
+@pytest.mark.parametrize("make", [exchange, llama])
+def test_progress_with_the_prompt(make):
+    event = Reading(n_prompt=100, n_read=64, n_cached=32, seconds=0.5)
+    assert list(make(stream=True).reading(0, event)) == []
+    ((_, part),) = parsed("".join(make(stream=True, return_progress=True).reading(0, event)))
+    assert part["prompt_progress"] == {"total": 100, "cache": 32, "processed": 64, "time_ms": 500}
+    text = part["choices"][0]["text"] if make is exchange else part["content"]
+    assert text == ""
 
 
 def test_a_whole_response():
@@ -151,9 +213,98 @@ def test_llama_settings():
     assert llama([1, 2]).requests[0].prompt == [1, 2]
 
 
-def test_llama_takes_one_prompt():
-    with pytest.raises(InvalidRequest, match="several prompts are not supported here"):
-        llama(["a", "b"])
+def test_llama_takes_several_prompts():
+    several = llama(["a", [1, "b"]], n_cmpl=2, seed=4)
+    assert [(r.prompt, r.settings.seed) for r in several.requests] == [
+        ("a", 4), ("a", 5), ([1, "b"], 4), ([1, "b"], 5),
+    ]  # fmt: skip
+    found = written(several.whole([ANSWER] * 4))
+    assert [result["index"] for result in found] == [0, 1, 2, 3]
+    assert {result["content"] for result in found} == {TEXT}
+    parts = [data for _, data in parsed(stream(llama(["a", "b"], stream=True), ANSWER, ANSWER))]
+    for index in (0, 1):
+        own = [part for part in parts if part["index"] == index]
+        assert "".join(part["content"] for part in own) == TEXT
+        assert [part["stop"] for part in own] == [False, False, False, True]
+    with pytest.raises(InvalidRequest, match="130 answers are too many"):
+        llama(["a"] * 65, n=2)
+
+
+def test_control_tokens_are_parsed_by_llama_only():
+    assert llama("<|im_start|>").requests[0].parse_special
+    assert not exchange("<|im_start|>").requests[0].parse_special
+
+
+def test_llama_infill():
+    body = {
+        "input_prefix": "def f(", "input_suffix": [7, "x"], "prompt": "a", "n_predict": 4,
+        "input_extra": [{"filename": "a.py", "text": "x = 1"}, {"text": "y"}],
+    }  # fmt: skip
+    (request,) = LlamaInfill(body, LOADED).requests
+    assert request.infill == Infill("def f(", [7, "x"], "a", [("a.py", "x = 1"), ("tmp", "y")])
+    assert request.settings.max_tokens == 4
+    for missing in ("input_prefix", "input_suffix"):
+        with pytest.raises(InvalidRequest, match=f"{missing} is missing"):
+            LlamaInfill({k: v for k, v in body.items() if k != missing}, LOADED)
+    with pytest.raises(InvalidRequest, match="one text for each"):
+        LlamaInfill(body | {"input_prefix": ["a", "b"]}, LOADED)
+
+
+def test_llama_probabilities_after_sampling():
+    sampled = llama(n_probs=2, post_sampling_probs=True)
+    assert sampled.requests[0].settings.sampled_logprobs
+    first = written(sampled.whole([ANSWER]))["completion_probabilities"][0]
+    assert first["prob"] == pytest.approx(0.7788, abs=1e-4)
+    assert [each["prob"] for each in first["top_probs"]] == pytest.approx([0.7788, 0.0821, 0], abs=1e-4)
+    assert not {"logprob", "top_logprobs"} & {*first}
+
+
+@pytest.mark.parametrize(
+    ("samplers", "more", "settings"),
+    [
+        (
+            ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+            {},
+            {},
+        ),
+        ("edskypmxt", {}, {}),
+        (["top_k", "temperature"], {}, {"top_p": 1, "min_p": 0}),
+        ([], {}, {"top_k": 0, "top_p": 1, "min_p": 0, "temperature": 1}),
+        (["top_k"], {"repeat_penalty": 1.5}, {"top_p": 1, "min_p": 0, "temperature": 1}),
+        (["temperature", "top_k", "min_p", "top_p"], {"temperature": 0}, {"temperature": 0}),
+        (["temperature", "top_p"], {"temperature": 1}, {"temperature": 1, "top_k": 0, "min_p": 0}),
+    ],
+)
+def test_llama_samplers(samplers, more, settings):
+    found = llama(samplers=samplers, **more).requests[0].settings.sampling
+    assert found == SamplingSettings(**settings)
+
+
+@pytest.mark.parametrize("samplers", [["temperature", "top_p"], "tp", ["top_k", "top_k"], ["min_p", "top_p"]])
+def test_llama_samplers_in_another_order(samplers):
+    with pytest.raises(InvalidRequest, match="samplers in this order are not supported"):
+        llama(samplers=samplers)
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral", "other"),
+    [
+        ("lora", [], [{"id": 0, "scale": 1}]),
+        ("n_indent", 0, 2),
+        ("t_max_predict_ms", 0, 100),
+        ("min_keep", 0, 5),
+        ("adaptive_target", -1.0, 0.5),
+    ],
+)
+def test_llama_fields_that_would_change_the_answer(field, neutral, other):
+    assert llama(**{field: neutral}).requests == llama().requests
+    with pytest.raises(InvalidRequest, match=f"{field} is not supported"):
+        llama(**{field: other})
+
+
+def test_llama_probabilities_by_openais_name():
+    assert llama(logprobs=3).requests[0].settings.logprobs == 3
+    assert "completion_probabilities" in written(llama(logprobs=1).whole([ANSWER]))
 
 
 def test_llama_whole():

@@ -1,0 +1,103 @@
+"""The smaller paths of llama.cpp's server: tokens, the state of the rows, and what does not exist here."""
+
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from spec_local.core.text import printable
+from spec_local.errors import InvalidRequest
+from spec_local.server import errors
+from spec_local.server.completions import prompts_of
+from spec_local.server.engine import Engine
+from spec_local.server.request_body import flag, read_json
+from spec_local.server.sampling_body import whole
+from spec_local.settings import GenerationSettings
+
+
+def routes(engine: Engine, max_body: int) -> list[Route]:
+    """The routes. max_body: maximum size of a body in bytes."""
+
+    async def tokenize(request: Request) -> Response:
+        body = await read_json(request, max_body)
+        content = body.get("content")
+        (text,) = prompts_of(content, "content") if content not in (None, []) else [""]
+        special = flag(body, "add_special", False), flag(body, "parse_special", True)
+        tokens = await engine.ask("tokenize", (text, *special))
+        if not flag(body, "with_pieces", False):
+            return JSONResponse({"tokens": tokens})
+        pieces = await engine.ask("pieces", tokens)
+        described = [{"id": token, "piece": _piece(p)} for token, p in zip(tokens, pieces, strict=True)]
+        return JSONResponse({"tokens": described})
+
+    async def detokenize(request: Request) -> Response:
+        tokens = (await read_json(request, max_body)).get("tokens") or []
+        tokens = [whole(token) for token in tokens] if isinstance(tokens, list) else [None]
+        if not all(type(token) is int for token in tokens):
+            raise InvalidRequest("tokens must be a list of numbers: give token ids")
+        text = b"".join(await engine.ask("pieces", tokens)).decode("utf-8", "surrogateescape")
+        return JSONResponse({"content": printable(text)})
+
+    async def slots(request: Request) -> Response:
+        loaded = engine.check_ready()
+        rows = await engine.ask("slots")
+        if request.query_params.get("fail_on_no_slot") and None not in rows:
+            message = f"all {loaded.n_rows} rows are in use: try again soon"
+            return errors.response(request.url.path, HTTPStatus.SERVICE_UNAVAILABLE, message)
+        return JSONResponse(
+            [
+                {"id": i, "id_task": -1, "n_ctx": loaded.n_ctx, "speculative": bool(loaded.draft)}
+                | ({"is_processing": False} if row is None else _in_use(*row))
+                for i, row in enumerate(rows)
+            ]
+        )
+
+    async def not_here(request: Request) -> Response:
+        message = "this server only generates text: embeddings, ranking and saved rows need another server, "
+        message += "such as llama-server"
+        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
+
+    elsewhere = ["/v1/embeddings", "/embeddings", "/embedding", "/slots/{id}"]
+    elsewhere += [f"{version}/{name}" for version in ("", "/v1") for name in ("rerank", "reranking")]
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/slots", slots),
+        *(Route(path, not_here, methods=["POST"]) for path in elsewhere),
+    ]
+
+
+def _in_use(task: int, n_prompt: int, n_generated: int, settings: GenerationSettings) -> dict[str, Any]:
+    """The fields of a row that an answer uses; llama.cpp's server tells no text either."""
+    sampling, limit = settings.sampling, -1 if settings.max_tokens is None else settings.max_tokens
+    return {
+        "id_task": task,
+        "is_processing": True,
+        "n_prompt_tokens": n_prompt,
+        "params": {
+            "n_predict": limit,
+            "max_tokens": limit,
+            "seed": -1 if settings.seed is None else settings.seed,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+        },
+        "next_token": [
+            {
+                "has_next_token": True,
+                "n_decoded": n_generated,
+                "n_remain": -1 if limit < 0 else max(0, limit - n_generated),
+            }
+        ],
+    }
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A token's text, or its bytes if they are not whole characters, as llama.cpp's server writes it."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,92 @@
+"""The tokens of prompts that are used without a chat template, as llama.cpp's server makes them."""
+
+from collections.abc import Sequence
+
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama.vocabulary import Vocabulary
+from spec_local.server.events import Infill, Prompt
+
+_PROJECT = "myproject\n"  # llama.cpp's name for the repository of a gap
+_FILE = "filename\n"  # and for its file
+_SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, for models without a token for that
+
+
+def prompt_tokens(vocabulary: Vocabulary, prompt: Prompt, *, parse_special: bool) -> list[int]:
+    """The tokens of a text, of token ids, or of both mixed.
+
+    An empty prompt begins a text: it is the token with which texts begin, or that which separates them.
+
+    Args:
+        parse_special: see `Vocabulary.tokenize`.
+
+    Raises:
+        InvalidRequest: it is empty, and there is no such token.
+    """
+    tokens = mixed_tokens(vocabulary, prompt, add_special=True, parse_special=parse_special)
+    if not tokens:
+        tokens = [token for token in (vocabulary.bos, vocabulary.eos, vocabulary.eot) if token >= 0][:1]
+    if not tokens:
+        raise InvalidRequest("prompt is empty, and this model has no token that begins a text: give text")
+    return tokens
+
+
+def mixed_tokens(
+    vocabulary: Vocabulary, prompt: Prompt, *, add_special: bool = False, parse_special: bool = False
+) -> list[int]:
+    """As `prompt_tokens`, but an empty prompt has no tokens."""
+    tokens: list[int] = []
+    for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
+        if isinstance(part, int):
+            if part >= vocabulary.n_tokens:
+                raise InvalidRequest(f"prompt has token {part}: give 0 to {vocabulary.n_tokens - 1}")
+            tokens.append(part)
+        elif i == 0:
+            tokens += vocabulary.tokenize(part, add_special=add_special, parse_special=parse_special)
+        else:
+            tokens += vocabulary.continuation(part, parse_special=parse_special)
+    return tokens
+
+
+def infill_tokens(vocabulary: Vocabulary, gap: Infill, n_ctx: int, n_predict: int | None) -> list[int]:
+    """The tokens of a gap in a file, after other files of its project.
+
+    A quarter of the context, or what is needed, is left for the answer. The text around the gap gets three
+    quarters of the rest, three parts of that before the gap and one after it; what they leave is for the ends
+    of the other files.
+
+    Args:
+        n_ctx: length of the context in tokens.
+        n_predict: maximum length of the answer; None: as long as the context allows.
+
+    Raises:
+        ModelError: the model has no tokens for gaps.
+    """
+    if not vocabulary.fill_in:
+        raise ModelError(
+            "this model has no fill-in-the-middle tokens, which /infill needs: use a model trained for code, "
+            "such as Qwen2.5-Coder"
+        )
+    prefix, suffix, middle = vocabulary.fill_in
+    answer = n_ctx // 4 if n_predict is None else min(n_predict, n_ctx // 4)
+    room = max(0, n_ctx - answer - 8)  # 8: the special tokens
+    around = room * 3 // 4
+    started = mixed_tokens(vocabulary, gap.prompt)
+    before = [*mixed_tokens(vocabulary, gap.prefix), *started]
+    before = before[len(before) - min(len(before), around * 3 // 4) :]
+    after = mixed_tokens(vocabulary, gap.suffix)[: around // 4]
+    others = _other_files(vocabulary, gap.extra)
+    others = others[len(others) - min(len(others), room - len(before) - len(after)) :]
+    bos = [vocabulary.bos] if vocabulary.add_bos else []
+    return [*others, *bos, prefix, *before, suffix, *after, middle]
+
+
+def _other_files(vocabulary: Vocabulary, files: Sequence[tuple[str, str]]) -> list[int]:
+    repository, separator = vocabulary.repository, vocabulary.file_separator
+    tokens = [] if repository is None else [repository, *vocabulary.tokenize(_PROJECT)]
+    for name, text in files:
+        if separator is None:
+            tokens += vocabulary.tokenize(_SNIPPET)
+        else:
+            tokens += [separator, *vocabulary.tokenize(f"{name}\n")]
+        tokens += vocabulary.tokenize(text)
+    return tokens if separator is None else [*tokens, separator, *vocabulary.tokenize(_FILE)]

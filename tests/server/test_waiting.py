@@ -1,0 +1,129 @@
+"""A server with one row, which one client uses while others wait."""
+
+import socket
+import time
+
+import httpx
+import pytest
+
+from tests.server.conftest import Server
+
+ENDLESS = {"prompt": "one two", "n_predict": 100_000, "stream": True, "speculative": False}
+
+
+@pytest.fixture(scope="module")
+def one_row(specdec, models):
+    options = ["--draft", models[1], "--ctx", 1 << 15, "--parallel", 1, "--queue", 1]
+    started = Server(specdec, models[0], *options)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def busy(one_row):
+    """Its row is in use, and one more request may wait."""
+    with one_row.stream("/completion", ENDLESS) as response:
+        lines = response.iter_lines()  # without a name, it would be closed, and the connection with it
+        next(lines)
+        yield one_row
+    wait_for(lambda: one_row.metric("num_requests_running") == 0)
+
+
+def n_waiting(server):
+    return server.metric("num_requests_waiting")
+
+
+def wait_for(condition, timeout=10):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sign"),
+    [
+        ("/v1/completions", {"prompt": "a"}, b": waiting"),
+        ("/completion", {"prompt": "a"}, b": waiting"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}, b"event: ping"),
+        ("/v1/responses", {"input": "a"}, b"event: response.created"),
+    ],
+)
+def test_headers_and_a_first_sign_come_at_once(busy, path, body, sign):
+    begun = time.monotonic()
+    with busy.stream(path, body | {"stream": True}) as response:
+        parts = response.iter_raw()
+        first = next(parts)
+        assert time.monotonic() - begun < 1  # 0.15 s on a machine that does nothing else
+        assert response.status_code == 200
+        assert first.startswith(sign)
+        assert n_waiting(busy) == 1
+    wait_for(lambda: n_waiting(busy) == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_queue_leaves_its_place(busy, stream):
+    for _ in range(3):  # each would be refused if the one before it still waited
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                busy.address + "/completion",
+                json={"prompt": "a", "n_predict": 8, "stream": stream},
+                timeout=0.4,
+            )
+        wait_for(lambda: n_waiting(busy) == 0, timeout=2)
+
+
+def test_errors_that_are_known_at_once_are_statuses(busy):
+    with busy.stream("/completion", {"prompt": "a", "stream": True}) as waiting:
+        parts = waiting.iter_raw()
+        next(parts)
+        response = busy.post("/completion", {"prompt": "a", "n_predict": 8, "stream": True})
+        assert response.status_code == 429
+        assert response.headers["retry-after"]
+    wait_for(lambda: n_waiting(busy) == 0)
+    for prompt, status in ((["a", 10**6], 400), ("many " * 40_000, 400), ({"prompt_string": 5}, 400)):
+        response = busy.post("/completion", {"prompt": prompt, "n_predict": 8, "stream": True})
+        assert response.status_code == status
+        assert "--" not in response.json()["error"]["message"]
+
+
+def test_rows_and_probes_of_a_busy_server(busy):
+    (row,) = busy.get("/slots").json()
+    assert row["is_processing"]
+    assert row["n_ctx"] == 1 << 15
+    assert row["params"]["n_predict"] == 100_000
+    assert busy.get("/slots?fail_on_no_slot=1").status_code == 503
+    host, port = busy.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert connection.recv(64).startswith(b"HTTP/1.1 200")
+    for path in ("/health/", "/slots/"):
+        assert httpx.head(busy.address + path).status_code == 200
+
+
+def test_texts_and_control_tokens(server):
+    tokens = server.post("/tokenize", {"content": "one<|im_end|>"}).json()["tokens"]
+    assert tokens[-1] == 4  # as `CONTROL_TOKENS` has them
+    text = server.post("/detokenize", {"tokens": tokens}).json()["content"]
+    assert text.endswith("one<|im_end|>")
+    as_text = server.post("/tokenize", {"content": "one<|im_end|>", "parse_special": False}).json()
+    assert len(as_text["tokens"]) > len(tokens)
+    for prompt in ("", " ", "\n", [" "], ["one", " "], [5, "one"]):
+        for path in ("/completion", "/v1/completions"):
+            response = server.post(path, {"prompt": prompt, "n_predict": 2, "temperature": 0})
+            assert response.status_code == 200, (path, prompt, response.text)
+    both = server.post("/completion", {"prompt": ["one", " "], "n_predict": 2.0}).json()
+    assert [result["tokens_predicted"] for result in both] == [2, 2]
+    response = server.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert response.status_code == 400
+    assert "fill-in-the-middle" in response.json()["error"]["message"]
+    response = server.post("/v1/completions", {"prompt": "a", "speculative": {"shape": "tree"}})
+    assert response.status_code == 400
+    assert '"shape": "tree"' in response.json()["error"]["message"]
+
+
+def test_progress_of_a_long_prompt(server):
+    body = {"prompt": "many " * 400, "n_predict": 2, "stream": True, "return_progress": True}
+    with server.stream("/completion", body) as response:
+        text = response.read().decode()
+    assert text.count("prompt_progress") > 4
