@@ -33,6 +33,7 @@ _NEEDED: dict[str, tuple[Callable[[_Values], bool], str]] = {
         lambda values: values["shape"] == "auto" or _uses_draft_model(values),
         "--proposer auto or draft",
     ),
+    "memory": (lambda values: len(values["model"] or ()) > 1, "several models"),
 }
 """For each option, whether it has an effect among the values of all options, and what it needs for one."""
 _VARIED = ("sweep", "proposers", "policies")  # by these, a benchmark gives options several values

@@ -1,16 +1,16 @@
 """`specdec serve`: an HTTP server with the protocols of OpenAI, Anthropic and llama.cpp."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, BadParameter, Option
 
 from spec_local.errors import InvalidRequest
-from spec_local.models.names import STARTER
-from specdec_cli import exits, render
+from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, paired
+from specdec_cli import completion, exits, render
 from specdec_cli.options import (
-    ModelArgument,
     ModelOptions,
     SamplerOptions,
     SamplingOptions,
@@ -18,13 +18,27 @@ from specdec_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from spec_local.server.engine import Engine
+    from spec_local.server.events import Loaded
+    from spec_local.server.served_models import ServedModel
+
+
+def _gibibytes(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise BadParameter(f"{value} is not a size in GiB")
+    return value
 
 
 def serve(
     models: ModelOptions,
     sampler: SamplerOptions,
-    model: ModelArgument = None,
+    model: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="MODEL",
+            help="Main model, as for --main, which it overrides; or several, which requests name.",
+            autocompletion=completion.models,
+        ),
+    ] = None,
     host: Annotated[
         str, Option(metavar="ADDRESS", help="Address to listen on; all but loopback need --api-key.")
     ] = "127.0.0.1",
@@ -43,6 +57,21 @@ def serve(
             help="Number of answers at the same time (default: as many as there is memory for, up to 8).",
         ),
     ] = None,
+    memory: Annotated[
+        float | None,
+        Option(
+            metavar="GiB",
+            callback=_gibibytes,
+            help="Memory for several models; the one used last stays (default: half of what is free).",
+        ),
+    ] = None,
+    keep_alive: Annotated[
+        str | None,
+        Option(
+            metavar="TIME",
+            help="Unload a model that was not used for so long, such as 10m; 0: at once (default: never).",
+        ),
+    ] = None,
     queue: Annotated[
         int, Option(min=0, metavar="<int>", help="Number of requests that may wait for one of them.")
     ] = 64,
@@ -54,10 +83,14 @@ def serve(
     ] = None,
     max_body: Annotated[int, Option(min=1, metavar="<int>", help="Maximum size of a request in MiB.")] = 16,
 ) -> None:
-    """Serve a model over HTTP to editors, agents and chat programs, and show a page to try it.
+    """Serve models over HTTP to editors, agents and chat programs, and show a page to try them.
 
     Clients that speak to OpenAI, Anthropic or llama.cpp's server need only
     another address, such as http://localhost:8080/v1.
+
+    Of several models, the first is loaded at the start, and others when a
+    request names them. If --memory is too small for all, those are unloaded
+    that were not used for the longest time.
 
     Options for sampling and speculation apply to requests that do not set
     them.
@@ -68,44 +101,80 @@ def serve(
 
       specdec serve main.gguf --draft draft.gguf --port 8000
 
+      specdec serve coder-7b qwen3-4b main.gguf --memory 8
+
       SPECDEC_API_KEY=secret specdec serve --host 0.0.0.0
     """
     with exits.guarded():
         try:
+            from spec_local.llama.memory import free_memory
             from spec_local.server import run
             from spec_local.server.guard import Access
+            from spec_local.server.served_models import ServedModels, seconds_of
             from spec_local.system.machine import is_loopback
         except ModuleNotFoundError as error:
             raise InvalidRequest(
                 f"the server needs {error.name}: install it with pip install 'spec-local[serve]'"
             ) from None
-        models = models.with_main(model)
+        if len(model or ()) > 1:
+            _check_several(models, alias)
         run.check_access(host, api_key)
-        files = models.files()
-        session, name = models.session_arguments(files, parallel=parallel), alias or _name(models, files[0])
+        given = [models.with_main(name) for name in model or ()] or [models]
+        served = ServedModels(
+            [_served(each, parallel, alias) for each in given],
+            memory=round(memory * 2**30) if memory else free_memory() // 2,
+            keep_alive=None if keep_alive is None else seconds_of(keep_alive),
+            max_waiting=queue,
+            log=render.note,
+        )
+        names = [each.name for each in served.models]
         with run.listen(host, port) as opened:
             address = _address(host, opened.getsockname()[1])
-            render.note(f"specdec: loading {name}; {address} answers as soon as it is ready")
+            render.note(f"specdec: loading {names[0]}; {address} answers as soon as it is ready")
 
-            def on_ready(engine: "Engine") -> None:
-                loaded = engine.check_ready()
+            def on_ready(loaded: "Loaded") -> None:
                 with_draft = f", draft {loaded.draft}" if loaded.draft else ""
                 at_a_time = (
                     f"{loaded.n_rows} answers at a time" if loaded.n_rows > 1 else "one answer at a time"
                 )
-                render.note(f"specdec: {address} serves {name}{with_draft}; {at_a_time}, Ctrl-C ends it")
+                others = f"; when asked for: {', '.join(names[1:])}" if names[1:] else ""
+                render.note(
+                    f"specdec: {address} serves {names[0]}{with_draft}; {at_a_time}{others}; Ctrl-C ends it"
+                )
 
             run.run(
                 opened,
-                session,
-                name,
+                served,
                 Access(api_key, is_loopback(host), tuple(cors or ()), max_body << 20),
                 _defaults(models, sampler),
-                max_waiting=queue,
-                log=render.note,
                 on_ready=on_ready,
                 persist=bool(models.workers),
             )
+
+
+def _check_several(models: ModelOptions, alias: str | None) -> None:
+    """Raise InvalidRequest for options that belong to one model."""
+    if models.draft not in (None, FOUND_DRAFT, NO_DRAFT):
+        raise InvalidRequest(
+            "--draft is for one model: give names of pairs, or remove --draft and see which drafts are found"
+        )
+    for option, value in (("--alias", alias), ("--workers", models.workers)):
+        if value:
+            raise InvalidRequest(f"{option} is for one model: remove it, or serve one model")
+
+
+def _served(models: ModelOptions, parallel: int | None, alias: str | None) -> "ServedModel":
+    """A model as clients know it: by the name that was given, or that of its file."""
+    from spec_local.llama.model import check_header
+    from spec_local.server.served_models import ServedModel
+
+    files = models.files()
+    check_header(files[0])
+    given = models.main or STARTER
+    is_file = Path(given).suffix == ".gguf"
+    others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]
+    name = alias or (files[0].stem if is_file else given)
+    return ServedModel(name, models.session_arguments(files, parallel=parallel), others)
 
 
 def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:
@@ -128,12 +197,6 @@ def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:
         },
         "speculative": {name: value for name in speed if (value := getattr(settings, name)) is not None},
     }
-
-
-def _name(models: ModelOptions, main: Path) -> str:
-    """The name that was given, or that of the file."""
-    given = models.main or STARTER
-    return main.stem if Path(given).suffix == ".gguf" else given
 
 
 def _address(host: str, port: int) -> str:

@@ -30,7 +30,7 @@ from spec_local.system.machine import default_threads
 if TYPE_CHECKING:
     from spec_local.models.drafters import Drafter
 
-_DEFAULT_CONTEXT = 4096
+DEFAULT_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
 _ROW_TOKENS = 8  # of them for each row: there is room for a draft
 _MAX_ROWS = 8  # unless more are asked for
@@ -82,7 +82,7 @@ def load(
     with ExitStack() as stack:
         free = free_memory()
         model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft)
-        wanted = _DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
+        wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
         if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
             log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")
         if settings.find_draft and not draft and not choose_head(model):
@@ -164,7 +164,7 @@ def _load_rows(
         lengths = [model.n_ctx(wanted) for model in models]
         n_rows = settings.parallel
         if n_rows is None:
-            n_rows = _rows_that_fit(models, lengths, settings.cache_type)
+            n_rows = rows_that_fit(row_bytes(models, lengths, settings.cache_type), free_memory())
         mains, *others = _contexts(models, lengths, n_rows, head, settings, stack)
         drafts: Sequence[LlamaRow | HeadRow | None] = others[0] if others else [None] * n_rows
         if head:
@@ -227,10 +227,14 @@ def _contexts(
     return found
 
 
-def _rows_that_fit(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
-    """Return the number of rows whose caches fit into half of the free memory: 1 to `_MAX_ROWS`."""
-    need = sum(
+def row_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
+    """Return the bytes of a row's caches, with so many tokens of context; states need loaded weights."""
+    return sum(
         model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + (1 + len(KINDS)) * model.state_bytes
         for model, n in zip(models, lengths, strict=True)
     )
-    return max(1, min(_MAX_ROWS, free_memory() // (2 * need) if need else _MAX_ROWS))
+
+
+def rows_that_fit(row: int, free: int) -> int:
+    """Return the number of rows whose caches, of `row` bytes, fit into half of the free memory: 1 to 8."""
+    return max(1, min(_MAX_ROWS, free // (2 * row) if row else _MAX_ROWS))

@@ -1,11 +1,12 @@
 """The HTTP server: routes, and the way of a request from its body to its response."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,7 +25,9 @@ from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.prompts import PROMPTS
 from spec_local.server.protocol import Exchange
 from spec_local.server.request_body import completed, read_json
+from spec_local.server.served_models import ServedModel, ServedModels
 
+_T = TypeVar("_T")
 PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
     {
         "/v1/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
@@ -51,45 +54,53 @@ _STORED = ("/v1/responses/{id}", "/v1/responses/{id}/{what}", "/v1/chat/completi
 
 
 def create(
-    engine: Engine,
+    served: ServedModels,
     access: Access,
     defaults: Mapping[str, Any] | None = None,
     kinds: Mapping[str, type[Exchange]] | None = None,
 ) -> Starlette:
-    """The application; the caller starts `engine.run`.
+    """The application; the caller starts and stops the models.
 
     Args:
         defaults: fields of bodies that do not have them, and of their object ``speculative``.
         kinds: the protocol of each path; None: `PROTOCOLS`.
     """
-    metrics = Metrics(lambda: engine.n_running, lambda: engine.n_unfinished - engine.n_running)
-    engine.observe = metrics.observe
+    metrics = Metrics(lambda: served.n_running, lambda: served.n_waiting)
+    served.observe = metrics.observe
     kinds = kinds or PROTOCOLS
     started = int(time.time())
     watchers: set[asyncio.Task[None]] = set()
 
+    async def use(
+        request: Request, body: Mapping[str, Any] | None = None
+    ) -> contextlib.AbstractContextManager[Engine]:
+        """The model that a question is about: the one that was used last, unless it names another."""
+        name = request.query_params.get("model") or (body or {}).get("model") or served.current.name
+        return await _unless_gone(request, served.use(name))
+
     async def health(request: Request) -> Response:
-        engine.check_ready()
+        served.check_ready()
         return JSONResponse({"status": "ok"})
 
-    async def models(request: Request) -> Response:
-        loaded = engine.check_ready()
-        described = {
-            "id": loaded.name,
+    def described(model: ServedModel) -> dict[str, Any]:
+        facts = {"n_ctx": loaded.n_ctx, "draft": loaded.draft} if (loaded := model.loaded) else {}
+        return {
+            "id": model.name,
             "object": "model",
             "created": started,
             "owned_by": "specdec",
-            "meta": {"n_ctx": loaded.n_ctx, "draft": loaded.draft},
+            "meta": {"status": "loaded" if loaded else "not loaded", **facts},
         }
+
+    async def models(request: Request) -> Response:
+        served.check_ready()
         if (name := request.path_params.get("name")) is None:
-            return JSONResponse({"object": "list", "data": [described]})
-        if name != loaded.name:
-            message = f"there is no model {name!r} here: this server has {loaded.name}"
-            return errors.response(request.url.path, 404, message, code="model_not_found")
-        return JSONResponse(described)
+            return JSONResponse({"object": "list", "data": [described(model) for model in served.models]})
+        return JSONResponse(described(served.named(name)))
 
     async def props(request: Request) -> Response:
-        loaded = engine.check_ready()
+        with await use(request) as engine:
+            loaded = engine.check_ready()
         return JSONResponse(
             {
                 "model": loaded.name,
@@ -107,12 +118,13 @@ def create(
         )
 
     async def costs(request: Request) -> Response:
-        return JSONResponse(await engine.ask("costs"))
+        with await use(request) as engine:
+            return JSONResponse(await engine.ask("costs"))
 
     async def counters(request: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
-    async def described(request: Request) -> Response:
+    async def description(request: Request) -> Response:
         return JSONResponse(openapi.describe(kinds))
 
     async def not_stored(request: Request) -> Response:
@@ -120,26 +132,27 @@ def create(
         return errors.response(request.url.path, HTTPStatus.NOT_FOUND, message)
 
     async def prompt(request: Request) -> Response:
-        loaded = engine.check_ready()
         kind, response = PROMPTS[request.url.path]
         body = completed(await read_json(request, access.max_body), defaults or {})
-        exchange = await asyncio.to_thread(kinds[kind], body, loaded)
-        return JSONResponse(response(*await engine.ask("prompt", exchange.requests[0])))
+        with await use(request, body) as engine:
+            exchange = await asyncio.to_thread(kinds[kind], body, engine.check_ready())
+            return JSONResponse(response(*await engine.ask("prompt", exchange.requests[0])))
 
     async def answer(request: Request) -> Response:
-        loaded = engine.check_ready()
+        served.check_ready()
         body = completed(await read_json(request, access.max_body), defaults or {})
-        # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
-        exchange = await asyncio.to_thread(kinds[request.url.path], body, loaded)
-        answers = engine.answer(exchange.requests)
-        watching = asyncio.create_task(_cancel_when_gone(request, engine, answers))
-        watchers.add(watching)  # the event loop itself does not keep tasks alive
-        watching.add_done_callback(watchers.discard)
-
-        def end() -> None:
-            engine.cancel(answers)
-            watching.cancel()
-
+        use = await _unless_gone(request, served.use(body.get("model"), body.get("keep_alive")))
+        with contextlib.ExitStack() as stack:
+            engine = stack.enter_context(use)
+            # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
+            exchange = await asyncio.to_thread(kinds[request.url.path], body, engine.check_ready())
+            answers = engine.answer(exchange.requests)
+            stack.callback(engine.cancel, answers)
+            watching = asyncio.create_task(_cancel_when_gone(request, engine, answers))
+            watchers.add(watching)  # the event loop itself does not keep tasks alive
+            watching.add_done_callback(watchers.discard)
+            stack.callback(watching.cancel)
+            end = stack.pop_all().close
         if exchange.streams:
             return await responding.stream(exchange, answers, end)
         return await responding.whole(exchange, answers, request.url.path, end)
@@ -153,8 +166,8 @@ def create(
         Route("/props", props),
         Route("/costs", costs),
         Route("/metrics", counters),
-        Route("/openapi.json", described),
-        *llama_paths.routes(engine, access.max_body),
+        Route("/openapi.json", description),
+        *llama_paths.routes(use, access.max_body),
         *(Route(path, prompt, methods=["POST"]) for path, (kind, _) in PROMPTS.items() if kind in kinds),
         *(Route(path, answer, methods=["POST"]) for path in kinds),
         *(Route(path, not_stored, methods=["GET", "POST", "DELETE"]) for path in _STORED),
@@ -201,9 +214,26 @@ def _page(file: Path) -> Callable[[Request], Awaitable[Response]]:
 # Answers
 
 
-async def _cancel_when_gone(request: Request, engine: Engine, answers: Answers) -> None:
+async def _unless_gone(request: Request, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """The result of what a client waits for; ClientDisconnect if it goes first."""
+    waiting, gone = asyncio.create_task(coroutine), asyncio.create_task(_disconnection(request))
+    try:
+        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise ClientDisconnect
+        return waiting.result()
+    finally:
+        waiting.cancel()
+        gone.cancel()
+
+
+async def _disconnection(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _cancel_when_gone(request: Request, engine: Engine, answers: Answers) -> None:
+    await _disconnection(request)
     engine.cancel(answers)
 
 

@@ -21,7 +21,7 @@ from spec_local.server.events import AnswerRequest, Ended, Event, Loaded, Refuse
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0  # between two attempts to load the models
 _LONGEST_WAIT_S = 60  # that a client is told to wait
 _STOP_S = 10.0  # for the process to end: a call of a large model with a long prompt takes seconds
-_STOPPING = "the server is stopping: try again when it has started again"
+STOPPING = "the server is stopping: try again when it has started again"
 
 
 class NotReady(SpecLocalError):
@@ -137,7 +137,7 @@ class Engine:
         while not self._stopping:
             was_loaded, exit_code = await self._run_process()
             if self._stopping:
-                self._lose(NotReady(_STOPPING))
+                self._lose(NotReady(STOPPING))
                 return
             if was_loaded or not self.error:
                 self.error = _crash(exit_code)
@@ -226,7 +226,7 @@ class Engine:
         """
         if not self.loaded or self._stopping:
             if self._stopping:
-                raise NotReady(_STOPPING)
+                raise NotReady(STOPPING)
             if self.error:
                 raise NotReady(f"the models are not loaded ({self.error}): try again soon")
             raise NotReady("the models are being loaded: try again soon")

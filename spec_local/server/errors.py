@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 
 from spec_local.errors import BackendCrash, ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.server.engine import Busy, NotReady
+from spec_local.server.served_models import UnknownModel
 
 _STATUS: Mapping[type[SpecLocalError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
@@ -16,6 +17,11 @@ _STATUS: Mapping[type[SpecLocalError], HTTPStatus] = {
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     BackendCrash: HTTPStatus.SERVICE_UNAVAILABLE,
     Busy: HTTPStatus.TOO_MANY_REQUESTS,
+    UnknownModel: HTTPStatus.NOT_FOUND,
+}
+_CODES: Mapping[type[SpecLocalError], str] = {
+    ContextOverflow: "context_length_exceeded",
+    UnknownModel: "model_not_found",
 }
 _TYPES = {  # OpenAI's and Anthropic's names
     HTTPStatus.UNAUTHORIZED: ("authentication_error", "authentication_error"),
@@ -42,7 +48,7 @@ def status_of(error: SpecLocalError) -> HTTPStatus:
 
 def code_of(error: SpecLocalError) -> str | None:
     """OpenAI's code for an error; None: it has none."""
-    return "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+    return _CODES.get(type(error))
 
 
 def body_for(path: str, error: SpecLocalError) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """The smaller paths of llama.cpp's server: tokens, the state of the rows, and what does not exist here."""
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,7 +19,15 @@ from spec_local.server.sampling_body import whole
 from spec_local.settings import GenerationSettings
 
 
-def routes(engine: Engine, max_body: int) -> list[Route]:
+class Use(Protocol):
+    """Choose the model that a request is about; it stays loaded until the end of the context."""
+
+    async def __call__(
+        self, request: Request, body: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[Engine]: ...
+
+
+def routes(use: Use, max_body: int) -> list[Route]:
     """The routes. max_body: maximum size of a body in bytes."""
 
     async def tokenize(request: Request) -> Response:
@@ -25,24 +35,27 @@ def routes(engine: Engine, max_body: int) -> list[Route]:
         content = body.get("content")
         (text,) = prompts_of(content, "content") if content not in (None, []) else [""]
         special = flag(body, "add_special", False), flag(body, "parse_special", True)
-        tokens = await engine.ask("tokenize", (text, *special))
-        if not flag(body, "with_pieces", False):
-            return JSONResponse({"tokens": tokens})
-        pieces = await engine.ask("pieces", tokens)
+        with await use(request, body) as engine:
+            tokens = await engine.ask("tokenize", (text, *special))
+            if not flag(body, "with_pieces", False):
+                return JSONResponse({"tokens": tokens})
+            pieces = await engine.ask("pieces", tokens)
         described = [{"id": token, "piece": _piece(p)} for token, p in zip(tokens, pieces, strict=True)]
         return JSONResponse({"tokens": described})
 
     async def detokenize(request: Request) -> Response:
-        tokens = (await read_json(request, max_body)).get("tokens") or []
+        body = await read_json(request, max_body)
+        tokens = body.get("tokens") or []
         tokens = [whole(token) for token in tokens] if isinstance(tokens, list) else [None]
         if not all(type(token) is int for token in tokens):
             raise InvalidRequest("tokens must be a list of numbers: give token ids")
-        text = b"".join(await engine.ask("pieces", tokens)).decode("utf-8", "surrogateescape")
+        with await use(request, body) as engine:
+            text = b"".join(await engine.ask("pieces", tokens)).decode("utf-8", "surrogateescape")
         return JSONResponse({"content": printable(text)})
 
     async def slots(request: Request) -> Response:
-        loaded = engine.check_ready()
-        rows = await engine.ask("slots")
+        with await use(request) as engine:
+            loaded, rows = engine.check_ready(), await engine.ask("slots")
         if request.query_params.get("fail_on_no_slot") and None not in rows:
             message = f"all {loaded.n_rows} rows are in use: try again soon"
             return errors.response(request.url.path, HTTPStatus.SERVICE_UNAVAILABLE, message)

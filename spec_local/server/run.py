@@ -12,8 +12,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import app
-from spec_local.server.engine import Engine
+from spec_local.server.events import Loaded
 from spec_local.server.guard import Access
+from spec_local.server.served_models import ServedModels
 from spec_local.system.machine import is_loopback
 
 GRACE_S = 8
@@ -55,14 +56,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(
     opened: socket.socket,
-    session: Mapping[str, Any],
-    name: str,
+    served: ServedModels,
     access: Access,
     defaults: Mapping[str, Any],
     *,
-    max_waiting: int,
-    log: Callable[[str], None],
-    on_ready: Callable[[Engine], None],
+    on_ready: Callable[[Loaded], None],
     persist: bool = False,
 ) -> None:
     """Serve on a socket until SIGINT, SIGTERM or SIGHUP.
@@ -72,40 +70,37 @@ def run(
 
     Args:
         opened: the result of `listen`.
-        session, name, max_waiting, log: see `Engine`.
-        access, defaults: see `app.create`.
-        on_ready: called when the models are loaded for the first time.
-        persist: try again if the models cannot be loaded the first time, as when workers are not running.
+        served, access, defaults: see `app.create`.
+        on_ready: called when the first model is loaded for the first time.
+        persist: try again if it cannot be loaded the first time, as when workers are not running.
 
     Raises:
-        SpecLocalError: the models cannot be loaded.
+        SpecLocalError: it cannot be loaded.
     """
 
     async def main() -> None:
-        engine = Engine(session, name, max_waiting=max_waiting, log=log)
         config = uvicorn.Config(
-            app.create(engine, access, defaults),
-            lifespan="off",  # the engine is started and stopped here
+            app.create(served, access, defaults),
+            lifespan="off",  # the models are started and stopped here
             log_level="error",
             access_log=False,
             server_header=False,
             http=_Protocol,
             timeout_graceful_shutdown=GRACE_S + _CUT_S,
         )
-        server = _Server(config, engine)
-        running = asyncio.create_task(engine.run(persist=persist))
+        server = _Server(config, served)
+        loading = asyncio.create_task(served.start(persist=persist))
         serving = asyncio.create_task(server.serve(sockets=[opened]))
-        loading = asyncio.create_task(engine.ready.wait())
         await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
-        failed = engine.error if not persist and not engine.loaded else None
+        failed = loading.exception() if loading.done() else None
         if failed:
             server.should_exit = True
-        elif engine.loaded:
-            on_ready(engine)
+        elif loading.done() and (loaded := loading.result()):
+            on_ready(loaded)
         await serving
-        engine.stop()
         loading.cancel()
-        await running
+        await asyncio.gather(loading, return_exceptions=True)
+        await served.stop()
         if tasks := set(server.server_state.tasks):  # answers that the second signal has cut
             await asyncio.wait(tasks, timeout=_CUT_S)
         if failed:
@@ -136,9 +131,9 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 class _Server(uvicorn.Server):
     """A server that ends gracefully at the first signal, and at once at the second one."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, served: ServedModels) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._served = served
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -155,7 +150,7 @@ class _Server(uvicorn.Server):
     def _end(self) -> None:
         if self.should_exit:
             self.force_exit = True
-            self._engine.cancel_all()
+            self._served.cancel_all()
         else:
             self.should_exit = True
-            asyncio.get_running_loop().call_later(GRACE_S, self._engine.cancel_all)
+            asyncio.get_running_loop().call_later(GRACE_S, self._served.cancel_all)

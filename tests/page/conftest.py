@@ -13,6 +13,7 @@ from spec_local.engine.events import Statistics
 from spec_local.server import app
 from spec_local.server.engine import Answers, NotReady
 from spec_local.server.events import Delta, Ended, Loaded, Span, Started
+from spec_local.server.served_models import ServedModel, ServedModels
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -112,8 +113,9 @@ class Served:
         self.engine = ScriptedEngine()
         opened = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://localhost:{opened.getsockname()[1]}"
+        served = ServedModels([ServedModel("scripted", {}, engine=self.engine)])
         config = uvicorn.Config(
-            app.create(self.engine, app.Access(**access)), lifespan="off", log_level="error", access_log=False
+            app.create(served, app.Access(**access)), lifespan="off", log_level="error", access_log=False
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = lambda: threading.Lock()  # signals are those of pytest

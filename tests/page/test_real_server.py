@@ -4,6 +4,10 @@ from tests.page.conftest import ask
 from tests.server.conftest import Server, arguments, models, specdec  # noqa: F401
 
 
+def answer_on(page):
+    return "".join(page.locator(".answer").last.text_content().split())
+
+
 def test_a_chat(open_page, specdec, arguments):  # noqa: F811
     started = Server(specdec, *arguments, "--temp", 0, "--policy", "fixed", "--draft-max", 3)
     try:
@@ -15,10 +19,36 @@ def test_a_chat(open_page, specdec, arguments):  # noqa: F811
         page.wait_for_selector("#settings", state="hidden")
         ask(page, "one two three")
         expected = started.chat("one two three", max_tokens=24)["choices"][0]["message"]["content"]
-        shown = page.locator(".answer").text_content()
-        assert "".join(shown.split()) == "".join(expected.replace("`", "").split())
+        assert answer_on(page) == "".join(expected.replace("`", "").split())
         assert page.locator(".answer .accepted").count() > 0
         assert "tokens/s" in page.locator("#statistics").text_content()
         assert page.locator("#statistics svg").count() == 2
+    finally:
+        started.stop()
+
+
+def test_a_choice_of_models(open_page, specdec, models):  # noqa: F811
+    started = Server(specdec, *models, "--draft", "none", "--ctx", 512, "--parallel", 1, "--temp", 0)
+    try:
+        page = open_page(started.address)
+        page.wait_for_selector("#model:has-text('512 tokens of context')")
+        assert page.locator("#models option").all_text_contents() == ["main", "draft"]
+        page.click("#settings-button")
+        page.fill("[name=max_tokens]", "24")
+        page.click("#settings button.main")
+        page.wait_for_selector("#settings", state="hidden")
+        page.select_option("#models", "draft")
+        page.wait_for_selector("#model:text-is('is loaded when you ask')")
+        for name in ("draft", "main", "draft"):
+            page.select_option("#models", name)
+            page.click("#new")
+            ask(page, "one two three")
+            page.wait_for_selector("#model:has-text('512 tokens of context')")
+            reply = started.chat("one two three", max_tokens=24, model=name)
+            expected = reply["choices"][0]["message"]["content"]
+            assert answer_on(page) == "".join(expected.replace("`", "").split()), name
+        page.reload()
+        page.wait_for_selector("#model:has-text('512 tokens of context')")
+        assert page.locator("#models").input_value() == "draft"
     finally:
         started.stop()

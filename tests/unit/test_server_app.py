@@ -15,6 +15,7 @@ from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.server import app, errors, guard, request_body, responding, run
 from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
+from spec_local.server.served_models import ServedModel, ServedModels
 from spec_local.settings import GenerationSettings
 
 LOADED = Loaded("tiny", "draft.gguf", 512, 2, "{{ messages }}", {"version": "1"})
@@ -96,9 +97,14 @@ class ScriptedEngine:
         return replies[what]
 
 
+def alone(engine):
+    """The only model of a server."""
+    return ServedModels([ServedModel("tiny", {}, engine=engine)])
+
+
 @asynccontextmanager
 async def client(engine, kinds=None, **access):
-    created = app.create(engine, app.Access(**access), DEFAULTS, kinds or {"/v1/echo": Echo})
+    created = app.create(alone(engine), app.Access(**access), DEFAULTS, kinds or {"/v1/echo": Echo})
     transport = httpx.ASGITransport(created, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
         yield opened
@@ -510,7 +516,7 @@ def test_a_client_that_goes_cancels_its_answers(script, stream):
 
     async def main():
         engine = ScriptedEngine(*script)
-        created = app.create(engine, app.Access(), {}, {"/v1/echo": Echo})
+        created = app.create(alone(engine), app.Access(), {}, {"/v1/echo": Echo})
         messages: asyncio.Queue = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": json.dumps({"stream": stream}).encode()})
 
@@ -534,7 +540,7 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch):
 
     async def main():
         engine = ScriptedEngine(STARTED, Delta("a"), Delta("b"), "wait")
-        created = app.create(engine, app.Access(), {}, {"/v1/echo": Echo})
+        created = app.create(alone(engine), app.Access(), {}, {"/v1/echo": Echo})
         messages: asyncio.Queue = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b'{"stream": true}'})
 

@@ -18,6 +18,7 @@ let running = null; // {turn, conversation, controller, meter}
 let editing = null; // the turn whose question is being edited
 let typed = ""; // what was typed before
 let costs = null;
+let model = null; // the name of the chosen one, if the server has several
 let plain_ms; // of a step without draft tokens: measured by the server, or in the last answer
 
 // Conversations
@@ -145,7 +146,7 @@ async function answer(turn) {
   listConversations();
   updateTurns();
   scrollToEnd();
-  const body = { model: "any", messages: messagesOf(conversation.turns.slice(0, conversation.turns.indexOf(turn) + 1)) };
+  const body = { model: model ?? "any", messages: messagesOf(conversation.turns.slice(0, conversation.turns.indexOf(turn) + 1)) };
   for (const name of ["temperature", "max_tokens", "seed"]) if (settings[name] !== null) body[name] = settings[name];
   if (!settings.speculative) body.speculative = false;
   try {
@@ -160,7 +161,8 @@ async function answer(turn) {
   if (conversations.includes(conversation)) save(conversation); // it may have been deleted meanwhile
   if (conversation === current) updateTurns();
   say(turn.error || "The answer is complete.");
-  refreshCosts();
+  if (model && !turn.error) connect(); // it may have been loaded for the answer
+  else refreshCosts();
 }
 
 function receive(turn, chunk) {
@@ -266,11 +268,16 @@ function submit() {
 
 async function connect() {
   try {
-    const model = await api.get("props");
-    const draft = model.draft ? `, draft ${model.draft}` : "";
-    byId("model").textContent = `${model.model}${draft} · ${model.n_ctx} tokens of context`;
-    byId("model").title = `specdec ${model.version}`;
+    const isLoaded = await listModels();
     notify("");
+    if (!isLoaded) {
+      byId("model").textContent = "is loaded when you ask";
+      return;
+    }
+    const props = await api.get(`props${query()}`);
+    const names = [!model && props.model, props.draft && `draft ${props.draft}`].filter(Boolean).join(", ");
+    byId("model").textContent = [names, `${props.n_ctx} tokens of context`].filter(Boolean).join(" · ");
+    byId("model").title = `specdec ${props.version}`;
     refreshCosts();
   } catch (error) {
     if (error.status === 401) askForKey("");
@@ -279,9 +286,36 @@ async function connect() {
   }
 }
 
+/** Show the models if there are several; return whether the chosen one, or the only one, is loaded. */
+async function listModels() {
+  const served = (await api.get("v1/models")).data;
+  const isLoaded = ({ meta }) => meta.status === "loaded";
+  const wanted = model ?? store.loadModel();
+  const chosen = served.find(({ id }) => id === wanted) ?? served.find(isLoaded) ?? served[0];
+  model = served.length > 1 ? chosen.id : null;
+  byId("models").hidden = !model;
+  byId("models").replaceChildren(...served.map(({ id }) => element("option", { value: id }, id)));
+  byId("models").value = chosen.id;
+  return isLoaded(chosen);
+}
+
+function chooseModel() {
+  model = byId("models").value;
+  store.saveModel(model);
+  costs = null;
+  plain_ms = undefined;
+  updateTurns();
+  connect();
+}
+
+/** The part of an address that names the chosen model. */
+function query() {
+  return model ? `?model=${encodeURIComponent(model)}` : "";
+}
+
 async function refreshCosts() {
   try {
-    costs = await api.get("costs");
+    costs = await api.get(`costs${query()}`);
     const plain = costs.main?.find(([n]) => n === 1);
     if (plain) plain_ms ??= 1e3 * plain[1];
     updateTurns();
@@ -440,6 +474,7 @@ function start() {
   byId("question").addEventListener("input", grow);
   byId("editing").querySelector("button").addEventListener("click", stopEditing);
   byId("stop").addEventListener("click", stop);
+  byId("models").addEventListener("change", chooseModel);
   byId("new").addEventListener("click", startConversation);
   byId("export").addEventListener("click", exportConversation);
   byId("settings-button").addEventListener("click", openSettings);

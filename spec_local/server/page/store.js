@@ -7,6 +7,7 @@
 
 const SETTINGS = "specdec.settings";
 const CURRENT = "specdec.current";
+const MODEL = "specdec.model";
 const CONVERSATION = "specdec.conversation.";
 
 export const DEFAULTS = {
@@ -76,6 +77,15 @@ export function saveCurrent(conversation) {
 /** The text of spans. */
 export function textOf(spans) {
   return spans.map((span) => span.text).join("");
+}
+
+/** The name of the model that was chosen last, where there are several. */
+export function loadModel() {
+  return read(MODEL);
+}
+
+export function saveModel(name) {
+  write(MODEL, name);
 }
 
 // The storage itself

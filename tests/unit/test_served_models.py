@@ -1,0 +1,428 @@
+"""The models of a server by name, with scripted engines: which one is loaded, unloaded, and waited for."""
+
+import asyncio
+
+import pytest
+
+from spec_local.answers.memory_plan import MemoryPlan
+from spec_local.errors import InvalidRequest, ModelFileError
+from spec_local.server.engine import Busy, NotReady
+from spec_local.server.events import Loaded
+from spec_local.server.served_models import BackendError, ServedModel, ServedModels, UnknownModel, seconds_of
+
+
+class ScriptedEngine:
+    """An engine that is loaded at once, or cannot be loaded, or is loaded by the test."""
+
+    n_running = n_unfinished = 0
+
+    def __init__(self, session, name, *, max_waiting, log):
+        self.session, self.name = session, name
+        self.loaded = self.error = None
+        self.ready, self._stopped = asyncio.Event(), asyncio.Event()
+        self.cancelled = False
+
+    def check_ready(self):
+        if not self.loaded:
+            raise NotReady("the models are not loaded: try again soon")
+        return self.loaded
+
+    async def run(self, *, persist=False):
+        match self.session["how"]:
+            case "broken":
+                self.error = ModelFileError("broken.gguf is damaged: download it again")
+                self.ready.set()
+                return
+            case "usual":
+                self.load()
+        await self._stopped.wait()
+        await asyncio.sleep(0)  # the process takes some time to end
+        self.loaded = None
+
+    def load(self):
+        self.loaded = Loaded(self.name, None, 512, self.session["parallel"], None)
+        self.ready.set()
+
+    def cancel_all(self):
+        self.cancelled = True
+
+    def stop(self):
+        self._stopped.set()
+
+
+class Timers:
+    """In place of the event loop's: they end when a test lets the time pass."""
+
+    def __init__(self):
+        self.now, self._due = 0.0, []
+
+    def call_later(self, seconds, callback, *arguments):
+        timer = asyncio.Handle(callback, arguments, asyncio.get_running_loop())
+        self._due.append((self.now + seconds, timer))
+        return timer
+
+    async def wait(self, seconds):
+        self.now += seconds
+        due = [timer for when, timer in self._due if when <= self.now]
+        self._due = [(when, timer) for when, timer in self._due if when > self.now]
+        for timer in due:
+            if not timer.cancelled():
+                timer._run()
+        await settle()
+
+
+class World:
+    """Models that need 4, 3, 2 … bytes each."""
+
+    def __init__(self, memory=100, how=(), n=3, **options):
+        self.timers, self.lines, self.planned = Timers(), [], []
+        models = [
+            ServedModel(name, {"how": dict(how).get(name, "usual"), "needed": 4 - i})
+            for i, name in enumerate("abcd"[:n])
+        ]
+        self.served = ServedModels(
+            models,
+            memory=memory,
+            create=ScriptedEngine,
+            plan=self.plan,
+            call_later=self.timers.call_later,
+            log=self.lines.append,
+            **options,
+        )
+
+    def plan(self, session, memory):
+        self.planned.append(session["needed"])
+        if session["how"] == "damaged":
+            raise ModelFileError("damaged.gguf is not a GGUF file: give a model in GGUF format")
+        return MemoryPlan(2, session["needed"])
+
+    @property
+    def loaded(self):
+        return "".join(model.name for model in self.served.models if model.loaded)
+
+    def engine(self, name):
+        return self.served.named(name).engine
+
+    async def ask(self, name, **options):
+        """One request, from its beginning to its end."""
+        with await self.served.use(name, **options) as engine:
+            assert engine.loaded.name == name
+
+
+async def settle():
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def begun(coroutine):
+    """A task that has come as far as it can. Plans are made in threads."""
+    task = asyncio.create_task(coroutine)
+    await asyncio.sleep(0.02)
+    return task
+
+
+def run(test, *arguments, **options):
+    async def main():
+        world = World(*arguments, **options)
+        await world.served.start()
+        try:
+            await test(world)
+        finally:
+            await world.served.stop()
+            assert world.loaded == ""
+
+    asyncio.run(main())
+
+
+def test_models_are_loaded_when_they_are_asked_for():
+    async def test(world):
+        assert world.loaded == "a"
+        await world.ask("b")
+        await world.ask("a")
+        assert world.loaded == "ab"
+        assert world.engine("b").session["parallel"] == 2
+        assert world.planned == [4, 3]
+        assert world.served.current.name == "a"
+
+    run(test)
+
+
+def test_the_one_that_was_not_used_for_the_longest_time_is_unloaded():
+    async def test(world):
+        await world.ask("b")
+        await world.ask("a")
+        await world.ask("c")  # 4 + 3 + 2 bytes do not fit
+        assert world.loaded == "ac"
+        await world.ask("b")
+        assert world.loaded == "bc"
+        await world.ask("a")
+        assert world.loaded == "ab"
+
+    run(test, memory=7)
+
+
+def test_no_more_are_unloaded_than_necessary():
+    async def test(world):
+        await world.ask("b")
+        await world.ask("c")
+        await world.ask("d")
+        assert world.loaded == "bcd"
+
+    run(test, memory=9, n=4)
+
+
+def test_a_model_that_is_too_large_is_loaded_alone():
+    async def test(world):
+        await world.ask("b")
+        assert world.loaded == "b"
+        await world.ask("a")
+        assert world.loaded == "a"
+
+    run(test, memory=1)
+
+
+def test_a_model_in_use_is_not_unloaded_and_each_has_its_turn():
+    async def test(world):
+        first = await world.served.use("a")
+        second = await world.served.use("a")
+        waiting = await begun(world.ask("b"))
+        later = await begun(world.ask("a"))  # it would keep the first one in use for ever
+        assert (world.loaded, world.served.n_waiting) == ("a", 2)
+        with first:
+            pass
+        await settle()
+        assert world.loaded == "a"
+        with second:
+            pass
+        await waiting
+        await later
+        assert world.loaded == "a"
+        assert [line for line in world.lines if "load" in line] == [
+            "unloading a", "loading b", "unloading b", "loading a",
+        ]  # fmt: skip
+
+    run(test, memory=4)
+
+
+def test_those_that_wait_for_the_same_model_load_it_once():
+    async def test(world):
+        requests = [await begun(world.ask("b")) for _ in range(3)]
+        assert world.served.n_waiting == 3
+        await begun(world.ask("a"))  # there is room, and the turn is free
+        assert world.served.n_waiting == 3
+        world.engine("b").load()
+        await asyncio.gather(*requests)
+        assert world.lines.count("loading b") == 1
+
+    run(test, how={"b": "by hand"})
+
+
+def test_a_client_that_goes_does_not_wait():
+    async def test(world):
+        using = await world.served.use("a")
+        gone = await begun(world.ask("b"))
+        behind = await begun(world.ask("c"))
+        gone.cancel()
+        await settle()
+        assert world.served.n_waiting == 1
+        with using:
+            pass
+        await behind
+        assert world.loaded == "c"
+        loading = await begun(world.ask("d"))
+        loading.cancel()
+        await settle()
+        world.engine("d").load()
+        await world.ask("a")  # nobody uses the other one
+        assert world.loaded == "a"
+
+    run(test, memory=4, n=4, how={"d": "by hand"})
+
+
+def test_too_many_wait():
+    async def test(world):
+        with await world.served.use("a"):
+            waiting = [await begun(world.ask(name)) for name in "bc"]
+            with pytest.raises(Busy, match="2 requests wait for a model already") as raised:
+                await world.served.use("b")
+            assert raised.value.retry_s >= 1
+        await asyncio.gather(*waiting)
+        await world.ask("a")
+
+    run(test, memory=4, max_waiting=2)
+
+
+def test_keep_alive():
+    async def test(world):
+        await world.timers.wait(9)
+        assert world.loaded == "a"
+        await world.ask("a")
+        await world.timers.wait(9)
+        assert world.loaded == "a"
+        with await world.served.use("b"):
+            await world.timers.wait(60)
+            assert world.loaded == "b"
+        await world.timers.wait(11)
+        assert world.loaded == ""
+        await world.ask("b", keep_alive="1m")
+        await world.timers.wait(59)
+        assert world.loaded == "b"
+        await world.timers.wait(1)
+        assert world.loaded == ""
+        await world.ask("a", keep_alive=-1)
+        await world.ask("a")
+        await world.timers.wait(1e6)
+        assert world.loaded == "a"
+        await world.ask("a", keep_alive=0)
+        await world.timers.wait(0)
+        assert world.loaded == ""
+        await world.ask("a")  # as the server says, again
+        await world.timers.wait(9)
+        assert world.loaded == "a"
+
+    run(test, keep_alive=10.0)
+
+
+def test_one_model_with_a_time_is_loaded_again():
+    async def test(world):
+        await world.timers.wait(10)
+        assert world.loaded == ""
+        world.served.check_ready()
+        with await world.served.use("any") as engine:
+            assert engine.loaded.name == "a"
+
+    run(test, n=1, keep_alive=10.0)
+
+
+def test_one_model_alone_stays():
+    async def test(world):
+        assert world.planned == []  # its session chooses the number of rows
+        with await world.served.use(None, keep_alive="nonsense") as engine:
+            assert engine.loaded.name == "a"
+        await world.timers.wait(1e6)
+        assert world.loaded == "a"
+        world.engine("a").loaded = None  # its process has died, and is started again
+        with pytest.raises(NotReady):
+            world.served.check_ready()
+        with pytest.raises(NotReady):
+            await world.served.use("a")
+        world.engine("a").loaded = "for stop"
+
+    async def main():
+        world = World(n=1)
+        world.served.models[0].session = {"how": "usual", "parallel": None}
+        await world.served.start()
+        await test(world)
+        await world.served.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["broken", "damaged"])
+def test_a_model_that_cannot_be_loaded(how):
+    """It has an error of its own each time, which does not disturb the other one."""
+
+    async def test(world):
+        for _ in range(2):
+            with pytest.raises(BackendError, match=rf"^b cannot be loaded: {how}\.gguf is "):
+                await world.served.use("b")
+            await world.ask("a")
+        assert world.loaded == "a"
+        assert world.served.n_waiting == 0
+        several = await asyncio.gather(*[world.served.use("b") for _ in range(3)], return_exceptions=True)
+        assert all(isinstance(each, BackendError | NotReady) for each in several)
+
+    run(test, how={"b": how})
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_first_model_must_be_loaded(n):
+    async def main():
+        world = World(n=n, how={"a": "broken"})
+        world.served.models[0].session |= {"parallel": 1}
+        with pytest.raises(NotReady):
+            world.served.check_ready()
+        with pytest.raises(ModelFileError, match="is damaged"):
+            await world.served.start()
+        with pytest.raises(NotReady):
+            world.served.check_ready()
+
+    asyncio.run(main())
+
+
+def test_a_crash_of_one_does_not_touch_the_others():
+    async def test(world):
+        await world.ask("b")
+        world.engine("b").loaded = None  # its engine starts the process again
+        with pytest.raises(NotReady):
+            await world.served.use("b")
+        await world.ask("a")
+        world.served.check_ready()
+        world.engine("b").load()
+        await world.ask("b")
+
+    run(test)
+
+
+@pytest.mark.parametrize("end", ["cancel_all", "stop"])
+def test_the_end_of_the_server_refuses_those_that_wait(end):
+    async def main():
+        world = World(memory=4, how={"b": "by hand"})
+        await world.served.start()
+        loading = await begun(world.served.use("b"))
+        waiting = [await begun(world.served.use(name)) for name in "ca"]
+        ended = getattr(world.served, end)()
+        if end == "stop":
+            await ended
+        for task in (loading, *waiting):
+            with pytest.raises(NotReady, match="stopping"):
+                await task
+        await world.served.stop()
+        with pytest.raises(NotReady, match="stopping"):
+            world.served.check_ready()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "name", ["Big-7B", "big-7b", "BIG-7b.gguf", "big-7b:latest", "coder", "Coder-Q4.GGUF"]
+)
+def test_names(name):
+    served = ServedModels(
+        [ServedModel("Big-7B", {}, ["coder-q4", "coder"]), ServedModel("other", {}, ["coder", "coder"])]
+    )
+    assert served.named(name).name == "Big-7B"
+
+
+@pytest.mark.parametrize("name", ["small", "", "big-7b.gguf.part", 5, ["other"], {}, "\ud800", "o" * 99999])
+def test_unknown_names(name):
+    served = ServedModels([ServedModel("Big-7B", {}, ["coder"]), ServedModel("other", {})])
+    with pytest.raises(UnknownModel, match=r"this server has Big-7B, other$") as raised:
+        asyncio.run(served.use(name))
+    assert len(str(raised.value).encode()) < 300
+    with pytest.raises(UnknownModel, match=r"names no model: set model to one of Big-7B, other$"):
+        asyncio.run(served.use(None))
+
+
+def test_two_models_of_one_name():
+    with pytest.raises(InvalidRequest, match=r"two models are named A:latest"):
+        ServedModels([ServedModel("a", {}), ServedModel("A:latest", {})])
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        (0, 0), (1.5, 1.5), ("300", 300), ("5m", 300), ("1h30m", 5400), ("1.5h", 5400), (" 100ms ", 0.1),
+        (-1, None), ("-1", None), ("-1m", None), (float("inf"), float("inf")), ("0s", 0),
+    ],
+)  # fmt: skip
+def test_times(time, seconds):
+    assert seconds_of(time) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "time", [True, None, [], {}, "", "m", "5 m", "5x", "1h 2", "nan", float("nan"), "1" * 9**6]
+)
+def test_what_is_no_time(time):
+    with pytest.raises(InvalidRequest, match="is not a time"):
+        seconds_of(time)
