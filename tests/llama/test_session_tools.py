@@ -31,6 +31,11 @@ WEATHER = {"name": "weather", "description": "Tell the weather.", "parameters": 
 TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
 ASKED = {"role": "user", "content": "Rain in Paris?"}
 CALLED = {"name": "weather", "arguments": '{"city": "Paris"}'}
+UNANSWERED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "a", "type": "function", "function": CALLED}],
+}
 SCRIPTS = {  # the last token of the prompt, and what the model writes then
     "Hermes": (
         "<0x0A>",
@@ -200,7 +205,7 @@ NOT = {"function": {"name": "a", "parameters": {"properties": {"x": {"not": {}}}
         ("Hermes", {"tool_choice": "other"}, "tool_choice is 'other': give auto, none, required or the name"),
         ("Hermes", {"tools": [], "tool_choice": "required"}, "tool_choice is 'required'"),
         ("Hermes", {"json_schema": {"const": 1}}, "cannot follow a grammar or a JSON schema: remove it, or"),
-        ("Hermes", {"messages": [ASKED, {"role": "assistant", "content": "a"}]}, "or the result of a tool"),
+        ("Hermes", {"messages": [ASKED, UNANSWERED]}, "add a message with the result of each call"),
         ("Hermes", {"tools": [NOT], "tool_choice": "required"}, 'has "not", which is not supported'),
         ("Mistral", {"tool_choice": "required"}, "cannot be required: give the tool_choice auto or none"),
     ],
