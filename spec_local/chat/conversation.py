@@ -81,7 +81,7 @@ class Conversation:
         """The system message. After a change, both models read the whole conversation again.
 
         Raises:
-            ModelError: on assignment; the template supports no system message. Nothing has changed.
+            ModelError: on assignment; the template fails. Nothing has changed.
         """
         return self.messages[0]["content"] if self._n_system else None
 

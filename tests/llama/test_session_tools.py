@@ -31,6 +31,11 @@ WEATHER = {"name": "weather", "description": "Tell the weather.", "parameters": 
 TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
 ASKED = {"role": "user", "content": "Rain in Paris?"}
 CALLED = {"name": "weather", "arguments": '{"city": "Paris"}'}
+UNANSWERED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "a", "type": "function", "function": CALLED}],
+}
 SCRIPTS = {  # the last token of the prompt, and what the model writes then
     "Hermes": (
         "<0x0A>",
@@ -201,7 +206,7 @@ WRONG = {"function": {"name": "a", "parameters": {"type": 3}}}
         ("Hermes", {"tool_choice": "other"}, "tool_choice is 'other': give auto, none, required or the name"),
         ("Hermes", {"tools": [], "tool_choice": "required"}, "tool_choice is 'required'"),
         ("Hermes", {"settings": replace(GREEDY, grammar='root ::= "a"')}, "cannot follow a grammar: remove"),
-        ("Hermes", {"messages": [ASKED, {"role": "assistant", "content": "a"}]}, "or the result of a tool"),
+        ("Hermes", {"messages": [ASKED, UNANSWERED]}, "add a message with the result of each call"),
         ("Mistral", {"tools": [WRONG], "tool_choice": "a"}, r"tools\[0\].function.parameters: the JSON"),
     ],
 )

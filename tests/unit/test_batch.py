@@ -88,7 +88,6 @@ def test_lines_and_their_settings(read):
         ({"prompt": "a", "max_tokens": 1.5}, "max_tokens: "),
         ({"prompt": "a", "id": [1]}, "id."),
         ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "give one of them"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "user's"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
         ({"prompt": "a", "suffix": "b", "system": "c"}, "remove --system"),
     ],
