@@ -41,8 +41,12 @@ SCRIPTS = {  # the last token of the prompt, and what the model writes then
         "<|im_end|>",
         ["[TOOL_CALLS]", '[{"name": "weather", "argum', 'ents": {"city": "Paris"}', ', "id": "abcdefgh9"}]'],
     ),
+    "LFM2": ("<0x0A>", ["<|tool_call_start|>", "[weather(city=", "'Paris')]", "<|tool_call_end|>"]),
     "Llama 3": ("<0x0A>", ['{"name": "weather", ', '"parameters": {"city"', ': "Paris"}}']),
 }  # fmt: skip
+
+
+CONTROL = ["[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call_end|>"]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +54,7 @@ def sessions(tmp_path_factory, unchecked):
     folder, opened = tmp_path_factory.mktemp("tools"), {}
     for kind, (before, script) in SCRIPTS.items():
         path = folder / f"{kind}.gguf"
-        write_scripted_model(
-            path, TOOL_TEMPLATES[kind], before, script, ["[TOOL_CALLS]"], control=["[TOOL_CALLS]"]
-        )
+        write_scripted_model(path, TOOL_TEMPLATES[kind], before, script, ["[TOOL_CALLS]"], control=CONTROL)
         opened[kind] = Session.open(path, n_ctx=2048, threads=1, parallel=2)
     yield opened
     for session in opened.values():
