@@ -41,8 +41,9 @@ class _Body(OpenAIBody):
             logprobs=self.logprobs,
             json_schema=schema_of(self.response_format),
         )
+        warnings, marks = self.warnings(self.response_format), bool(self.marks)
         return [
-            AnswerRequest(each, prompt=prompt, suffix=self.suffix, marks=bool(self.marks))
+            AnswerRequest(each, prompt=prompt, suffix=self.suffix, warnings=warnings, marks=marks)
             for prompt in prompts
             for each in choices(settings, n)
         ]

@@ -27,7 +27,9 @@ class _Body(SamplingBody):
         settings = self.settings(
             max_tokens=limit(self.n_predict), stops=self.stop, logprobs=self.n_probs or None
         )
-        return [AnswerRequest(settings, prompt=prompts[0], marks=bool(self.marks))]
+        return [
+            AnswerRequest(settings, prompt=prompts[0], warnings=self.warnings(None), marks=bool(self.marks))
+        ]
 
 
 class LlamaCompletion(Exchange):
@@ -81,6 +83,7 @@ class LlamaCompletion(Exchange):
             "tokens_evaluated": answer.n_prompt,
             "tokens_cached": answer.n_cached,
             "timings": openai_json.timings(ended),
+            **openai_json.warnings(self.requests),
         }
 
     def _probabilities_of(self, tokens: Sequence[Token]) -> dict[str, Any]:

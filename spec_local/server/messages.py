@@ -14,7 +14,7 @@ from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
 from spec_local.server.chat_body import Function, Name, Text, choice_of, known, tool_warnings
 from spec_local.server.events import AnswerRequest, Event, Loaded
-from spec_local.server.openai_json import named, new_id
+from spec_local.server.openai_json import named, new_id, warnings
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import (
     Count,
@@ -197,7 +197,7 @@ class Messages(Exchange):
             "type": "message",
             "role": "assistant",
             "model": given.model or loaded.name,
-            **({"warnings": warnings} if (warnings := [*self.requests[0].warnings]) else {}),
+            **warnings(self.requests),
         }
 
     def write(self, index: int, event: Event) -> Iterator[str]:

@@ -12,7 +12,7 @@ from spec_local.core.text import printable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.events import Delta, Ended, Token
+from spec_local.server.events import AnswerRequest, Delta, Ended, Token
 
 DONE = "data: [DONE]\n\n"
 
@@ -79,6 +79,12 @@ def timings(ended: Ended) -> dict[str, Any]:
     """`answer_json.timings`, and milliseconds of a step without draft tokens if measured: ``plain_ms``."""
     plain = {} if ended.plain_seconds is None else {"plain_ms": 1e3 * ended.plain_seconds}
     return answer_json.timings(ended.statistics) | plain
+
+
+def warnings(requests: Sequence[AnswerRequest]) -> dict[str, Any]:
+    """The warnings about the request of a response, if there are any."""
+    found = requests[0].warnings if requests else ()
+    return {"warnings": [*found]} if found else {}
 
 
 def marks(added: Delta) -> dict[str, Any]:

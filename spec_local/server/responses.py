@@ -12,7 +12,7 @@ from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
 from spec_local.server.chat_body import Function, Name, Text, choice_of, known, tool_warnings
 from spec_local.server.events import AnswerRequest, Event, Loaded
-from spec_local.server.openai_json import named, new_id
+from spec_local.server.openai_json import named, new_id, warnings
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read, schema_of
 
@@ -178,7 +178,7 @@ class Responses(Exchange):
             "tools": [tool.model_dump() for tool in given.tools or ()],
             "top_p": sampling.top_p,
             "truncation": "disabled",
-            **({"warnings": [*request.warnings]} if request.warnings else {}),
+            **warnings(self.requests),
         }
 
     def begin(self) -> Iterator[str]:
