@@ -203,6 +203,16 @@ TOOL_TEMPLATES = {
         "{% else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}"
         "{% endfor %}{{ '<|start|>assistant' }}"
     ),
+    # LFM2: it writes no calls of earlier answers.
+    "LFM2": (
+        "{% if tools %}{{ '<|im_start|>system\nList of tools: <|tool_list_start|>[' }}{% for t in tools %}"
+        "{{ t | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}"
+        "{{ ']<|tool_list_end|><|im_end|>\n' }}{% endif %}{% for m in messages %}"
+        "{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'tool' %}"
+        "{{ '<|tool_response_start|>' + m.content + '<|tool_response_end|>' }}"
+        "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n' }}"
+    ),
     # DeepSeek: arguments as text. Others print whole tools, or the names of their parameters.
     "text": (
         "{% if tools %}{{ tools }}{{ '<|im_start|>' ~ tools[0] ~ '<|im_end|>' }}"

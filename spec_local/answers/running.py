@@ -27,6 +27,7 @@ from spec_local.verifiers import VERIFIERS
 if TYPE_CHECKING:  # llguidance is loaded at its first use
     from spec_local.grammar.matcher import Grammar
 
+_MAX_GRAMMARS = 4  # a large one takes megabytes, and a second to make: agents in parallel have one each
 _BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
 
 
@@ -62,7 +63,7 @@ class RunningAnswers:
     def __init__(self, slots: Sequence[Slot], factory: ProposerFactory, ending: Callable[[], bool]) -> None:
         self._slots, self._factory, self._ending = slots, factory, ending
         self._main = slots[0].main
-        self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
+        self._grammars: dict[object, Grammar] = {}  # the most recent ones, which most answers reuse
 
     def check(
         self,
@@ -237,7 +238,8 @@ class RunningAnswers:
         from spec_local.grammar.matcher import Grammar
 
         key = settings.grammar, settings.json_schema, settings.call_grammar
-        if not self._grammar or self._grammar[0] != key:
+        grammar = self._grammars.pop(key, None)
+        if not grammar:
             vocabulary = self._main.model.vocabulary
             if settings.grammar is not None:
                 grammar = Grammar.from_gbnf(vocabulary, settings.grammar)
@@ -245,8 +247,10 @@ class RunningAnswers:
                 grammar = Grammar.from_json_schema(vocabulary, settings.json_schema or "")
             else:
                 grammar = Grammar.from_rules(vocabulary, settings.call_grammar)
-            self._grammar = key, grammar
-        return self._grammar[1].start()
+        self._grammars[key] = grammar
+        if len(self._grammars) > _MAX_GRAMMARS:
+            del self._grammars[next(iter(self._grammars))]
+        return grammar.start()
 
 
 def _without(settings: GenerationSettings, tokens: Sequence[int]) -> GenerationSettings:

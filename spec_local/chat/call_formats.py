@@ -4,8 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_local.chat import call_notations
-from spec_local.chat.call_notations import Notation, Tags, read_gemma, read_python
+from spec_local.chat.call_notations import (
+    Notation,
+    Tags,
+    gemma_grammar,
+    python_grammar,
+    read_gemma,
+    read_python,
+)
 from spec_local.chat.call_reading import (
     MALFORMED,
     MAX_HEADER,
@@ -18,7 +24,7 @@ from spec_local.chat.call_reading import (
     read_whole_json,
     skip_space,
 )
-from spec_local.chat.messages import Tool
+from spec_local.chat.messages import MessageToolCall, Tool, json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,17 @@ class CallFormat:
     control: tuple[str, ...] = ()
     answer: str = ""
     notation: Notation | None = None
+
+    def write(self, calls: Sequence[MessageToolCall]) -> str:
+        """The text of calls, for templates that do not write those of earlier answers."""
+        written = []
+        for i, call in enumerate(calls):
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            if self.notation is python_grammar and (values := json_object(arguments)) is not None:
+                arguments = ", ".join(f"{key}={value!r}" for key, value in values.items())
+            text = self.written.replace("NAME", name).replace("NUMBER", str(i))
+            written.append(text.replace("ARGUMENTS", arguments))
+        return self.before + (self.between or "").join(written) + self.after
 
     @property
     def is_json(self) -> bool:
@@ -185,7 +202,7 @@ _FORMATS = (
         written="<|tool_call>call:NAMEARGUMENTS<tool_call|>",
         closings=("<tool_call|>",),
         control=("<|tool_call>", "<tool_call|>", '<|"|>'),
-        notation=call_notations.gemma_grammar,
+        notation=gemma_grammar,
     ),
     *(
         CallFormat(
@@ -236,7 +253,7 @@ _FORMATS = (
             after="]<|tool_call_end|>",
             closings=("<|tool_call_end|>",),
             control=("<|tool_call_start|>", "<|tool_call_end|>"),
-            notation=call_notations.python_grammar,
+            notation=python_grammar,
         )
         for sign in ("<|tool_call_start|>", "<|tool_list_start|>")  # LFM2
     ),

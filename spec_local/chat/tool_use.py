@@ -8,7 +8,7 @@ from typing import Any
 from spec_local.arguments import checked
 from spec_local.chat.call_formats import CallFormat, format_of
 from spec_local.chat.call_grammar import call_grammar
-from spec_local.chat.messages import Tool, tools_of
+from spec_local.chat.messages import Tool, messages_of, tools_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import NO_TOOLS, ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
@@ -86,11 +86,36 @@ class ToolUse:
         Raises:
             InvalidRequest, ModelError: see `ChatTemplate.prompt`.
         """
-        rendered = self._template.prompt(messages, self.tools)
+        rendered = self._rendered(messages)
         if self._grammar is None or not rendered.text.rstrip().endswith(b"<think>"):
             return rendered
         end = b"\n</think>\n\n"  # the grammar holds from the first token on
         return Rendered(rendered.text + end, rendered.is_content + bytes(len(end)))
+
+    def _rendered(self, messages: Sequence[Mapping[str, object]]) -> Rendered:
+        """The rendered messages. Where the template writes no calls, they are the end of the content."""
+        form = format_of(self._template.source)
+        if not form or "tool_calls" in self._template.source:
+            return self._template.prompt(messages, self.tools)
+        shown, written = messages_of(messages), list[str]()
+        for message in shown:
+            if calls := message.pop("tool_calls", ()):
+                written.append(form.write(calls))
+                message["content"] += written[-1]
+        rendered = self._template.prompt(shown, self.tools)
+        is_content, end = bytearray(rendered.is_content), 0
+        for text in map(str.encode, written):
+            start = rendered.text.find(text, end)
+            if start < 0:
+                break
+            end = start + len(text)
+            for mark in map(str.encode, form.control):
+                # The marks around the calls are the template's, those in arguments are not.
+                if text.startswith(mark):
+                    is_content[start : start + len(mark)] = bytes(len(mark))
+                if text.endswith(mark):
+                    is_content[end - len(mark) : end] = bytes(len(mark))
+        return Rendered(rendered.text, bytes(is_content))
 
     def settings(self, settings: GenerationSettings) -> GenerationSettings:
         """The settings of the answer.

@@ -40,12 +40,14 @@ class _Body(OpenAIBody):
             logprobs=self.logprobs,
             json_schema=schema_of(self.response_format),
         )
+        warnings, marks = self.warnings(self.response_format), bool(self.marks)
         return [
             AnswerRequest(
                 each,
                 prompt=prompt,
                 suffix=self.suffix,
-                marks=bool(self.marks),
+                warnings=warnings,
+                marks=marks,
                 ignore_end=bool(self.ignore_eos),
             )
             for prompt in prompts

@@ -51,7 +51,11 @@ class _Body(SamplingBody):
         )
 
     def _more(self) -> dict[str, Any]:
-        return {"marks": bool(self.marks), "ignore_end": bool(self.ignore_eos)}
+        return {
+            "warnings": self.warnings(None),
+            "marks": bool(self.marks),
+            "ignore_end": bool(self.ignore_eos),
+        }
 
 
 class _File(Part):
@@ -141,6 +145,7 @@ class LlamaCompletion(Exchange):
             "tokens_evaluated": answer.n_prompt,
             "tokens_cached": answer.n_cached,
             "timings": openai_json.timings(ended),
+            **openai_json.warnings(self.requests),
         }
 
     def _probabilities_of(self, tokens: Sequence[Token]) -> dict[str, Any]:

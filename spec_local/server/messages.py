@@ -25,7 +25,7 @@ from spec_local.server.chat_body import (
 )
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.left_out import described, role_of, text_of
-from spec_local.server.openai_json import named, new_id
+from spec_local.server.openai_json import named, new_id, warnings
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import (
     Part,
@@ -239,7 +239,7 @@ class Messages(Exchange):
             "type": "message",
             "role": "assistant",
             "model": given.model or loaded.name,
-            **({"warnings": warnings} if (warnings := [*self.requests[0].warnings]) else {}),
+            **warnings(self.requests),
         }
 
     def write(self, index: int, event: Event) -> Iterator[str]:

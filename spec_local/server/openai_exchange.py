@@ -62,7 +62,7 @@ class OpenAIExchange(Exchange):
         kind = self.part_kind if self.streams else self.kind
         self._head = openai_json.head(self.id_prefix, kind, given.model or model)
         self._answers = [AnswerSoFar() for _ in requests]
-        self._warnings = {"warnings": [*requests[0].warnings]} if requests and requests[0].warnings else {}
+        self._warnings = openai_json.warnings(requests)
 
     @abstractmethod
     def _part(self, answer: AnswerSoFar, added: Delta) -> dict[str, Any] | str:

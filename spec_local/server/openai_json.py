@@ -13,7 +13,7 @@ from spec_local.core.text import printable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.events import Delta, Ended, Reading, Token
+from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Token
 
 DONE = "data: [DONE]\n\n"
 
@@ -92,6 +92,12 @@ def progress(event: Reading) -> dict[str, Any]:
             "time_ms": round(1e3 * event.seconds),
         }
     }
+
+
+def warnings(requests: Sequence[AnswerRequest]) -> dict[str, Any]:
+    """The warnings about the request of a response, if there are any."""
+    found = requests[0].warnings if requests else ()
+    return {"warnings": [*found]} if found else {}
 
 
 def marks(added: Delta) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from spec_local.server.chat_body import (
 )
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.left_out import described, role_of
-from spec_local.server.openai_json import named, new_id, probabilities
+from spec_local.server.openai_json import named, new_id, probabilities, warnings
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read, schema_of
 
@@ -228,7 +228,7 @@ class Responses(Exchange):
             "top_logprobs": given.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
-            **({"warnings": [*request.warnings]} if request.warnings else {}),
+            **warnings(self.requests),
         }
 
     def begin(self) -> Iterator[str]:

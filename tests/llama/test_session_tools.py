@@ -46,8 +46,12 @@ SCRIPTS = {  # the last token of the prompt, and what the model writes then
         "<|im_end|>",
         ["[TOOL_CALLS]", '[{"name": "weather", "argum', 'ents": {"city": "Paris"}', ', "id": "abcdefgh9"}]'],
     ),
+    "LFM2": ("<0x0A>", ["<|tool_call_start|>", "[weather(city=", "'Paris')]", "<|tool_call_end|>"]),
     "Llama 3": ("<0x0A>", ['{"name": "weather", ', '"parameters": {"city"', ': "Paris"}}']),
 }  # fmt: skip
+
+
+CONTROL = ["[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call_end|>"]
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +59,7 @@ def sessions(tmp_path_factory, unchecked):
     folder, opened = tmp_path_factory.mktemp("tools"), {}
     for kind, (before, script) in SCRIPTS.items():
         path = folder / f"{kind}.gguf"
-        write_scripted_model(
-            path, TOOL_TEMPLATES[kind], before, script, ["[TOOL_CALLS]"], control=["[TOOL_CALLS]"]
-        )
+        write_scripted_model(path, TOOL_TEMPLATES[kind], before, script, ["[TOOL_CALLS]"], control=CONTROL)
         opened[kind] = Session.open(path, n_ctx=2048, threads=1, parallel=2)
     yield opened
     for session in opened.values():
@@ -126,6 +128,32 @@ def test_a_call_after_the_reasoning_of_gpt_oss(tmp_path):
         assert [call["function"] for call in answer["tool_calls"]] == [CALLED]
         result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "18 °C"}
         assert text_of(session.chat([ASKED, answer, result], GREEDY, tools=TOOLS)) == "".join(script)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("schema", [None, {"type": "object", "properties": {"x": {"enum": [1]}}}])
+def test_a_call_or_json_in_the_channels_of_gpt_oss(tmp_path, schema):
+    path = write_scripted_model(
+        tmp_path / "m.gguf", TOOL_TEMPLATES["gpt-oss"], "assistant", ["a", "b"], CHANNELS
+    )
+    parameters = {"properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    city = {"function": {"name": "weather", "parameters": parameters}}
+    kinds = set()
+    with Session.open(path, n_ctx=512, threads=1) as session:
+        for seed in range(8):
+            settings = replace(GREEDY, sampling=SamplingSettings(temperature=4), seed=seed)
+            choice = "required" if schema is None else "auto"
+            events = session.chat([ASKED], settings, tools=[city], tool_choice=choice, json_schema=schema)
+            splitter = session.splitter()
+            found = session.tool_call_parser().finish(splitter.finish(text_of(events)).answer)
+            if found.calls:
+                assert found.text == ""
+                assert [call.name for call in found.calls] == ["weather"]
+                assert json.loads(found.calls[0].arguments)["city"] in ("Paris", "Rome")
+            else:
+                assert json.loads(found.text) in ({}, {"x": 1})
+            kinds.add(bool(found.calls))
+    assert kinds == ({True} if schema is None else {True, False})
 
 
 def test_a_call_keeps_the_tokens_with_which_it_was_written(sessions):

@@ -78,13 +78,18 @@ def test_openai_tools(client, stream):
     tools = [{"type": "function", "function": WEATHER}]
     messages = [{"role": "user", "content": "What is the weather?"}]
     options = {"model": "main", "tools": tools, "tool_choice": "required", "max_tokens": 100}
+    options |= {"parallel_tool_calls": False, "extra_body": {"speculative": False}}
     if stream:
-        calls, reasons = [], []
+        parts, reasons = [], []
         for chunk in client.chat.completions.create(messages=messages, **options, stream=True):
-            calls += chunk.choices[0].delta.tool_calls or []
+            assert not chunk.choices[0].delta.content
+            parts += chunk.choices[0].delta.tool_calls or []
             reasons.append(chunk.choices[0].finish_reason)
         assert reasons[-1] == "tool_calls"
-        (call,) = calls
+        call, *more = parts
+        assert {part.index for part in parts} == {0}
+        assert len(more) > 2
+        call.function.arguments += "".join(part.function.arguments for part in more)
     else:
         choice = client.chat.completions.create(messages=messages, **options).choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -94,6 +99,74 @@ def test_openai_tools(client, stream):
         assert client.chat.completions.create(messages=history, model="main", max_tokens=4).choices
     assert call.function.name == "weather"
     jsonschema.validate(json.loads(call.function.arguments), WEATHER["parameters"])
+
+
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+
+
+def check_agent(calls, text, *, is_cut):
+    """Check that an answer is calls or under the schema."""
+    assert is_cut or bool(calls) != bool(text)
+    for name, arguments in calls[:-1] if is_cut else calls:
+        assert name == "weather"
+        jsonschema.validate(json.loads(arguments), WEATHER["parameters"])
+    if text and not is_cut:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_tools_with_a_schema(client, claude):
+    """As agents whose last answer has a type ask in each request."""
+    for seed in range(3):
+        choice = client.chat.completions.create(
+            model="main",
+            messages=[{"role": "user", "content": "What is the weather?"}],
+            tools=[{"type": "function", "function": WEATHER}],
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+            seed=seed,
+            max_tokens=100,
+        ).choices[0]
+        called = [call.function for call in choice.message.tool_calls or ()]
+        check_agent(
+            [(call.name, call.arguments) for call in called],
+            choice.message.content,
+            is_cut=choice.finish_reason == "length",
+        )
+    response = client.responses.create(
+        model="main",
+        input="What is the weather?",
+        tools=[WEATHER | {"type": "function"}],
+        text={"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
+        max_output_tokens=100,
+    )
+    calls = [(item.name, item.arguments) for item in response.output if item.type == "function_call"]
+    check_agent(calls, response.output_text, is_cut=response.status == "incomplete")
+    message = claude.messages.create(
+        model="main",
+        messages=QUESTION,
+        tools=[{"name": "weather", "input_schema": WEATHER["parameters"]}],
+        max_tokens=100,
+        extra_body={"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    )
+    check_agent(
+        [(block.name, json.dumps(block.input)) for block in message.content if block.type == "tool_use"],
+        "".join(block.text for block in message.content if block.type == "text"),
+        is_cut=message.stop_reason == "max_tokens",
+    )
+
+
+def test_a_forced_call_that_is_cut_is_no_content(client):
+    for n in range(1, 40, 3):
+        choice = client.chat.completions.create(
+            model="main",
+            messages=[{"role": "user", "content": "What is the weather?"}],
+            tools=[{"type": "function", "function": WEATHER}],
+            tool_choice={"type": "function", "function": {"name": "weather"}},
+            max_tokens=n,
+        ).choices[0]
+        assert not choice.message.content
+        if choice.finish_reason == "tool_calls":
+            break
+        assert choice.finish_reason == "length"
 
 
 def test_openai_completions(client):
@@ -140,7 +213,12 @@ def test_anthropic(claude, text):
 
 def test_anthropic_tools(claude):
     tool = {"name": "weather", "description": "", "input_schema": WEATHER["parameters"]}
-    options = {"model": "main", "max_tokens": 100, "tools": [tool], "tool_choice": {"type": "any"}}
+    options = {
+        "model": "main",
+        "max_tokens": 100,
+        "tools": [tool],
+    }
+    options["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
     with claude.messages.stream(messages=QUESTION, **options) as stream:
         message = stream.get_final_message()
     assert message.stop_reason == "tool_use"

@@ -122,6 +122,16 @@ def test_control_tokens_are_allowed_only_where_a_grammar_names_them():
         assert gbnf(text).start().allows(np.array([VOCABULARY.control]))[0] == allowed, text
 
 
+@pytest.mark.parametrize(
+    "text", ["root ::= a\na ::= root", 'root ::= "x" b\nb ::= b', r"root ::= [^\x00-\U0010ffff]"]
+)
+def test_a_grammar_without_a_text_is_an_error_that_says_why(text):
+    state = gbnf(text).start()
+    state = state.after(ord("x")) if '"x"' in text else state
+    with pytest.raises(InvalidRequest, match="a rule refers only to itself, or a set is empty"):
+        state.allowed()
+
+
 def test_a_token_outside_the_vocabulary_is_an_error():
     state = gbnf(JSON).start()
     for token in (-1, VOCABULARY.n_tokens, 2**31 - 1):

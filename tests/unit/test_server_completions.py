@@ -361,3 +361,13 @@ def test_a_failure_in_a_stream(make):
     ((name, data),) = parsed("".join(make().failed(BackendError("it crashed: try again"))))
     assert name == ""
     assert (data["error"]["message"], data["error"]["type"]) == ("it crashed: try again", "server_error")
+
+
+@pytest.mark.parametrize("make", [exchange, llama])
+def test_warnings_name_what_is_not_enforced(make):
+    found = make(json_schema={"type": "array", "uniqueItems": True})
+    assert json.loads(found.requests[0].settings.json_schema) == {"type": "array"}
+    warnings = ["json_schema: uniqueItems at # is not supported and not enforced"]
+    assert found.whole([ANSWER])["warnings"] == warnings
+    (*_, last) = make(json_schema={"uniqueItems": True}, stream=True).write(0, ANSWER[-1])
+    assert json.loads(last.removeprefix("data: "))["warnings"] == warnings

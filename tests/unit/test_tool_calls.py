@@ -286,6 +286,8 @@ def test_at_most_one_call(form):
          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time.now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
          f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
          [NOW, WEATHER]),
+        ("LFM2", """<|tool_call_start|>[weather(city='it\\'s "x", y', note="\\\\")]<|tool_call_end|>""",
+         [("weather", {"city": 'it\'s "x", y', "note": "\\"})]),
         ("Kimi K2", f"<|tool_call_begin|>weather:12<|tool_call_argument_begin|>{PARIS}<|tool_call_end|>\n",
          [WEATHER]),
         ("LFM2",
@@ -355,6 +357,12 @@ def test_what_models_write(form, text, calls):
 )
 def test_what_is_no_call(form, text):
     assert whole(form, text) == (text, [])
+
+
+def test_a_list_of_calls_ends_with_its_bracket():
+    assert whole("Granite", f"<|tool_call|>[{CALL}, {CALL}]")[1] == [WEATHER, WEATHER]
+    text = f", {CALL}"
+    assert whole("Granite", f"<|tool_call|>[{CALL}]{text}") == (text, [WEATHER])
 
 
 def test_values_in_tags_have_the_types_of_the_schema():
