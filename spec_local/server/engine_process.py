@@ -183,6 +183,8 @@ class EngineProcess:
         n, n_ctx = len(running.tokens), self._session.main.n_ctx
         if n > n_ctx:
             raise ContextOverflow(f"the prompt has {n} tokens but the context has {n_ctx}: shorten it")
+        if running.settings.proposer == "draft" and not self._session.draft:
+            raise InvalidRequest('"proposer": "draft" needs a server with a draft model: leave it out')
         shape = running.settings.shape
         if shape in ("tree", "beam") and self._session.main.max_branches < 2 <= running.settings.tree_nodes:
             raise InvalidRequest(f'"shape": "{shape}" needs a server with --shape {shape}: leave it out')

@@ -101,6 +101,18 @@ def test_rows_and_probes_of_a_busy_server(busy):
         assert httpx.head(busy.address + path).status_code == 200
 
 
+def test_errors_name_fields_and_not_options(specdec, models):
+    started = Server(specdec, models[0], "--draft", "none", "--ctx", 512)
+    try:
+        for speculative in ({"proposer": "draft"}, {"shape": "tree"}, {"shape": "beam"}):
+            (field,) = speculative
+            response = started.post("/v1/completions", {"prompt": "a", "speculative": speculative})
+            assert response.status_code == 400
+            assert f'"{field}"' in response.json()["error"]["message"]
+    finally:
+        started.stop()
+
+
 def test_texts_and_control_tokens(server):
     tokens = server.post("/tokenize", {"content": "one<|im_end|>"}).json()["tokens"]
     assert tokens[-1] == 4  # as `CONTROL_TOKENS` has them
