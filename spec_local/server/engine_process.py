@@ -93,7 +93,7 @@ class EngineProcess:
         self._preparing = ThreadPoolExecutor(1, "prepare")
         self._running: dict[int, _Running] = {}  # by number of the prompt
         self._waiting: set[int] = set()  # answers without a row; to remove one is to claim it
-        self._unfinished: set[int] = set()  # the others
+        self._unfinished: set[int] = set()  # these, and the running ones
         self._cancelled: set[int] = set()
         self._settings = GenerationSettings()  # of the last prompt
         self._closing = False
@@ -142,6 +142,7 @@ class EngineProcess:
                     elif id in self._unfinished:
                         self._cancelled.add(id)
                 elif kind == "answer":
+                    self._unfinished.add(id)
                     self._waiting.add(id)
                     self._preparing.submit(self._prepare, id, *rest)
                 else:
@@ -159,7 +160,6 @@ class EngineProcess:
             self._waiting.remove(id)
         except KeyError:
             return False
-        self._unfinished.add(id)
         return True
 
     def _prepare(self, id: int, request: AnswerRequest) -> None:
@@ -183,6 +183,8 @@ class EngineProcess:
         n, n_ctx = len(running.tokens), self._session.main.n_ctx
         if n > n_ctx:
             raise ContextOverflow(f"the prompt has {n} tokens but the context has {n_ctx}: shorten it")
+        if running.settings.proposer == "draft" and not self._session.draft:
+            raise InvalidRequest('"proposer": "draft" needs a server with a draft model: leave it out')
         shape = running.settings.shape
         if shape in ("tree", "beam") and self._session.main.max_branches < 2 <= running.settings.tree_nodes:
             raise InvalidRequest(f'"shape": "{shape}" needs a server with --shape {shape}: leave it out')

@@ -14,7 +14,7 @@ from spec_local.server.events import AnswerRequest, Delta, Event, Infill, Loaded
 from spec_local.server.openai_exchange import MAX_CHOICES
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Part, SamplingBody, Stops, choices, limit, read
-from spec_local.settings import GenerationSettings
+from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
 
 class _Body(SamplingBody):
@@ -46,7 +46,7 @@ class _Body(SamplingBody):
         return self.settings(
             max_tokens=limit(self.most),
             stops=self.stop,
-            logprobs=n_probs or None,
+            logprobs=min(n_probs, MAX_LOGPROBS) if n_probs and n_probs > 0 else None,  # "at most n_probs"
             sampled_logprobs=bool(self.post_sampling_probs),
         )
 

@@ -130,15 +130,15 @@ def _brotli(body: bytes, max_size: int) -> bytes:
 
 
 def _zstd(body: bytes, max_size: int) -> bytes:
+    text: bytes
     try:
-        zstd = importlib.import_module("compression.zstd")  # Python 3.14
+        library = importlib.import_module("compression.zstd")  # Python 3.14
     except ImportError:
-        zstd = importlib.import_module("backports.zstd")
-    decompressor = zstd.ZstdDecompressor()
-    text: bytes = decompressor.decompress(body, max_size)
-    if not decompressor.eof and len(text) < max_size:
-        raise ValueError("it is cut short")
-    return text
+        reader = importlib.import_module("zstandard").ZstdDecompressor().stream_reader(body)
+        text = reader.read(max_size)
+    else:
+        text = library.ZstdDecompressor().decompress(body, max_size)
+    return text  # one that is cut short is no JSON
 
 
 _DECODERS: Mapping[str, Callable[[bytes, int], bytes]] = {

@@ -213,7 +213,7 @@ def test_help_and_config_work_with_a_broken_file(configured, text):
     help_ = run("generate", "--help")
     for done in (help_, run("config", "path")):
         assert (done.returncode, done.stderr) == (0, b"")
-    assert b"model's, or 0.8)" in b" ".join(help_.stdout.split())
+    assert b"0.8)" in help_.stdout
     done = run("config", "show", "--all")
     assert done.returncode == 1
     assert b"correct it" in done.stderr
@@ -237,7 +237,7 @@ def test_selecting_another_file(configured):
     assert shown(run, "generate")["top-k"][0] == "1"
     assert shown(run, "generate", env=named)["top-k"] == ("2", "second.toml:1")
     assert shown(run, "generate", "--config", "third.toml", env=named)["top-k"] == ("3", "third.toml:1")
-    assert shown(run, "generate", "--config", "/dev/null")["top-k"] == ("40", "default")
+    assert shown(run, "generate", "--config", "/dev/null")["top-k"] == ("-", "default")
     assert run("config", "path", env=named).stdout == b"second.toml\n"
 
 

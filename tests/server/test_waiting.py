@@ -2,8 +2,11 @@
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from tests.server.conftest import Server
@@ -101,6 +104,18 @@ def test_rows_and_probes_of_a_busy_server(busy):
         assert httpx.head(busy.address + path).status_code == 200
 
 
+def test_errors_name_fields_and_not_options(specdec, models):
+    started = Server(specdec, models[0], "--draft", "none", "--ctx", 512)
+    try:
+        for speculative in ({"proposer": "draft"}, {"shape": "tree"}, {"shape": "beam"}):
+            (field,) = speculative
+            response = started.post("/v1/completions", {"prompt": "a", "speculative": speculative})
+            assert response.status_code == 400
+            assert f'"{field}"' in response.json()["error"]["message"]
+    finally:
+        started.stop()
+
+
 def test_texts_and_control_tokens(server):
     tokens = server.post("/tokenize", {"content": "one<|im_end|>"}).json()["tokens"]
     assert tokens[-1] == 4  # as `CONTROL_TOKENS` has them
@@ -127,3 +142,37 @@ def test_progress_of_a_long_prompt(server):
     with server.stream("/completion", body) as response:
         text = response.read().decode()
     assert text.count("prompt_progress") > 4
+
+
+def answered_after(server, ask):
+    """The result of a request that waits for a row at first."""
+    with ThreadPoolExecutor(1) as pool:
+        with server.stream("/completion", ENDLESS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            asked = pool.submit(ask)
+            wait_for(lambda: server.metric("num_requests_waiting") == 1)
+            time.sleep(0.3)  # until the headers
+        return asked.result(timeout=20)
+
+
+def test_clients_understand_signs_of_life(one_row):
+    question = [{"role": "user", "content": "one two"}]
+
+    def with_openai():
+        client = openai.OpenAI(base_url=one_row.address + "/v1", api_key="none", max_retries=0)
+        chunks = client.chat.completions.create(model="x", messages=question, max_tokens=5, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    def with_responses():
+        client = openai.OpenAI(base_url=one_row.address + "/v1", api_key="none", max_retries=0)
+        events = client.responses.create(model="x", input="one two", max_output_tokens=5, stream=True)
+        return "".join(event.delta for event in events if event.type == "response.output_text.delta")
+
+    def with_anthropic():
+        client = anthropic.Anthropic(base_url=one_row.address, api_key="none", max_retries=0)
+        with client.messages.stream(model="x", messages=question, max_tokens=5) as events:
+            return events.get_final_message().content[0].text
+
+    for ask in (with_openai, with_responses, with_anthropic):
+        assert answered_after(one_row, ask), ask.__name__

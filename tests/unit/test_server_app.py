@@ -483,7 +483,7 @@ def test_bodies_that_are_not_what_the_header_names(body):
 
 
 def test_encodings_that_are_not_supported(monkeypatch):
-    for module in ("brotli", "compression.zstd", "backports.zstd"):
+    for module in ("brotli", "compression.zstd", "zstandard"):
         monkeypatch.setitem(sys.modules, module, None)
     for encoding in ("br", "zstd", "compress", "gzip, br"):
         response = send(b"x", encoding)
@@ -492,7 +492,7 @@ def test_encodings_that_are_not_supported(monkeypatch):
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(("encoding", "module"), [("br", "brotli"), ("zstd", "backports.zstd")])
+@pytest.mark.parametrize(("encoding", "module"), [("br", "brotli"), ("zstd", "zstandard")])
 def test_encodings_of_other_packages(encoding, module):
     library = pytest.importorskip(module)
     assert len(send(library.compress(BODY), encoding).json()["texts"]) == 2

@@ -304,6 +304,7 @@ def test_llama_fields_that_would_change_the_answer(field, neutral, other):
 
 def test_llama_probabilities_by_openais_name():
     assert llama(logprobs=3).requests[0].settings.logprobs == 3
+    assert [llama(n_probs=n).requests[0].settings.logprobs for n in (100, 20, 0, -1)] == [20, 20, None, None]
     assert "completion_probabilities" in written(llama(logprobs=1).whole([ANSWER]))
 
 
