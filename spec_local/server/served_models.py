@@ -338,8 +338,10 @@ class ServedModels:
         model.process.add_done_callback(functools.partial(self._on_end, model, engine))
 
     def _on_end(self, model: ServedModel, engine: Engine, process: "asyncio.Task[None]") -> None:
+        if not process.cancelled() and (failure := process.exception()):
+            engine.error = BackendError(f"its process cannot be started ({failure}): try again")
         model.engine = model.process = None
-        engine.ready.set()  # that it cannot be loaded is known to those that wait for it
+        engine.ready.set()  # for those that wait in vain
         self._changed.set()
 
     def _unload_later(self, model: ServedModel) -> None:
@@ -349,8 +351,6 @@ class ServedModels:
 
     def _unload(self, model: ServedModel) -> None:
         """Begin to unload a model that nobody uses."""
-        if model.timer:
-            model.timer.cancel()
         if model.engine:
             self._log(f"unloading {model.name}")
             engine, model.engine = model.engine, None

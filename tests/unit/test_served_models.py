@@ -33,10 +33,12 @@ class ScriptedEngine:
                 self.error = ModelFileError("broken.gguf is damaged: download it again")
                 self.ready.set()
                 return
-            case "usual":
+            case "refused":
+                raise OSError("too many open files")
+            case "usual" | "ends slowly":
                 self.load()
         await self._stopped.wait()
-        await asyncio.sleep(0)  # the process takes some time to end
+        await asyncio.sleep(0.05 if self.session["how"] == "ends slowly" else 0)
         self.loaded = None
 
     def load(self):
@@ -143,6 +145,8 @@ def test_models_are_loaded_when_they_are_asked_for():
         assert world.engine("b").session["parallel"] == 2
         assert world.planned == [4, 3]
         assert world.served.current.name == "a"
+        with await world.served.use("b"):
+            assert world.served.current.name == "b"
 
     run(test)
 
@@ -169,6 +173,28 @@ def test_no_more_are_unloaded_than_necessary():
         assert world.loaded == "bcd"
 
     run(test, memory=9, n=4)
+
+
+def test_one_that_ends_slowly_makes_room():
+    async def test(world):
+        await world.ask("b")
+        await world.ask("c", keep_alive=0)
+        await world.timers.wait(0)
+        await world.ask("d")  # when the process of c has ended: no other one is unloaded
+        assert world.loaded == "abd"
+
+    run(test, memory=9, n=4, how={"c": "ends slowly"})
+
+
+def test_one_that_ends_slowly_is_loaded_again_when_it_has_ended():
+    async def test(world):
+        first = world.engine("a")
+        await world.timers.wait(10)
+        with await world.served.use("a") as second:
+            assert second is not first
+            assert first.loaded is None
+
+    run(test, keep_alive=10.0, how={"a": "ends slowly"})
 
 
 def test_a_model_that_is_too_large_is_loaded_alone():
@@ -318,13 +344,20 @@ def test_one_model_alone_stays():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("how", ["broken", "damaged"])
-def test_a_model_that_cannot_be_loaded(how):
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("broken", r"broken\.gguf is damaged"),
+        ("damaged", r"damaged\.gguf is not a GGUF file"),
+        ("refused", r"its process cannot be started \(too many open files\)"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(how, message):
     """It has an error of its own each time, which does not disturb the other one."""
 
     async def test(world):
         for _ in range(2):
-            with pytest.raises(BackendError, match=rf"^b cannot be loaded: {how}\.gguf is "):
+            with pytest.raises(BackendError, match=rf"^b cannot be loaded: {message}"):
                 await world.served.use("b")
             await world.ask("a")
         assert world.loaded == "a"
