@@ -42,7 +42,7 @@ class ScriptedEngine:
         self.loaded = None
 
     def load(self):
-        self.loaded = Loaded(self.name, None, 512, self.session["parallel"], None)
+        self.loaded = Loaded(self.name, None, 512, self.session.get("parallel"), None)
         self.ready.set()
 
     def cancel_all(self):
@@ -316,6 +316,7 @@ def test_one_model_with_a_time_is_loaded_again():
         world.served.check_ready()
         with await world.served.use("any") as engine:
             assert engine.loaded.name == "a"
+        assert world.planned == []  # its session chooses the number of rows
 
     run(test, n=1, keep_alive=10.0)
 
@@ -336,7 +337,6 @@ def test_one_model_alone_stays():
 
     async def main():
         world = World(n=1)
-        world.served.models[0].session = {"how": "usual", "parallel": None}
         await world.served.start()
         await test(world)
         await world.served.stop()
@@ -372,7 +372,6 @@ def test_a_model_that_cannot_be_loaded(how, message):
 def test_the_first_model_must_be_loaded(n):
     async def main():
         world = World(n=n, how={"a": "broken"})
-        world.served.models[0].session |= {"parallel": 1}
         with pytest.raises(NotReady):
             world.served.check_ready()
         with pytest.raises(ModelFileError, match="is damaged"):
