@@ -118,6 +118,8 @@ def serve(
             ) from None
         if len(model or ()) > 1:
             _check_several(models, alias)
+        if keep_alive is not None and models.workers:
+            raise InvalidRequest("--keep-alive is not for --workers, which wait for the model: remove it")
         run.check_access(host, api_key)
         given = [models.with_main(name) for name in model or ()] or [models]
         served = ServedModels(

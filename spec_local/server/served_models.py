@@ -41,7 +41,7 @@ class ServedModel:
     Attributes:
         engine: None: the model is not loaded.
         process: the task that runs the engine, from the start of loading to the end of unloading.
-        plan: the memory that it needs; None: not known yet.
+        plan: the memory that it needs; None: not known yet, or it is the only model.
         keep_alive: seconds after its last use when it is unloaded; None: it stays.
         n_users: requests that use it, or wait until it is loaded.
         last_used: number of its last use; a greater one is later.
@@ -303,15 +303,15 @@ class ServedModels:
 
     # Loading and unloading
 
-    async def _plan_of(self, model: ServedModel) -> MemoryPlan:
-        if not model.plan:
+    async def _plan_of(self, model: ServedModel) -> MemoryPlan | None:
+        if not model.plan and len(self.models) > 1:
             try:
                 model.plan = await asyncio.to_thread(self._plan, model.session, self._memory)
             except SpecLocalError as error:
                 raise BackendError(f"{model.name} cannot be loaded: {error}") from None
         return model.plan
 
-    async def _load(self, model: ServedModel, plan: MemoryPlan) -> None:
+    async def _load(self, model: ServedModel, plan: MemoryPlan | None) -> None:
         """Begin to load a model as soon as there is room for it, for which others are unloaded."""
         while not self._has_room(model, plan):
             present = [other for other in self.models if other.process]
@@ -320,12 +320,13 @@ class ServedModels:
                 self._unload(min(idle, key=lambda other: other.last_used))
             self._changed.clear()
             await self._until(self._changed)
-        self._begin_to_load(model, {**model.session, "parallel": plan.n_rows})
+        self._begin_to_load(model, {**model.session, "parallel": plan.n_rows} if plan else model.session)
 
-    def _has_room(self, model: ServedModel, plan: MemoryPlan) -> bool:
-        plans = [other.plan for other in self.models if other.process and other.plan]
-        fits = not plans or sum(other.needed for other in plans) + plan.needed <= self._memory
-        return fits and not model.process
+    def _has_room(self, model: ServedModel, plan: MemoryPlan | None) -> bool:
+        if model.process:  # it is being unloaded
+            return False
+        taken = sum(other.plan.needed for other in self.models if other.process and other.plan)
+        return not plan or not taken or taken + plan.needed <= self._memory
 
     def _begin_to_load(
         self, model: ServedModel, session: Mapping[str, Any], *, persist: bool = False
@@ -338,8 +339,10 @@ class ServedModels:
         model.process.add_done_callback(functools.partial(self._on_end, model, engine))
 
     def _on_end(self, model: ServedModel, engine: Engine, process: "asyncio.Task[None]") -> None:
+        if not process.cancelled() and (failure := process.exception()):
+            engine.error = BackendError(f"its process cannot be started ({failure}): try again")
         model.engine = model.process = None
-        engine.ready.set()  # that it cannot be loaded is known to those that wait for it
+        engine.ready.set()  # for those that wait in vain
         self._changed.set()
 
     def _unload_later(self, model: ServedModel) -> None:
@@ -349,8 +352,6 @@ class ServedModels:
 
     def _unload(self, model: ServedModel) -> None:
         """Begin to unload a model that nobody uses."""
-        if model.timer:
-            model.timer.cancel()
         if model.engine:
             self._log(f"unloading {model.name}")
             engine, model.engine = model.engine, None

@@ -237,5 +237,12 @@ def test_options_that_do_not_fit(inside, paths, options, message):
     )
 
 
-def test_memory_has_no_effect_on_one(inside, paths):
-    assert "--memory has no effect" in inside.one_line(inside("serve", paths[0], "--memory", 1), 2)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", 1], "--memory has no effect here: use several models"),
+        (["--keep-alive", "1m", "--workers", "127.0.0.1:1"], "--keep-alive is not for --workers"),
+    ],
+)
+def test_options_that_do_not_fit_one(inside, paths, options, message):
+    assert message in inside.one_line(inside("serve", paths[0], *options), 2)

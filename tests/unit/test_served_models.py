@@ -33,14 +33,16 @@ class ScriptedEngine:
                 self.error = ModelFileError("broken.gguf is damaged: download it again")
                 self.ready.set()
                 return
-            case "usual":
+            case "refused":
+                raise OSError("too many open files")
+            case "usual" | "ends slowly":
                 self.load()
         await self._stopped.wait()
-        await asyncio.sleep(0)  # the process takes some time to end
+        await asyncio.sleep(0.05 if self.session["how"] == "ends slowly" else 0)
         self.loaded = None
 
     def load(self):
-        self.loaded = Loaded(self.name, None, 512, self.session["parallel"], None)
+        self.loaded = Loaded(self.name, None, 512, self.session.get("parallel"), None)
         self.ready.set()
 
     def cancel_all(self):
@@ -143,6 +145,8 @@ def test_models_are_loaded_when_they_are_asked_for():
         assert world.engine("b").session["parallel"] == 2
         assert world.planned == [4, 3]
         assert world.served.current.name == "a"
+        with await world.served.use("b"):
+            assert world.served.current.name == "b"
 
     run(test)
 
@@ -169,6 +173,28 @@ def test_no_more_are_unloaded_than_necessary():
         assert world.loaded == "bcd"
 
     run(test, memory=9, n=4)
+
+
+def test_one_that_ends_slowly_makes_room():
+    async def test(world):
+        await world.ask("b")
+        await world.ask("c", keep_alive=0)
+        await world.timers.wait(0)
+        await world.ask("d")  # when the process of c has ended: no other one is unloaded
+        assert world.loaded == "abd"
+
+    run(test, memory=9, n=4, how={"c": "ends slowly"})
+
+
+def test_one_that_ends_slowly_is_loaded_again_when_it_has_ended():
+    async def test(world):
+        first = world.engine("a")
+        await world.timers.wait(10)
+        with await world.served.use("a") as second:
+            assert second is not first
+            assert first.loaded is None
+
+    run(test, keep_alive=10.0, how={"a": "ends slowly"})
 
 
 def test_a_model_that_is_too_large_is_loaded_alone():
@@ -290,6 +316,7 @@ def test_one_model_with_a_time_is_loaded_again():
         world.served.check_ready()
         with await world.served.use("any") as engine:
             assert engine.loaded.name == "a"
+        assert world.planned == []  # its session chooses the number of rows
 
     run(test, n=1, keep_alive=10.0)
 
@@ -310,7 +337,6 @@ def test_one_model_alone_stays():
 
     async def main():
         world = World(n=1)
-        world.served.models[0].session = {"how": "usual", "parallel": None}
         await world.served.start()
         await test(world)
         await world.served.stop()
@@ -318,13 +344,20 @@ def test_one_model_alone_stays():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("how", ["broken", "damaged"])
-def test_a_model_that_cannot_be_loaded(how):
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("broken", r"broken\.gguf is damaged"),
+        ("damaged", r"damaged\.gguf is not a GGUF file"),
+        ("refused", r"its process cannot be started \(too many open files\)"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(how, message):
     """It has an error of its own each time, which does not disturb the other one."""
 
     async def test(world):
         for _ in range(2):
-            with pytest.raises(BackendError, match=rf"^b cannot be loaded: {how}\.gguf is "):
+            with pytest.raises(BackendError, match=rf"^b cannot be loaded: {message}"):
                 await world.served.use("b")
             await world.ask("a")
         assert world.loaded == "a"
@@ -339,7 +372,6 @@ def test_a_model_that_cannot_be_loaded(how):
 def test_the_first_model_must_be_loaded(n):
     async def main():
         world = World(n=n, how={"a": "broken"})
-        world.served.models[0].session |= {"parallel": 1}
         with pytest.raises(NotReady):
             world.served.check_ready()
         with pytest.raises(ModelFileError, match="is damaged"):
