@@ -173,7 +173,11 @@ def each_schema(schema: Any, pointer: str = "#") -> Iterator[tuple[str, dict[str
             yield from each_schema(value, at)
         elif isinstance(value, dict | list):
             for name, one in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from each_schema(one, f"{at}/{quote(str(name).replace('~', '~0').replace('/', '~1'))}")
+                yield from each_schema(one, f"{at}/{_step(str(name))}")
+
+
+def _step(name: str) -> str:
+    return quote(name.replace("~", "~0").replace("/", "~1"), errors="replace")
 
 
 def check_references(root: dict[str, Any], named: list[tuple[dict[str, Any], str]]) -> None:

@@ -63,9 +63,11 @@ def _without_unsupported(root: Any, field: str) -> Usable:
 
 
 def _drop_patterns(root: Any) -> list[str]:
-    """Remove the patterns that are not supported, and return the warnings."""
-    warnings = []
+    """Remove the patterns that are not supported, up to a limit, and return the warnings."""
+    warnings = list[str]()
     for at, schema in each_schema(root):
+        if len(warnings) >= _MAX_DROPPED:
+            break
         pattern, names = schema.get("pattern"), schema.get("patternProperties")
         if isinstance(pattern, str) and not is_pattern(pattern):
             del schema["pattern"]
