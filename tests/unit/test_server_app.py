@@ -268,7 +268,7 @@ def test_a_client_without_a_host():
     """As HTTP/1.0 allows; a browser always sends one."""
 
     async def status(path):
-        created = app.create(ScriptedEngine(), app.Access(), {}, {"/v1/echo": Echo})
+        created = app.create(alone(ScriptedEngine()), app.Access(), {}, {"/v1/echo": Echo})
         sent = []
 
         async def send(message):
