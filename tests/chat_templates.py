@@ -241,6 +241,12 @@ STRICT_TEMPLATES = {
         "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ '<|im_start|>assistant\n<think>\n' }}"
         "{% if enable_thinking is defined and not enable_thinking %}{{ '\n</think>\n\n' }}{% endif %}"
     ),
+    # Qwen3: the model opens its reasoning, unless the template writes that there is none.
+    "Qwen3": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n' }}{% if enable_thinking is defined and not enable_thinking %}"
+        "{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    ),
     # Gemma 2: no system message at all.
     "Gemma 2": (
         "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -277,6 +283,10 @@ class StandInVocabulary:
 
     bos = eos = -1
     add_bos = False
+
+    def piece(self, token, special=False):
+        """The bytes of a token."""
+        raise IndexError(token)
 
 
 class StandIn(Model):

@@ -68,6 +68,8 @@ class ChatTemplate:
         """
         if own := [name for name in _OWN_VARIABLES if name in variables]:
             raise InvalidRequest(f"chat_template_kwargs.{own[0]} is set by the library: remove it")
+        if not variables:
+            return self
         changed = copy.copy(self)
         changed._variables = variables
         return changed
@@ -141,8 +143,10 @@ class ChatTemplate:
             prompt: their tokens.
         """
         markers = markers_of(self.source)
+        if not markers:
+            return Splitter()
         begun = joined(messages)[-1] if messages and messages[-1]["role"] == "assistant" else None
-        if markers and begun and (begun["content"] or begun.get("reasoning_content")):
+        if begun and (begun["content"] or begun.get("reasoning_content")):
             splitter = Splitter(markers)
             reasoning, content = begun.get("reasoning_content", ""), begun["content"]
             splitter.skip("".join(markers.before_answer("", reasoning, is_over=bool(content))) + content)

@@ -150,6 +150,7 @@ def continued(name, **message):
         ("usual: chatml", "<|im_start|>assistant\n"),
         ("usual: gemma", "<|im_start|>model\n"),
         ("strict: Qwen3.5", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("strict: Qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
         ("thinking: opened", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
         ("thinking: both markers", "<|im_start|>assistant\n"),
         ("thinking: channels", "<|start|>assistant<|channel|>final<|message|>"),
