@@ -13,6 +13,8 @@ from spec_local.errors import ContextOverflow, ModelFileError
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Refused, Started
+from tests.chat_templates import TOOL_TEMPLATES
+from tests.scripted_model import write_scripted_model
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=24)
 LONG = GenerationSettings(SamplingSettings(temperature=0), max_tokens=4000)
@@ -208,3 +210,38 @@ def test_a_model_that_cannot_be_loaded(arguments, tmp_path):
     assert isinstance(engine.error, ModelFileError)
     with pytest.raises(NotReady, match=r"missing\.gguf"):
         engine.check_ready()
+
+
+CALLS = [
+    '<tool_call>\n{"name": "weather", "arguments": ',
+    '{"city": ',
+    '"Paris"}}\n</tool_call>',
+    '\n<tool_call>\n{"name": "now", ',
+    '"arguments": {}}\n</tool_call>',
+]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, parallel):
+    path = write_scripted_model(tmp_path / "m.gguf", TOOL_TEMPLATES["Hermes"], "<0x0A>", CALLS)
+    tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
+    messages = [{"role": "user", "content": "Rain?"}]
+    settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=100, policy="off")
+    request = AnswerRequest(settings, messages, tools, parallel_tool_calls=parallel)
+
+    async def main():
+        async with running({"main": path, "n_ctx": 512, "threads": 1}) as engine:
+            return await collect(engine.answer([request]))
+
+    (events,) = asyncio.run(main())
+    deltas = [event if isinstance(event, Delta) else event.rest for event in events[1:]]
+    calls = [(call.name, call.arguments) for delta in deltas for call in delta.tool_calls]
+    arguments = [delta.arguments for delta in deltas if delta.arguments]
+    assert events[-1].reason == "stop"
+    if parallel:
+        assert [name for name, _ in calls] == ["weather", "now"]
+    else:
+        assert [name for name, _ in calls] == ["weather"]
+        assert events[-1].statistics.predicted_n <= 4
+    assert calls[0][1] + "".join(arguments) == '{"city": "Paris"}' + "{}" * (calls[-1][1] == "" and parallel)
+    assert text(events) == ""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spec_local.chat.roles import arrangements, joined
 from spec_local.chat.template import ChatTemplate
+from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import InvalidRequest, ModelError
 from tests.chat_templates import (
     MORE_TEMPLATES,
@@ -86,7 +87,7 @@ def test_any_order_of_roles(name, roles):
 @example(["call", "system", "user"])
 def test_any_order_with_calls_and_results(name, roles):
     roles = [each for role in roles for each in ([role, "tool"] if role == "call" else [role])]
-    check_order(str(template_of(name).prompt(conversation(roles))), len(roles))
+    check_order(str(ToolUse(template_of(name)).render(conversation(roles))), len(roles))
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
