@@ -123,7 +123,7 @@ def serve(
         run.check_access(host, api_key)
         given = [models.with_main(name) for name in model or ()] or [models]
         served = ServedModels(
-            [_served(each, parallel, alias) for each in given],
+            [_served(each, sampler, parallel, alias) for each in given],
             memory=round(memory * 2**30) if memory else free_memory() // 2,
             keep_alive=None if keep_alive is None else seconds_of(keep_alive),
             max_waiting=queue,
@@ -148,7 +148,6 @@ def serve(
                 opened,
                 served,
                 Access(api_key, is_loopback(host), tuple(cors or ()), max_body << 20),
-                _defaults(models, sampler),
                 on_ready=on_ready,
                 persist=bool(models.workers),
             )
@@ -165,7 +164,9 @@ def _check_several(models: ModelOptions, alias: str | None) -> None:
             raise InvalidRequest(f"{option} is for one model: remove it, or serve one model")
 
 
-def _served(models: ModelOptions, parallel: int | None, alias: str | None) -> "ServedModel":
+def _served(
+    models: ModelOptions, sampler: SamplerOptions, parallel: int | None, alias: str | None
+) -> "ServedModel":
     """A model as clients know it: by the name that was given, or that of its file."""
     from spec_local.llama.model import check_header
     from spec_local.server.served_models import ServedModel
@@ -176,7 +177,8 @@ def _served(models: ModelOptions, parallel: int | None, alias: str | None) -> "S
     is_file = Path(given).suffix == ".gguf"
     others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]
     name = alias or (files[0].stem if is_file else given)
-    return ServedModel(name, models.session_arguments(files, parallel=parallel), others)
+    session = models.session_arguments(files, parallel=parallel)
+    return ServedModel(name, session, others, _defaults(models, sampler))
 
 
 def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:

@@ -56,13 +56,11 @@ _STORED = ("/v1/responses/{id}", "/v1/responses/{id}/{what}", "/v1/chat/completi
 def create(
     served: ServedModels,
     access: Access,
-    defaults: Mapping[str, Any] | None = None,
     kinds: Mapping[str, type[Exchange]] | None = None,
 ) -> Starlette:
     """The application; the caller starts and stops the models.
 
     Args:
-        defaults: fields of bodies that do not have them, and of their object ``speculative``.
         kinds: the protocol of each path; None: `PROTOCOLS`.
     """
     metrics = Metrics(lambda: served.n_running, lambda: served.n_waiting)
@@ -71,12 +69,14 @@ def create(
     started = int(time.time())
     watchers: set[asyncio.Task[None]] = set()
 
+    def name_in(request: Request, body: Mapping[str, Any] | None = None) -> Any:
+        """The model that a question is about: the one that was used last, unless it names another."""
+        return request.query_params.get("model") or (body or {}).get("model") or served.current.name
+
     async def use(
         request: Request, body: Mapping[str, Any] | None = None
     ) -> contextlib.AbstractContextManager[Engine]:
-        """The model that a question is about: the one that was used last, unless it names another."""
-        name = request.query_params.get("model") or (body or {}).get("model") or served.current.name
-        return await _unless_gone(request, served.use(name))
+        return await _unless_gone(request, served.use(name_in(request, body)))
 
     async def health(request: Request) -> Response:
         served.check_ready()
@@ -101,6 +101,7 @@ def create(
     async def props(request: Request) -> Response:
         with await use(request) as engine:
             loaded = engine.check_ready()
+        defaults = served.chosen(name_in(request)).defaults
         return JSONResponse(
             {
                 "model": loaded.name,
@@ -111,7 +112,7 @@ def create(
                 "chat_template": loaded.template,
                 "default_generation_settings": {
                     "n_ctx": loaded.n_ctx,
-                    "params": {k: v for k, v in (defaults or {}).items() if k != "speculative"},
+                    "params": {name: value for name, value in defaults.items() if name != "speculative"},
                 },
                 **loaded.properties,
             }
@@ -133,14 +134,16 @@ def create(
 
     async def prompt(request: Request) -> Response:
         kind, response = PROMPTS[request.url.path]
-        body = completed(await read_json(request, access.max_body), defaults or {})
+        given = await read_json(request, access.max_body)
+        body = completed(given, served.chosen(name_in(request, given)).defaults)
         with await use(request, body) as engine:
             exchange = await asyncio.to_thread(kinds[kind], body, engine.check_ready())
             return JSONResponse(response(*await engine.ask("prompt", exchange.requests[0])))
 
     async def answer(request: Request) -> Response:
         served.check_ready()
-        body = completed(await read_json(request, access.max_body), defaults or {})
+        given = await read_json(request, access.max_body)
+        body = completed(given, served.chosen(given.get("model")).defaults)
         use = await _unless_gone(request, served.use(body.get("model"), body.get("keep_alive")))
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(use)

@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -58,7 +57,6 @@ def run(
     opened: socket.socket,
     served: ServedModels,
     access: Access,
-    defaults: Mapping[str, Any],
     *,
     on_ready: Callable[[Loaded], None],
     persist: bool = False,
@@ -70,7 +68,7 @@ def run(
 
     Args:
         opened: the result of `listen`.
-        served, access, defaults: see `app.create`.
+        served, access: see `app.create`.
         on_ready: called when the first model is loaded for the first time.
         persist: try again if it cannot be loaded the first time, as when workers are not running.
 
@@ -80,7 +78,7 @@ def run(
 
     async def main() -> None:
         config = uvicorn.Config(
-            app.create(served, access, defaults),
+            app.create(served, access),
             lifespan="off",  # the models are started and stopped here
             log_level="error",
             access_log=False,

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spec_local.answers.memory_plan import MemoryPlan, plan_memory
@@ -37,6 +37,7 @@ class ServedModel:
 
     Args:
         name: as clients name it. session: arguments of `Session.open`. others: further names.
+        defaults: fields of bodies that do not have them, and of their object ``speculative``.
 
     Attributes:
         engine: None: the model is not loaded.
@@ -50,6 +51,7 @@ class ServedModel:
     name: str
     session: Mapping[str, Any]
     others: Sequence[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     engine: Engine | None = None
     process: "asyncio.Task[None] | None" = None
     plan: MemoryPlan | None = None
@@ -132,6 +134,14 @@ class ServedModels:
         if name is None:
             raise UnknownModel(f"the request names no model: set model to one of {names}")
         raise UnknownModel(f"there is no model {str(name)[:_LONGEST]!r} here: this server has {names}")
+
+    def chosen(self, name: Any) -> ServedModel:
+        """The model that a request names; one that is alone answers to any name.
+
+        Raises:
+            UnknownModel: see `named`.
+        """
+        return self.named(name) if len(self.models) > 1 else self.models[0]
 
     @property
     def current(self) -> ServedModel:
@@ -219,7 +229,7 @@ class ServedModels:
             NotReady: the server ends, or its only model is not loaded.
             BackendError: the model cannot be loaded.
         """
-        model = self.named(name) if len(self.models) > 1 else self.models[0]
+        model = self.chosen(name)
         if self._stays:
             self.check_ready()
             assert model.engine

@@ -35,12 +35,13 @@ def tool(name, properties, **more):
     return {"name": name, "description": f"{name}\n\nUse it with care.", **more, "schema": schema}
 
 
-READ = tool("Read", {"file_path": {"type": "string", "description": "An absolute path."}})
+# The model writes at random: without choices, its texts and numbers would go on beyond the limit.
+READ = tool("Read", {"file_path": {"enum": ["/main.py", "/a.py"], "description": "An absolute path."}})
 RUN = tool(
     "Run",
     {
-        "command": {"type": "array", "items": {"type": "string"}},
-        "timeout_ms": {"type": "number", "exclusiveMinimum": 0},
+        "command": {"type": "array", "items": {"enum": ["ls", "cat"]}, "maxItems": 2},
+        "timeout_ms": {"type": "number", "enum": [1000, 60000]},
         "mode": {"enum": ["wait", "background"], "default": "wait"},
     },
 )

@@ -99,12 +99,12 @@ class ScriptedEngine:
 
 def alone(engine):
     """The only model of a server."""
-    return ServedModels([ServedModel("tiny", {}, engine=engine)])
+    return ServedModels([ServedModel("tiny", {}, defaults=DEFAULTS, engine=engine)])
 
 
 @asynccontextmanager
 async def client(engine, kinds=None, **access):
-    created = app.create(alone(engine), app.Access(**access), DEFAULTS, kinds or {"/v1/echo": Echo})
+    created = app.create(alone(engine), app.Access(**access), kinds or {"/v1/echo": Echo})
     transport = httpx.ASGITransport(created, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
         yield opened
@@ -142,6 +142,24 @@ def test_whole_answers():
 )
 def test_defaults_of_the_server(body, fields):
     assert post(STARTED, ENDED, body=body).json()["fields"] == fields
+
+
+def test_defaults_of_several_models():
+    async def main():
+        models = [
+            ServedModel(name, {}, defaults={"top_k": top_k}, engine=ScriptedEngine(STARTED, ENDED))
+            for name, top_k in (("a", 1), ("b", 2))
+        ]
+        served = ServedModels(models)
+        served._is_started = True
+        created = app.create(served, app.Access(), {"/v1/echo": Echo})
+        transport = httpx.ASGITransport(created, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
+            found = [(await opened.post("/v1/echo", json={"model": name})).json() for name in "ba"]
+            params = (await opened.get("/props?model=b")).json()["default_generation_settings"]["params"]
+        return [each["fields"]["top_k"] for each in found], params
+
+    assert asyncio.run(main()) == ([2, 1], {"top_k": 2})
 
 
 def test_streams():
@@ -268,7 +286,7 @@ def test_a_client_without_a_host():
     """As HTTP/1.0 allows; a browser always sends one."""
 
     async def status(path):
-        created = app.create(alone(ScriptedEngine()), app.Access(), {}, {"/v1/echo": Echo})
+        created = app.create(alone(ScriptedEngine()), app.Access(), {"/v1/echo": Echo})
         sent = []
 
         async def send(message):
@@ -516,7 +534,7 @@ def test_a_client_that_goes_cancels_its_answers(script, stream):
 
     async def main():
         engine = ScriptedEngine(*script)
-        created = app.create(alone(engine), app.Access(), {}, {"/v1/echo": Echo})
+        created = app.create(alone(engine), app.Access(), {"/v1/echo": Echo})
         messages: asyncio.Queue = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": json.dumps({"stream": stream}).encode()})
 
@@ -540,7 +558,7 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch):
 
     async def main():
         engine = ScriptedEngine(STARTED, Delta("a"), Delta("b"), "wait")
-        created = app.create(alone(engine), app.Access(), {}, {"/v1/echo": Echo})
+        created = app.create(alone(engine), app.Access(), {"/v1/echo": Echo})
         messages: asyncio.Queue = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b'{"stream": true}'})
 
