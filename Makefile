@@ -11,7 +11,7 @@ demo: .venv/checked
 	$(BIN)/specdec models pull starter
 	$(BIN)/python examples/demo.py
 
-test: .venv/installed-dev .venv/rpc .venv/libraries/installed lint
+test: .venv/installed-dev .venv/rpc .venv/libraries/installed .venv/npm/installed lint
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
@@ -60,6 +60,10 @@ format: .venv/installed-dev
 	$(PYTHON) -m venv .venv/libraries
 	.venv/libraries/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		-r tests/server/client_libraries.txt && touch $@ || echo "Client libraries could not be installed." >&2
+
+.venv/npm/installed: .venv/bin/python tests/server/client_libraries.package.json
+	mkdir -p .venv/npm && cp tests/server/client_libraries.package.json .venv/npm/package.json
+	npm install --silent --no-audit --no-fund --prefix .venv/npm && touch $@ || echo "npm packages could not be installed." >&2
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
