@@ -2,7 +2,9 @@
 
 import codecs
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest
@@ -12,10 +14,15 @@ from spec_local.server.openai_exchange import MAX_CHOICES, OpenAIBody, OpenAIExc
 from spec_local.server.sampling_body import choices, limit, read, schema_of, whole
 
 _MAX_TOKEN = 2**31 - 1  # llama.cpp's tokens are 32-bit integers
+_TEXT, _TOKEN = {"type": "string"}, {"type": "integer", "minimum": 0, "maximum": _MAX_TOKEN}
+Prompts = Annotated[
+    Any, WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_TEXT, _TOKEN]}}]})
+]
+"""A text, token ids, both mixed, or a list of such prompts: see `prompts_of`."""
 
 
 class _Body(OpenAIBody):
-    prompt: Any = ""  # OpenAI's API continues an empty text, too
+    prompt: Prompts = ""  # OpenAI's API continues an empty text, too
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None

@@ -9,7 +9,7 @@ from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.completions import prompts_of
+from spec_local.server.completions import Prompts, prompts_of
 from spec_local.server.events import AnswerRequest, Delta, Event, Infill, Loaded, Reading, Token
 from spec_local.server.openai_exchange import MAX_CHOICES
 from spec_local.server.protocol import Exchange
@@ -18,7 +18,7 @@ from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
 
 class _Body(SamplingBody):
-    prompt: Any
+    prompt: Prompts
     stop: Stops | None = None
     n_probs: int | None = None
     logprobs: Any = None
@@ -65,8 +65,8 @@ class _File(Part):
 
 class _InfillBody(_Body):
     prompt: Any = ""
-    input_prefix: Any
-    input_suffix: Any
+    input_prefix: Prompts
+    input_suffix: Prompts
     input_extra: list[_File] | None = None
 
     def requests(self) -> list[AnswerRequest]:

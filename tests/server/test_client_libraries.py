@@ -28,7 +28,9 @@ def use(server, folder, *command):
     assert done.returncode == 0, done.stderr.decode()[-3000:]
 
 
-@pytest.mark.skipif(not (PYTHON / "installed").exists(), reason="make .venv/libraries/installed installs them")
+@pytest.mark.skipif(
+    not (PYTHON / "installed").exists(), reason="make .venv/libraries/installed installs them"
+)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library(server, library, tmp_path):
     use(server, tmp_path, PYTHON / "bin" / "python", HERE / "client_libraries.py", library)
