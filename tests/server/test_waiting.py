@@ -104,6 +104,30 @@ def test_rows_and_probes_of_a_busy_server(busy):
         assert httpx.head(busy.address + path).status_code == 200
 
 
+def test_sixteen_clients_wait_for_long_prompts(specdec, models):
+    """Each gets its first byte at once, keeps its place, and is answered."""
+    started = Server(specdec, models[0], "--draft", "none", "--ctx", 4096, "--parallel", 1, "--queue", 16)
+
+    def ask(number):
+        body = {"prompt": f"{number} " + "many " * 500, "n_predict": 4, "stream": True}
+        begun = time.monotonic()
+        with started.stream("/v1/completions", body) as response:
+            parts = response.iter_text()
+            text = next(parts)
+            waited = time.monotonic() - begun
+            return response.status_code, waited, text + "".join(parts)
+
+    try:
+        with ThreadPoolExecutor(17) as pool:
+            answers = list(pool.map(ask, range(17)))
+    finally:
+        started.stop()
+    assert {status for status, _, _ in answers} == {200}
+    assert max(waited for _, waited, _ in answers) < 2  # 0.2 s on a machine that does nothing else
+    assert all(text.endswith("data: [DONE]\n\n") for _, _, text in answers)
+    assert sum(text.startswith(": ") for _, _, text in answers) >= 8  # they waited
+
+
 def test_errors_name_fields_and_not_options(specdec, models):
     started = Server(specdec, models[0], "--draft", "none", "--ctx", 512)
     try:
