@@ -1,7 +1,8 @@
 """The settings of one answer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -116,6 +117,11 @@ class GenerationSettings:
             from spec_local.grammar.matcher import check_json_schema
 
             check_json_schema(self.json_schema)
+
+    def without(self, tokens: Iterable[int]) -> "GenerationSettings":
+        """The settings with which an answer has none of these tokens."""
+        bias = dict(self.sampling.logit_bias) | dict.fromkeys(tokens, -math.inf)
+        return replace(self, sampling=replace(self.sampling, logit_bias=bias))
 
     @property
     def constrained(self) -> bool:

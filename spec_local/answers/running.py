@@ -1,10 +1,9 @@
 """The answers that a session is generating: from prompts and settings to events."""
 
 import functools
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_local.answers.assembly import ProposerFactory, Slot
@@ -98,7 +97,9 @@ class RunningAnswers:
             InvalidRequest, ModelError: the settings are not possible, or the grammar cannot be used.
         """
         vocabulary = self._main.model.vocabulary
-        settings = _without(prompt.settings, vocabulary.suppressed)
+        settings = prompt.settings
+        if vocabulary.suppressed:
+            settings = settings.without(vocabulary.suppressed)
         sampler = Sampler(
             settings.sampling, self._constraint(settings, prompt.tokens), n_prompt=len(prompt.tokens)
         )
@@ -251,14 +252,6 @@ class RunningAnswers:
         if len(self._grammars) > _MAX_GRAMMARS:
             del self._grammars[next(iter(self._grammars))]
         return grammar.start()
-
-
-def _without(settings: GenerationSettings, tokens: Sequence[int]) -> GenerationSettings:
-    """The settings with which an answer has none of the tokens."""
-    if not tokens:
-        return settings
-    bias = dict(settings.sampling.logit_bias) | dict.fromkeys(tokens, -math.inf)
-    return replace(settings, sampling=replace(settings.sampling, logit_bias=bias))
 
 
 @checked

@@ -26,6 +26,10 @@ from spec_local.chat.call_reading import (
 )
 from spec_local.chat.messages import MessageToolCall, Tool, json_object
 
+PARTS = re.compile("(NAME|ARGUMENTS|NUMBER)")
+"""The parts of `CallFormat.written` that each call has its own values of."""
+JSON_CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
+
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
@@ -63,10 +67,10 @@ class CallFormat:
         written = []
         for i, call in enumerate(calls):
             name, arguments = call["function"]["name"], call["function"]["arguments"]
-            if self.notation is python_grammar and (values := json_object(arguments)) is not None:
-                arguments = ", ".join(f"{key}={value!r}" for key, value in values.items())
-            text = self.written.replace("NAME", name).replace("NUMBER", str(i))
-            written.append(text.replace("ARGUMENTS", arguments))
+            if self.notation is python_grammar and (given := json_object(arguments)) is not None:
+                arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+            values = {"NAME": name, "NUMBER": str(i), "ARGUMENTS": arguments}
+            written.append("".join(values.get(part, part) for part in PARTS.split(self.written)))
         return self.before + (self.between or "").join(written) + self.after
 
     @property
@@ -165,7 +169,6 @@ _GLM = Tags(
     end="</tool_call>",
     written=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
 )
-_JSON = '{"name": "NAME", "arguments": ARGUMENTS}'
 _FORMATS = (
     # gpt-oss. The token that ends a call, <|call|>, ends the answer, too.
     CallFormat(
@@ -189,7 +192,7 @@ _FORMATS = (
         signs=("[TOOL_CALLS]",),
         openings=("[TOOL_CALLS]",),
         read=_read_mistral,
-        written=_JSON,
+        written=JSON_CALL,
         before="[TOOL_CALLS][",
         between=", ",
         after="]",
@@ -280,7 +283,7 @@ _FORMATS = (
         signs=("<tool_call>",),
         openings=("<tool_call>",),
         read=_read_tagged,
-        written=f"<tool_call>\n{_JSON}\n</tool_call>",
+        written=f"<tool_call>\n{JSON_CALL}\n</tool_call>",
         between="\n",
         closings=(_FENCE, "</tool_call>"),
         bare=True,
@@ -290,7 +293,7 @@ _FORMATS = (
         signs=("<|tool_call|>",),
         openings=("<|tool_call|>",),
         read=read_json,
-        written=_JSON,
+        written=JSON_CALL,
         before="<|tool_call|>[",
         between=", ",
         after="]",
@@ -302,7 +305,7 @@ _FORMATS = (
         signs=("<TOOLCALL>",),
         openings=("<TOOLCALL>",),
         read=read_json,
-        written=_JSON,
+        written=JSON_CALL,
         before="<TOOLCALL>[",
         between=", ",
         after="]</TOOLCALL>",

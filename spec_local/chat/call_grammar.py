@@ -1,16 +1,12 @@
 """The grammar of an answer that must be calls of tools, or calls or JSON."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_local.chat.call_formats import CallFormat
+from spec_local.chat.call_formats import JSON_CALL, PARTS, CallFormat
 from spec_local.grammar.lark import Rules, RuleSet
 from spec_local.grammar.subschemas import moved
-
-_JSON = '{"name": "NAME", "arguments": ARGUMENTS}'
-_PARTS = re.compile("(NAME|ARGUMENTS|NUMBER)")
 
 
 def call_grammar(
@@ -34,7 +30,7 @@ def call_grammar(
     start = f"{rules.literal(form.before)} {call}{more} {rules.literal(form.after)}"
     if answer is not None:
         if form.bare and not form.is_json:
-            bare = " | ".join(_json_call(rules, _JSON, tool["function"]) for tool in tools)
+            bare = " | ".join(_json_call(rules, JSON_CALL, tool["function"]) for tool in tools)
             start += f" | {rules.rule(bare)}"
         start += f" | {rules.literal(form.answer)} {rules.json({}, json.loads(answer))}"
     return rules.set(start, has_json=form.notation is None)
@@ -45,7 +41,7 @@ def _call(rules: Rules, form: CallFormat, function: Mapping[str, Any]) -> str:
     if form.is_json:
         return _json_call(rules, form.written, function)
     expressions = []
-    text, *parts = _PARTS.split(form.written)  # text and names of parts alternate
+    text, *parts = PARTS.split(form.written)  # text and names of parts alternate
     for part, after in zip(parts[::2], parts[1::2], strict=True):
         if part == "NAME":
             text += function["name"] + after

@@ -19,6 +19,12 @@ def _text(content: object) -> object:
     return content if content is None else content_of(content)
 
 
+def other_kind(part: Any, kinds: Collection[str]) -> str | None:
+    """The type of an object that has another one than these; None: it is one of them, or no such object."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) and kind not in kinds else None
+
+
 def known(kinds: Collection[str], default: str | None = None) -> BeforeValidator:
     """A check of the type of an element, with an error of one line; default: its type if none is given."""
 
@@ -180,12 +186,7 @@ def functions_of(tools: Any) -> Any:
     """The tools that are functions: those of other types, which run at the provider, do not exist here."""
     if not isinstance(tools, list):
         return tools
-    return [tool for tool in tools if not _is_other(tool)]
-
-
-def _is_other(tool: object) -> bool:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return isinstance(kind, str) and kind != "function"
+    return [tool for tool in tools if other_kind(tool, ("function",)) is None]
 
 
 def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:

@@ -170,7 +170,7 @@ class EngineProcess:
             running = self._chat(id, request) if request.messages else self._text(id, request)
             self._check(running)
             if request.ignore_end:
-                running.settings = self._without_end(running.settings)
+                running.settings = running.settings.without(self._model.vocabulary.ends)
             if request.marks:
                 running.marked = MarkedText(self._model.vocabulary.piece)
             self._ready.put(running)
@@ -188,10 +188,6 @@ class EngineProcess:
         shape = running.settings.shape
         if shape in ("tree", "beam") and self._session.main.max_branches < 2 <= running.settings.tree_nodes:
             raise InvalidRequest(f'"shape": "{shape}" needs a server with --shape {shape}: leave it out')
-
-    def _without_end(self, settings: GenerationSettings) -> GenerationSettings:
-        bias = dict(settings.sampling.logit_bias) | dict.fromkeys(self._model.vocabulary.ends, float("-inf"))
-        return replace(settings, sampling=replace(settings.sampling, logit_bias=bias))
 
     def _chat(self, id: int, request: AnswerRequest) -> _Running:
         chat = self._conversation(request)

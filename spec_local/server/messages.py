@@ -20,6 +20,7 @@ from spec_local.server.chat_body import (
     choice_of,
     functions_of,
     known,
+    other_kind,
     tool_warnings,
     variables_of,
 )
@@ -80,10 +81,9 @@ def _blocks(content: object) -> object:
     return [_as_text(block) for block in content] if isinstance(content, list) else content
 
 
-def _as_text(block: object) -> object:
+def _as_text(block: Any) -> Any:
     """The block; one that a model of text cannot read, or of a tool that does not exist here, is text."""
-    kind = block.get("type") if isinstance(block, dict) else None
-    if not isinstance(block, dict) or not isinstance(kind, str) or kind in _BLOCKS:
+    if (kind := other_kind(block, _BLOCKS)) is None:
         return block
     return {"type": "text", "text": described(block) if role_of(kind) else text_of(block)}
 

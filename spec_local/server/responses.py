@@ -18,6 +18,7 @@ from spec_local.server.chat_body import (
     choice_of,
     functions_of,
     known,
+    other_kind,
     tool_warnings,
     variables_of,
 )
@@ -78,10 +79,9 @@ def _items(given: object) -> object:
     return [_as_message(item) for item in given] if isinstance(given, list) else given
 
 
-def _as_message(item: object) -> object:
+def _as_message(item: Any) -> Any:
     """The item; one of a tool that does not exist here is a message, or nothing."""
-    kind = item.get("type") if isinstance(item, dict) else None
-    if not isinstance(item, dict) or not isinstance(kind, str) or kind in _ITEMS:
+    if (kind := other_kind(item, _ITEMS)) is None:
         return item
     role = role_of(kind)
     if role and (text := described(item)):

@@ -111,3 +111,10 @@ def test_calls_are_read_back(form, data, text, splits):
         assert shown == text.strip()
         read = [(call.name, value_of(type(call)(call.id, call.name, given))) for call, given in found]
         assert json.dumps(read) == json.dumps(calls)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_that_look_like_parts_of_a_call(form):
+    function = {"name": "a_NUMBER_NAME_ARGUMENTS", "arguments": "{}"}
+    written = format_of(FORMS[form]).write([{"id": "a", "type": "function", "function": function}])
+    assert "a_NUMBER_NAME_ARGUMENTS" in written
