@@ -77,15 +77,18 @@ def _texts(content: str, reasoning: str) -> Object:
 
 
 def timings(s: Statistics) -> Object:
-    """Statistics of an answer: tokens, milliseconds, tokens per second."""
+    """Statistics of an answer: tokens, milliseconds, tokens per second, milliseconds per token."""
     return {
         "cache_n": s.cached_n,
         "prompt_n": s.prompt_n,
         "prompt_ms": 1e3 * s.prompt_s,
+        "prompt_per_second": _ratio(s.prompt_n, s.prompt_s),
+        "prompt_per_token_ms": _ratio(1e3 * s.prompt_s, s.prompt_n),
         "first_token_ms": 1e3 * s.first_token_s,
         "predicted_n": s.predicted_n,
         "predicted_ms": 1e3 * s.predicted_s,
         "predicted_per_second": s.tokens_per_second,
+        "predicted_per_token_ms": _ratio(1e3 * s.predicted_s, s.predicted_n),
         "steps_n": s.n_steps,
         "draft_n": s.draft_n,
         "draft_n_accepted": s.draft_n_accepted,
@@ -94,6 +97,10 @@ def timings(s: Statistics) -> Object:
         "steps_by": dict(s.steps_by),
         "profile_ms": {part: 1e3 * seconds for part, seconds in s.profile.items()},
     }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0
 
 
 def token(number: int, piece: bytes, logprob: float | None) -> Object:

@@ -9,7 +9,6 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.llama import runtime
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.policies.cost_model import CostModel
@@ -95,8 +94,7 @@ def _known(row: LlamaRow | HeadRow, rows: int | None) -> tuple[CostModel, float]
 
 
 def _estimates(row: LlamaRow | HeadRow) -> dict[int, float]:
-    on_gpu = row.model.gpu_layers and runtime.library().llama_supports_gpu_offload()
-    return ON_GPU if on_gpu else ON_CPU
+    return ON_GPU if row.model.is_on_gpu else ON_CPU
 
 
 def _timed(row: LlamaRow | HeadRow, sizes: tuple[int, ...], rows: int | None) -> CostModel:

@@ -165,6 +165,7 @@ class LlamaContext(NativeContext):
             flash_attention=flash_attention,
             what=f"of {n_cells} tokens",
             advice="give a smaller --ctx or another --cache-type",
+            fixed_threads=bool(pad_to),  # llama.cpp divides a long context's keys by the number of threads
         )
         if self._capture:
             self._capture.attach(self.native)
@@ -192,11 +193,10 @@ class LlamaContext(NativeContext):
         code, done = -1, False
         try:
             self._fill_batch(calls)
-            runtime.clear_log()
             if self._capture:
                 self._capture.begin()
             with self._only_drafted(calls):
-                code = self.lib.llama_decode(self.handle, self._batch.native)
+                code = self._decode(self._batch)
             if self._capture and not code:
                 self._capture.finish(self._batch.native.n_tokens, self._order(calls))
             if self.pad_to:

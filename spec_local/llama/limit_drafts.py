@@ -7,7 +7,6 @@ from typing import Literal
 
 from spec_local import kernels
 from spec_local.core.draft_vocabulary import USUAL_FIRST, DraftVocabulary
-from spec_local.llama import runtime
 from spec_local.llama.native_context import NativeRow
 from spec_local.llama.vocabulary import Vocabulary
 
@@ -30,8 +29,7 @@ def limit_drafts(row: NativeRow, vocabulary: Vocabulary, wanted: DraftVocab = "a
     n_first = min(row.n_vocab, USUAL_FIRST if wanted == "auto" else wanted)
     if wanted == "auto" and 2 * n_first > row.n_vocab:
         return
-    on_gpu = row.model.gpu_layers and runtime.library().llama_supports_gpu_offload()
-    if not kernels.installed() or on_gpu:
+    if not kernels.installed() or row.model.is_on_gpu:
         return
     ends = [token for token in (vocabulary.eos, vocabulary.eot) if 0 <= token < row.n_vocab]
     row.limit(DraftVocabulary(row.n_vocab, n_first, ends))

@@ -152,6 +152,11 @@ class Model:
         """llama.cpp's pointer to the model; see `NativeObject.pointer`."""
         return self._weights.pointer
 
+    @property
+    def is_on_gpu(self) -> bool:
+        """True if a GPU, or another machine, holds some of its layers."""
+        return bool(self.workers or (self.gpu_layers and self._lib.llama_supports_gpu_offload()))
+
     @functools.cached_property
     def n_ctx_train(self) -> int:
         """Context length in training, in tokens; 0 if unknown."""

@@ -12,7 +12,8 @@ from spec_local import kernels
 from spec_local.core.calls import Call
 from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.llama import runtime
+from spec_local.llama import runtime, thread_count
+from spec_local.llama.batch import Batch
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject, Pointer
 
@@ -26,6 +27,7 @@ class NativeContext:
         threads, cache_type, flash_attention: see `spec_local.llama.context.LlamaContext`.
         what: which context it is, for an error.
         advice: what to do if llama.cpp cannot create it.
+        fixed_threads: use all threads even if other programs use their cores.
         parents: pointers to other objects that are freed later.
 
     Attributes:
@@ -50,6 +52,7 @@ class NativeContext:
         flash_attention: bool | None,
         what: str,
         advice: str,
+        fixed_threads: bool = False,
         parents: Sequence[Pointer] = (),
     ) -> None:
         self.model, self.n_vocab = model, model.vocabulary.n_tokens
@@ -71,11 +74,21 @@ class NativeContext:
                 f"llama.cpp could not create a context {what} ({runtime.failure_reason()}): {advice}"
             )
         self.native = NativeObject(lib.llama_free, handle, "context", model.handle, *parents)
+        self._thread_count = None if fixed_threads or model.is_on_gpu else thread_count.adaptive(threads)
         self._memory_address: int = lib.llama_get_memory(self.handle)
 
     def close(self) -> None:
         """Free the memory; logits that were returned must not be used any more."""
         self.native.close()
+
+    def _decode(self, batch: Batch) -> int:
+        """Call llama_decode, with as many threads as the processor has cores for; returns its code."""
+        runtime.clear_log()
+        if not self._thread_count:
+            return int(self.lib.llama_decode(self.handle, batch.native))
+        with self._thread_count.call() as n:
+            self.lib.llama_set_n_threads(self.handle, n, n)
+            return int(self.lib.llama_decode(self.handle, batch.native))
 
     @contextmanager
     def _only_drafted(self, calls: Sequence[Call[Any]]) -> Iterator[None]:

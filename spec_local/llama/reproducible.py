@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.llama.row import LlamaRow
@@ -49,7 +48,7 @@ def open_reproducible_rows(
         ModelError: no size of calls works for this model.
         SpecLocalError: see `LlamaContext`.
     """
-    if model.gpu_layers and runtime.library().llama_supports_gpu_offload():
+    if model.is_on_gpu:
         raise InvalidRequest("reproducible output is supported on the CPU only: add --gpu-layers 0")
     options = {name: value for name, value in options.items() if name not in ("max_tokens", "max_logits")}
     for pad_to, max_tokens in _sizes():

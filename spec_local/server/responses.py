@@ -290,10 +290,11 @@ class Responses(Exchange):
 
     def _response(self) -> dict[str, Any]:
         answer = self._answer
-        status, details, usage = "in_progress", None, None
+        status, details, usage, completed_at = "in_progress", None, None, None
         if answer.ended:
             status = "incomplete" if self._is_cut else "completed"
             details = {"reason": "max_output_tokens"} if self._is_cut else None
+            completed_at = None if self._is_cut else int(time.time())
             n_generated = answer.statistics.predicted_n
             usage = {
                 "input_tokens": answer.n_prompt,
@@ -304,6 +305,7 @@ class Responses(Exchange):
             }
         return self._head | {
             "status": status,
+            "completed_at": completed_at,
             "error": None,
             "incomplete_details": details,
             "output": self._output,

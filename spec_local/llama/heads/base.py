@@ -89,8 +89,7 @@ class HeadContext(NativeContext, ABC):
             ContextOverflow: the cache has no room for the tokens.
             BackendError: the call failed.
         """
-        runtime.clear_log()
-        code = self.lib.llama_decode(self.handle, batch.native)
+        code = self._decode(batch)
         n = batch.native.n_tokens
         if code == 1:
             raise ContextOverflow(f"the cache of a head has no room for {n} more tokens")

@@ -1,0 +1,154 @@
+"""Tokens per second beside other programs that use the processor.
+
+    python benchmarks/busy.py --main MAIN.gguf --draft DRAFT.gguf --llama-cpp-bin BIN --beside "make -j2"
+
+Each variant is a process that has loaded its models: plain decoding and drafts, each with the number of
+threads that follows the load, and plain decoding with all threads always. `llama-bench` is started each time.
+In each round, all of them answer on the idle machine, then beside one and two endless loops, and beside a
+command, which is repeated. Figures are medians, in tokens per second and relative to the idle machine.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from common import machine, model_options, note, table
+
+from spec_local import Done, GenerationSettings, SamplingSettings, Session
+
+QUESTION = "Write a Python class for a least recently used cache, and explain how it works."
+LOOP = [sys.executable, "-c", "while True: pass"]
+WAITS = {
+    "plain, all threads": {"GOMP_SPINCOUNT": "300000"}
+}  # libgomp's default; that it is set turns ours off
+
+
+def answer_when_asked(options: argparse.Namespace) -> None:
+    """Answer once for each line of stdin, and print the rate."""
+    draft = str(options.draft) if options.variant == "drafts" else "none"
+    settings = GenerationSettings(
+        sampling=SamplingSettings(temperature=0),
+        max_tokens=options.n,
+        proposer="auto" if options.variant == "drafts" else "none",
+    )
+    with Session.open(options.main, draft, n_ctx=options.ctx, threads=options.threads) as session:
+        print(flush=True)
+        for _ in sys.stdin:
+            *_, done = session.chat([{"role": "user", "content": QUESTION}], settings)
+            assert isinstance(done, Done)
+            print(done.statistics.tokens_per_second, flush=True)
+
+
+class Variant:
+    """A process that answers when asked."""
+
+    def __init__(self, name: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *sys.argv, "--variant", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | WAITS.get(name, {}),
+        )
+        self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+    def rate(self) -> float:
+        assert self._process.stdin
+        print(file=self._process.stdin, flush=True)
+        return float(self._line())
+
+    def close(self) -> None:
+        self._process.kill()
+
+
+class LlamaBench:
+    """llama.cpp's own program, which loads the model each time and does not count that."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        program = str(options.llama_cpp_bin / "llama-bench")
+        model = ("-m", str(options.main), "-t", str(options.threads))
+        self._command = [program, *model, "-p", "0", "-n", str(options.n), "-r", "1", "-o", "json"]
+
+    def rate(self) -> float:
+        output = subprocess.run(self._command, capture_output=True, check=True).stdout
+        return float(json.loads(output)[0]["avg_ts"])
+
+    def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def beside(commands: list[list[str]]) -> Iterator[None]:
+    """Within the block, these commands run, each in a process group of its own."""
+    started = [subprocess.Popen(c, stdout=subprocess.DEVNULL, start_new_session=True) for c in commands]
+    time.sleep(0.3 if started else 0)
+    try:
+        yield
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def main() -> None:
+    parser = model_options(__doc__, draft="optional", n=64)
+    parser.add_argument("--llama-cpp-bin", type=Path, help="folder of llama.cpp's own llama-bench")
+    parser.add_argument(
+        "--beside", metavar="COMMAND", help="also answer beside this command, again and again"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant:
+        answer_when_asked(options)
+    else:
+        compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Print the table."""
+    loads: dict[str, list[list[str]]] = {"idle": [], "one loop": [LOOP], "two loops": [LOOP, LOOP]}
+    if options.beside:
+        loads[options.beside] = [
+            ["sh", "-c", f"while {shlex.join(['sh', '-c', options.beside])}; do :; done"]
+        ]
+    names = ["plain", *["drafts"] * bool(options.draft), "plain, all threads"]
+    variants: dict[str, Variant | LlamaBench] = {name: Variant(name) for name in names}
+    if options.llama_cpp_bin:
+        variants["llama-bench"] = LlamaBench(options)
+    rates: dict[tuple[str, str], list[float]] = {}
+    try:
+        for i in range(options.rounds):
+            for load, commands in loads.items():
+                with beside(commands):
+                    for name, variant in variants.items():
+                        note(f"round {i + 1} of {options.rounds}: {name}, {load}")
+                        rates.setdefault((name, load), []).append(variant.rate())
+    finally:
+        for variant in variants.values():
+            variant.close()
+    print(machine() + "\n")
+    rows = []
+    for name in variants:
+        middle = {load: median(rates[name, load]) for load in loads}
+        shares = (f"{rate:.1f} ({rate / middle['idle']:.2f})" for rate in middle.values())
+        rows.append([name, *shares])
+    table(["tokens per second (relative to idle)", *loads], rows)
+
+
+if __name__ == "__main__":
+    main()
