@@ -85,7 +85,7 @@ class ChatView:
                         view.show(event)
                         started = True
                     elif isinstance(event, Done):
-                        view.end(event.text)
+                        view.end("")
                         done = event
                     elif isinstance(event, MessagesDropped) and not started:
                         render.note(_dropped(event.n_messages))

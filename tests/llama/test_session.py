@@ -304,7 +304,7 @@ def test_caches_after_several_turns_with_adaptive(make_session, sampling):
             if isinstance(event, Text):
                 output += event.tokens
                 kinds.append(event.proposal.source if event.proposal.tokens else "none")
-            if isinstance(event, (Text, Done)):
+            if isinstance(event, Text):
                 text += event.text
         check_caches(session, [*prompt, *output])
         conversation.answer(text, output)
