@@ -338,7 +338,7 @@ def test_offline(server, monkeypatch):
     with pytest.raises(DownloadError, match="specdec is offline: run specdec models pull toy when online"):
         pull(MODEL, offline=True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DownloadError, match="offline"):
+    with pytest.raises(DownloadError, match="not been downloaded, and HF_HUB_OFFLINE is set: run"):
         pull(MODEL)
     assert server.requests == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
