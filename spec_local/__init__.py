@@ -1,10 +1,11 @@
 """Lossless speculative decoding for GGUF models.
 
-    from spec_local import GenerationSettings, Session, Text
+    from spec_local import Session, Text
 
     with Session.open("starter-pair") as session:
-        question = {"role": "user", "content": "Why is the sky blue?"}
-        for event in session.chat([question], GenerationSettings(max_tokens=64)):
+        messages = [{"role": "user", "content": "Why is the sky blue?"}]
+        print(session.complete(messages, max_tokens=64))
+        for event in session.chat(messages, max_tokens=64):  # while it is generated
             if isinstance(event, Text):
                 print(event.text, end="", flush=True)
 
@@ -59,6 +60,10 @@ _HOMES = {
     "spec_local.core.sampling": ("SamplingSettings", "TokenLogprob"),
     "spec_local.errors": ("SpecLocalError",),
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

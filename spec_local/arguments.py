@@ -45,6 +45,7 @@ def checked(function: _Function) -> _Function:
         InvalidRequest: an argument has the wrong type or value. A missing or unknown one is a TypeError.
     """
     signature = inspect.signature(function)
+    others = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
     @functools.wraps(function)
     def arguments(**given: Any) -> Any:
@@ -57,6 +58,8 @@ def checked(function: _Function) -> _Function:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
+        for name in others:
+            given |= given.pop(name, {})
         try:
             given = validated()(**given)
         except ValidationError as error:

@@ -190,15 +190,13 @@ class ChatSession:
                 prompt = [*self.conversation.prompt(), *tokens]
                 settings = self._settings(len(tokens))
                 for event in self.session.generate(prompt, settings, cancelled=cancelled):
-                    if isinstance(event, (Text, Done)):
-                        content += event.text
                     if isinstance(event, Text):
+                        content += event.text
                         tokens += event.tokens
                     if isinstance(event, Done):
                         if statistics:
                             event = replace(event, statistics=statistics + event.statistics)
                         if event.reason == "context" and (dropped := self._make_room(len(tokens))):
-                            yield Text(event.text)
                             yield MessagesDropped(dropped)
                             statistics = event.statistics
                             break

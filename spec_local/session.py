@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import InstanceOf
 
@@ -100,7 +100,7 @@ class Session:
             lambda: experience_store.load(main, draft),
         )
         self._resources = ExitStack()
-        self._lock = SessionLock[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
+        self._lock = SessionLock[Any](_is_left, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._lock.ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
         self._chat_is_constrained = False
@@ -201,7 +201,9 @@ class Session:
         rows, resources = load(main, draft, settings, log)
         with resources:
             session = cls(*rows[0], rows[1:])
-            if session.vocabulary_map:
+            if draft and isinstance(session.draft, LlamaRow) and (wrong := _advice(session)):
+                log(wrong)
+            elif session.vocabulary_map:
                 share = session.vocabulary_map.share
                 log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
             if datastore:
@@ -238,6 +240,7 @@ class Session:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
+        **changes: Any,
     ) -> Answer[Prefilled | Text | Done]:
         """Generate an answer with exactly the main model's distribution.
 
@@ -246,9 +249,11 @@ class Session:
             settings: settings of this answer.
             cancelled: called between model calls; True ends the answer.
             clock: returns the time in seconds.
+            changes: single settings by name, also of sampling, such as ``max_tokens=5, temperature=0``.
 
         Yields:
-            `Prefilled`, one `Text` per step, and `Done`. The iterator may be closed early.
+            `Prefilled`, one `Text` per step, perhaps one for what was held back, and `Done`. The texts are
+            the whole answer. The iterator may be closed early.
 
         Raises:
             InvalidRequest: a setting is not possible with these models, the grammar cannot be used, or the
@@ -256,7 +261,34 @@ class Session:
             BackendError: a model call failed, or the grammar allows no token.
             ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
         """
+        settings = settings.changed(**changes)
         return self._lock.run(lambda: self._start(prompt, settings, cancelled, clock))
+
+    @checked
+    def complete(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, object]],
+        settings: GenerationSettings = _DEFAULTS,
+        **options: Any,
+    ) -> str:
+        """Return a whole answer as one text.
+
+        Args:
+            prompt: text or token ids, which are continued as by `generate`; or the messages of a chat, which
+                are answered as by `chat`. The answer to a chat is without its reasoning and tool calls, which
+                `answer` has.
+            settings: settings of this answer.
+            options: as for `generate` or `chat`, such as ``max_tokens=5, temperature=0``.
+
+        Raises:
+            SpecLocalError: see `generate` and `chat`.
+        """
+        if isinstance(prompt, str) or not (prompt and isinstance(prompt[0], Mapping)):
+            events = self.generate(cast(str | Sequence[int], prompt), settings, **options)
+            return "".join(event.text for event in events if isinstance(event, Text))
+        for _ in self.chat(cast(Sequence[Mapping[str, object]], prompt), settings, **options):
+            pass
+        return str(self.answer["content"]) if self.answer else ""
 
     @checked
     def chat(
@@ -269,6 +301,7 @@ class Session:
         json_schema: Mapping[str, object] | str | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
+        **changes: Any,
     ) -> Answer[Prefilled | Text | Done]:
         """Answer the last message of a chat with exactly the main model's distribution.
 
@@ -284,16 +317,17 @@ class Session:
             tool_choice: ``auto``, ``none``, ``required`` or the name of a tool; see
                 `spec_local.chat.tool_use.ToolUse`.
             json_schema: a JSON schema that the answer must match, in place of that of the settings.
-            cancelled, clock: see `generate`.
+            cancelled, clock, changes: see `generate`.
 
         Yields:
-            `Prefilled`, one `Text` per step, and `Done`, as `generate` does.
+            `Prefilled`, the parts of the `Text`, and `Done`, as `generate` does.
 
         Raises:
             ModelError: the model has no chat template, or its template has no tools or rejects these
                 messages.
             InvalidRequest, BackendError, ContextOverflow: see `generate`.
         """
+        settings = settings.changed(**changes)
         if json_schema is not None:
             schema = json_schema if isinstance(json_schema, str) else _json_of(json_schema)
             settings = replace(settings, json_schema=schema)
@@ -368,6 +402,7 @@ class Session:
         cancelled: Callable[[int], bool] = lambda index: False,
         on_read: Callable[[int, int, int], None] = lambda index, n_read, n_cached: None,
         clock: Callable[[], float] = time.perf_counter,
+        **changes: Any,
     ) -> Answer[RowEvent]:
         """Generate answers to several prompts, up to `n_rows` at the same time.
 
@@ -388,6 +423,7 @@ class Session:
             on_read: called after each model call with the index of an answer whose prompt is being read, the
                 number of its tokens that have been read, and of those that were in the cache.
             clock: returns the time in seconds.
+            changes: single settings by name, as for `generate`, unless each answer has its own.
 
         Yields:
             `RowEvent`: for each answer the events of `generate`, in the order in which they happen. An answer
@@ -405,8 +441,11 @@ class Session:
                 f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
             )
         engine = Engine(self._factory.planner, clock, totals)
-        each = _of_each(settings) if isinstance(settings, GenerationSettings) else settings
-        requests = zip(prompts, each, strict=False)
+        if isinstance(settings, GenerationSettings):
+            settings = _of_each(settings.changed(**changes))
+        elif changes:
+            raise InvalidRequest(f"each answer has settings of its own: set {', '.join(changes)} there")
+        requests = zip(prompts, settings, strict=False)
 
         def start() -> Answer[RowEvent]:
             self._end_answer()
@@ -524,6 +563,15 @@ class Session:
         return self._lock.run(lambda: self._costs.measured(self.main, self.draft, stopped))
 
 
+def _advice(session: Session) -> str | None:
+    """What is obviously wrong with the draft model that was given, if anything."""
+    from spec_local.models.pairs import advice  # takes 30 ms
+
+    main, draft = session.main.model, cast(LlamaRow, session.draft).model
+    coverage = session.vocabulary_map.share if session.vocabulary_map else 1.0
+    return advice(main.path, draft.path, (main.size, draft.size), coverage)
+
+
 def _json_of(schema: Mapping[str, object]) -> str:
     try:
         return json.dumps(schema)
@@ -531,8 +579,9 @@ def _json_of(schema: Mapping[str, object]) -> str:
         raise InvalidRequest(f"the JSON schema cannot be written as JSON ({error}): correct it") from None
 
 
-def _ends_answer(event: object) -> bool:
-    return isinstance(event, Done) or (isinstance(event, RowEvent) and isinstance(event.event, Done | Failed))
+def _is_left(event: object) -> bool:
+    """True for the events with which answers end: the last text, and the end."""
+    return isinstance(event.event if isinstance(event, RowEvent) else event, Text | Done | Failed)
 
 
 def _of_each(settings: GenerationSettings) -> Iterator[GenerationSettings]:

@@ -1,9 +1,10 @@
 """The settings of one answer."""
 
+import difflib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -117,6 +118,22 @@ class GenerationSettings:
             from spec_local.grammar.matcher import check_json_schema
 
             check_json_schema(self.json_schema)
+
+    def changed(self, **changes: Any) -> "GenerationSettings":
+        """The settings with other values: of their own, and of their sampling settings, by name.
+
+        Raises:
+            TypeError: there is no setting of this name.
+        """
+        of_sampling = {each.name for each in fields(SamplingSettings)}
+        known = of_sampling | {each.name for each in fields(GenerationSettings)}
+        for name in changes.keys() - known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise TypeError(f"there is no setting {name!r}" + (f": did you mean {near[0]}?" if near else ""))
+        sampling = {name: changes.pop(name) for name in of_sampling & changes.keys()}
+        if sampling:
+            changes["sampling"] = replace(changes.get("sampling", self.sampling), **sampling)
+        return replace(self, **changes) if changes else self
 
     def without(self, tokens: Iterable[int]) -> "GenerationSettings":
         """The settings with which an answer has none of these tokens."""

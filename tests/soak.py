@@ -169,7 +169,7 @@ def answer(rng, session, log):
     events = session.generate(prompt, settings, cancelled=cancelled)
     text, done = "", None
     for n, event in enumerate(events):
-        if isinstance(event, (Text, Done)):
+        if isinstance(event, Text):
             text += event.text
         if isinstance(event, Done):
             done = event

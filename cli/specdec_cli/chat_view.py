@@ -36,6 +36,7 @@ class ChatView:
     last: "Statistics | None" = field(default=None, init=False)
     kept: Path | None = field(default=None, init=False)
     _legend_shown: bool = field(default=False, init=False)
+    _unkept: bool = field(default=False, init=False)
 
     @property
     def session(self) -> "Session":
@@ -85,7 +86,7 @@ class ChatView:
                         view.show(event)
                         started = True
                     elif isinstance(event, Done):
-                        view.end(event.text)
+                        view.end("")
                         done = event
                     elif isinstance(event, MessagesDropped) and not started:
                         render.note(_dropped(event.n_messages))
@@ -172,9 +173,11 @@ class ChatView:
         try:
             self.kept.parent.mkdir(parents=True, exist_ok=True)
             self.chat.save(self.kept)
-        except (SpecLocalError, OSError) as error:  # the disk may be full: the chat goes on
-            render.note(f"--continue will not find this conversation: {error}")
-            self.kept = None
+            self._unkept = False
+        except (SpecLocalError, OSError) as error:  # the disk may be full: the next answer tries again
+            if not self._unkept:
+                render.note(f"until it can be saved, --continue will not find this conversation: {error}")
+            self._unkept = True
 
     def load(self, path: Path) -> None:
         """Continue a saved conversation, with the KV caches if they were also saved."""

@@ -132,7 +132,11 @@ def _speedup_rows(speedups: "Sequence[ExpectedSpeedup]") -> list[tuple[str, str]
 
 
 def _warnings(report: "Report") -> list[str]:
-    lines = []
+    from spec_local.models.pairs import advice
+
+    main, draft = report.main, report.draft
+    wrong = advice(main.path, draft.path, (main.size, draft.size), report.vocabulary_match.coverage)
+    lines = [wrong] if wrong else []
     if not report.memory.suffices:
         lines.append(
             "there is not enough free memory: use smaller models, a smaller --ctx, or --cache-type q8_0"

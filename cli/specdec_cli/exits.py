@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.system.files import is_full
 from specdec_cli import render
 
 OK, FAILURE, USAGE, CUT_SHORT, INTERRUPTED = 0, 1, 2, 3, 130
@@ -36,11 +37,17 @@ def guarded() -> Iterator[None]:
         raise _failure(FAILURE, str(error)) from None
     except OSError as error:
         _discard_output()
-        raise _failure(
-            FAILURE, f"{error.strerror or error}: {error.filename or 'while writing the answer'}"
-        ) from None
+        raise _failure(FAILURE, _of_the_disk(error)) from None
     except MemoryError:
-        raise _failure(FAILURE, "out of memory: use a smaller model or a smaller --ctx") from None
+        raise _failure(
+            FAILURE, "out of memory: use a smaller quantization, a smaller --ctx, or --draft none"
+        ) from None
+
+
+def _of_the_disk(error: OSError) -> str:
+    where = error.filename or "while writing the answer"
+    full = ": the disk is full, and what was complete is kept; free some space, and run this again"
+    return f"{error.strerror or error}: {where}" + full * is_full(error)
 
 
 @contextlib.contextmanager

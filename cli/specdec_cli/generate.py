@@ -56,7 +56,7 @@ def generate(
     ] = None,
     system: SystemOption = None,
     raw: Annotated[
-        bool, _Text("--raw", help="Continue the text as it is, without the chat template.")
+        bool, _Text("--raw", help="Continue the text exactly as it is, without the chat template.")
     ] = False,
     suffix: Annotated[
         str | None,
@@ -260,8 +260,7 @@ def _as_text(
             printed = event.text or printed
             view.show(event)
         elif isinstance(event, Done):
-            printed = event.text or printed
-            view.end(event.text)
+            view.end("")
         else:  # Prefilled: the prompt has been evaluated, so nothing can fail before the answer
             printed = _before(echoed) if echoed else ""
             render.answer(printed)
@@ -325,10 +324,10 @@ def _request(
     if not files and sys.stdin is not None and not sys.stdin.isatty():
         files = [STANDARD]
     parts = [*map(_text, files), argument or ""]
-    if suffix is not None:  # whitespace before a gap is significant
+    if raw or suffix is not None:  # text that goes on: all white space is significant
         prompt = "".join(parts)
     else:
-        prompt = "\n\n".join(part.rstrip("\n") for part in parts if part.strip())
+        prompt = "\n\n".join(part.rstrip("\r\n") for part in parts if part.strip())
     return Request(prompt, suffix=suffix, system=system, raw=raw)
 
 

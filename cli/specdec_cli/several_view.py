@@ -69,7 +69,7 @@ def answer(
                 whole = answer_json.whole(main, steps[index], event, splitters[index])
                 render.write_object({"index": index, **whole})
             else:
-                texts.add(index, splitters[index].finish(event.text).answer, is_last=True)
+                texts.add(index, splitters[index].finish().answer, is_last=True)
     return ends
 
 

@@ -73,7 +73,7 @@ class Specdec(llm.Model):  # type: ignore[misc]
                 if isinstance(event, Text):
                     yield from _parts(splitter.feed(event.text))
                 elif isinstance(event, Done):
-                    yield from _parts(splitter.finish(event.text))
+                    yield from _parts(splitter.finish())
                     s = event.statistics
                     drafts = {"draft_tokens": s.draft_n, "accepted_draft_tokens": s.draft_n_accepted}
                     response.set_usage(input=s.prompt_n + s.cached_n, output=s.predicted_n, details=drafts)

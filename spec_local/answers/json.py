@@ -5,11 +5,10 @@ before an answer is ``reasoning_content``, and not part of ``content``.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from spec_local.answers.text import Done, Text
-from spec_local.core.reasoning import Splitter
+from spec_local.core.reasoning import Parts, Splitter
 from spec_local.core.text import printable
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.llama.model import Model
@@ -28,20 +27,23 @@ def step(main: Model, event: Text, splitter: Splitter) -> Object:
 
 
 def end(main: Model, event: Done, splitter: Splitter) -> Object:
-    """The last object of a stream: the rest of the text, the reason why the answer ended, and statistics."""
-    parts = splitter.finish(event.text)
-    name = main.path.name
-    return last_part(parts.answer, parts.reasoning, event.reason, event.stopping_word, name, event.statistics)
+    """The last object of a stream: what the splitter held back, why the answer ended, and statistics."""
+    return _last(main, splitter.finish(), event)
 
 
 def whole(main: Model, steps: Sequence[Text], last: Done, splitter: Splitter) -> Object:
     """A whole answer as one object."""
-    text = "".join(event.text for event in steps) + last.text
+    parts = splitter.finish("".join(event.text for event in steps))
     return (
-        end(main, replace(last, text=text), splitter)
+        _last(main, parts, last)
         | {"tokens": [token for event in steps for token in event.tokens]}
         | _probabilities(main.vocabulary, steps)
     )
+
+
+def _last(main: Model, parts: Parts, event: Done) -> Object:
+    name = main.path.name
+    return last_part(parts.answer, parts.reasoning, event.reason, event.stopping_word, name, event.statistics)
 
 
 def part(content: str, reasoning: str, tokens: Sequence[int], n_drafted: int, n_accepted: int) -> Object:

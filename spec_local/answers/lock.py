@@ -62,15 +62,15 @@ class SessionLock(Generic[_Event]):
     """Serializes use of a session.
 
     Args:
-        ends: whether an event is the last one of an answer; those that are left at the end are kept.
+        is_left: whether to keep an event that follows after the answer was ended, for its reader.
         is_last: whether no event can follow.
         free: called once, by `close`, when nothing uses the session any more.
     """
 
     def __init__(
-        self, ends: Callable[[_Event], bool], is_last: Callable[[_Event], bool], free: Callable[[], None]
+        self, is_left: Callable[[_Event], bool], is_last: Callable[[_Event], bool], free: Callable[[], None]
     ) -> None:
-        self._ends, self._is_last, self._free = ends, is_last, free
+        self._is_left, self._is_last, self._free = is_left, is_last, free
         self._state = threading.Condition()  # held for moments only, except by `close`
         self._user = 0  # the thread that uses the session now
         self._events: Generator[_Event, None, None] | None = None  # of the unfinished answer
@@ -135,7 +135,7 @@ class SessionLock(Generic[_Event]):
         """Within `run`: end the unfinished answer, if there is one.
 
         Args:
-            keep_rest: leave its last event to the reader.
+            keep_rest: leave its last events to the reader.
         """
         events, answer = self._events, self._answer()
         self._events = None
@@ -143,7 +143,7 @@ class SessionLock(Generic[_Event]):
         try:
             if events and answer and keep_rest:
                 self._replaced = True
-                rest = [event for event in events if self._ends(event)]
+                rest = [event for event in events if self._is_left(event)]
         finally:
             self._replaced = False
             if answer:

@@ -60,6 +60,8 @@ class MarkedText:
     def add(self, event: Text) -> None:
         """Add the tokens of a step."""
         n = event.n_accepted
+        if not event.tokens:  # the answer has ended: no token completes the character
+            self._append(self._decoder.decode(b"", final=True), "main")
         self._add(event.tokens[:n], "accepted")
         self._rejected += tuple(self._rejected_branches(event.proposal, event.tokens[:n]))
         self._add(event.tokens[n:], "main")

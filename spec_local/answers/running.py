@@ -129,7 +129,7 @@ class RunningAnswers:
     ) -> Generator[Prefilled | Text | Done, None, None]:
         """The events of one answer; its errors are raised."""
         if self._ending():  # before the first event was read
-            yield Done("", "cancelled", Statistics())
+            yield Done("cancelled", Statistics())
             return
         engine = Engine(self._factory.planner, clock)
         engine.add(running.request)

@@ -13,7 +13,10 @@ from spec_local.llama.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text of one step; may be empty, as an incomplete character or a possible stop string is held back.
+    """The text of one step; joined, the texts are the whole answer.
+
+    It may be empty, as an incomplete character or a possible stop string is held back. A last one without
+    tokens has what was still held back when the answer ended.
 
     Attributes:
         tokens: generated in this step, without the end token.
@@ -31,14 +34,13 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event, with the text still held back.
+    """The last event.
 
     Attributes:
         stopping_word: the stop string that ended the answer, if any.
         end_token: the token with which the model ended the answer, if it did.
     """
 
-    text: str
     reason: FinishReason
     statistics: Statistics
     stopping_word: str = ""
@@ -98,7 +100,9 @@ class AnswerText:
         elif isinstance(event, Finished):
             self.is_done = True
             self._on_output(self._output)
-            yield Done(stream.finish(), event.reason, event.statistics, end_token=self._end_token)
+            if rest := stream.finish():
+                yield Text(rest)
+            yield Done(event.reason, event.statistics, end_token=self._end_token)
         else:
             text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
             self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
@@ -114,4 +118,4 @@ class AnswerText:
             yield Text(text, tokens, event.proposal, n_accepted, logprobs)
             if stream.stopped:
                 self._on_output(self._output)
-                yield Done("", "stop", self._statistics, stream.stopping_word)
+                yield Done("stop", self._statistics, stream.stopping_word)

@@ -178,9 +178,8 @@ def _batch(
     )
     with closing(events):
         for i, event in events:
-            if isinstance(event, Text | Done):
-                texts[i] += event.text
             if isinstance(event, Text):
+                texts[i] += event.text
                 tokens[i] += event.tokens
                 on_progress(len(event.tokens) / limit)
             elif isinstance(event, Done):

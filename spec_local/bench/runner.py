@@ -172,9 +172,8 @@ def _run(
     limit = settings.max_tokens or session.main.n_ctx
     text, tokens = "", list[int]()
     for event in session.generate(prompt.tokens, settings, cancelled=cancelled):
-        if isinstance(event, (Text, Done)):
-            text += event.text
         if isinstance(event, Text):
+            text += event.text
             tokens += event.tokens
             on_progress(len(event.tokens) / limit)
     assert isinstance(event, Done)

@@ -192,9 +192,8 @@ class Conversation:
         content, tokens, is_whole = "", list[int](), False
         try:
             for event in events:
-                if isinstance(event, Text | Done):
-                    content += event.text
                 if isinstance(event, Text):
+                    content += event.text
                     tokens += event.tokens
                 is_whole = isinstance(event, Done) and event.reason != "cancelled"
                 yield event

@@ -42,7 +42,8 @@ class Request:
             raise InvalidRequest("both a prompt and messages were given: give one of them")
         if self.messages:
             check_last(messages_of(self.messages))
-        if not self.messages and not self.prompt.strip() and self.suffix is None:
+        text = self.prompt if self.raw else self.prompt.strip()
+        if not self.messages and not text and self.suffix is None:
             raise InvalidRequest("there is no prompt: give one, or pipe text in")
         if self.suffix is not None and (self.system or self.messages):
             raise InvalidRequest("a gap is filled without a chat template: remove --system and messages")

@@ -10,30 +10,34 @@ GBNF: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from spec_local.errors import InvalidRequest
 
 _MAX_BYTES = 1 << 20
 _MAX_WORDS = 5000
-"""Names, literals, sets and signs. llguidance's time can grow with their cube: at most some seconds here."""
+"""Alternatives and their items. llguidance's time can grow with their cube: at most some seconds here."""
+_SPACE = r"(?: [ \t\r\n]+ | \#[^\r\n]* )"
 _WORD = re.compile(
-    r"""
-    (?P<space> [ \t\r\n]+ | \#[^\r\n]* )
+    rf"""
+    (?P<space> {_SPACE} )
     | (?P<define> ::= )
     | (?P<name> [\w-]+ )
     | (?P<literal> "(?:\\.|[^"\\])*" )
     | (?P<set> \[(?:\\.|[^\]\\])*\] )
-    | (?P<token> !?<[^<>]*> )
-    | (?P<repeat> [*+?] | \{\ *\d+\ *(?:,\ *\d*\ *)?\} )
+    | (?P<token> !?<[^>]*> )
+    | (?P<repeat> [*+?] | \{{ {_SPACE}* \d+ {_SPACE}* (?: , {_SPACE}* (?: \d+ {_SPACE}* )? )? \}} )
     | (?P<sign> [.|()] )
     """,
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
 _CHARACTER = re.compile(
-    r'\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt"\\\[\]])|([^\\])', re.DOTALL
+    r'\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt"\\\[\]-])|([^\\])', re.DOTALL
 )
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+_LAST, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
+_NOTHING = rf"/[^\x{{0}}-\x{{{_LAST:x}}}]/"
+"""A set without characters. llama.cpp also accepts those whose bounds are reversed or no characters."""
 
 
 def to_lark(text: str, token_id: Callable[[str], int | None]) -> str:
@@ -74,12 +78,12 @@ class _Converter:
         self._token_id = token_id
         self._names: dict[str, str] = {}  # in Lark, by the name in GBNF
         self._rules: dict[str, list[list[str]]] = {}  # alternatives, by the name in Lark
+        self._numbers = itertools.count()  # of groups
+        self._optional: dict[str, tuple[str, list[str], int]] = {}  # see `_at_most`
 
     def convert(self, text: str) -> str:
         unfinished: list[list[list[str]]] = []  # alternatives of the current rule and of each open group
-        words = [*itertools.islice(_words(text), _MAX_WORDS + 1), ("end", "")]
-        if len(words) > _MAX_WORDS + 1:
-            raise InvalidRequest(f"the grammar has more than {_MAX_WORDS} words: give a smaller one")
+        words = [*_words(text), ("end", "")]
         position = 0
         while words[position][0] != "end":
             kind, word = words[position]
@@ -101,6 +105,9 @@ class _Converter:
                 raise refusal(f"Undefined rule identifier '{name}'")
         if "root" not in self._names:
             raise refusal("there is no rule 'root'")
+        each = [items for alternatives in self._rules.values() for items in alternatives]
+        if sum(1 + len(items) for items in each) > _MAX_WORDS:
+            raise InvalidRequest(f"the grammar has more than {_MAX_WORDS} words: give a smaller one")
         lines = [f"start: {self._names['root']}"]
         for name, alternatives in self._rules.items():
             lines.append(f"{name}: " + " | ".join(" ".join(items) or '""' for items in alternatives))
@@ -116,18 +123,23 @@ class _Converter:
         elif word == ")":
             if len(unfinished) == 1:
                 raise refusal("unexpected ')'")
-            group = f"group{len(self._rules)}"
-            self._rules[group] = unfinished.pop()
+            group = self._group(unfinished.pop())
             unfinished[-1][-1].append(group)
         elif kind == "repeat":
             if not items:
                 raise refusal(f"expecting an item before {word}")
-            word = word.replace(" ", "")
-            items[-1] = '""' if word in ("{0}", "{0,0}") else items[-1] + word
+            if items[-1][-1] in "*+?}":
+                items[-1] = self._group([[items[-1]]])
+            word = re.sub(_SPACE, "", word, flags=re.VERBOSE)
+            is_group = items[-1].startswith("group") and items[-1] in self._rules
+            if word == "?" and is_group and len(self._rules[items[-1]]) == 1:
+                items[-1] = self._at_most(items[-1])
+            elif items[-1] != '""':
+                items[-1] = '""' if word in ("{0}", "{0,0}") else items[-1] + word
         elif kind == "name":
             items.append(self._name(word))
         elif kind == "literal":
-            lexemes = " ".join(f"/{_quoted(character)}/" for character, _ in _characters(word[1:-1]))
+            lexemes = " ".join(_any_of([(code, code)]) for code, _ in _characters(word[1:-1]))
             items.append(f"({lexemes})" if lexemes else '""')
         elif kind == "set":
             items.append(_set(word[1:-1]))
@@ -137,6 +149,24 @@ class _Converter:
             items.append("/(?s:.)/")
         else:
             raise refusal(f"unexpected {word}")
+
+    def _group(self, alternatives: list[list[str]]) -> str:
+        group = f"group{next(self._numbers)}"
+        self._rules[group] = alternatives
+        return group
+
+    def _at_most(self, group: str) -> str:
+        """An optional group; ``(a (a (a)?)?)?``, as llama-cpp-python writes counts, becomes ``a{0,3}``."""
+        (items,) = self._rules[group]
+        inner, content, n = self._optional.get(items[-1] if items else "", ("", [], 0))
+        if n and content == items[:-1]:
+            del self._rules[group]
+            n += 1
+        else:
+            inner, content, n = group, items, 1
+        item = f"{inner}{{0,{n}}}"
+        self._optional[item] = inner, content, n
+        return item
 
     def _name(self, name: str) -> str:
         return self._names.setdefault(name, f"rule{len(self._names)}")
@@ -162,8 +192,8 @@ def _words(text: str) -> Iterator[tuple[str, str]]:
             yield str(found.lastgroup), found[0]
 
 
-def _characters(text: str) -> Iterator[tuple[str, bool]]:
-    """The characters of a literal or a set, and whether each of them was escaped."""
+def _characters(text: str) -> Iterator[tuple[int, bool]]:
+    """The code points of a literal or a set, and whether each of them was escaped."""
     position = 0
     while position < len(text):
         found = _CHARACTER.match(text, position)
@@ -171,24 +201,39 @@ def _characters(text: str) -> Iterator[tuple[str, bool]]:
             raise refusal(f"unknown escape {text[position : position + 2]}")
         position = found.end()
         code = found[1] or found[2] or found[3]
-        if code and int(code, 16) > 0x10FFFF:
-            raise refusal(f"there is no character {found[0]}")
-        yield chr(int(code, 16)) if code else _ESCAPES.get(found[4], found[4]) or found[5], not found[5]
+        yield int(code, 16) if code else ord(_ESCAPES.get(found[4], found[4]) or found[5]), not found[5]
 
 
 def _set(text: str) -> str:
-    """Convert a set of characters to a regular expression."""
+    """Convert a set of characters to a regular expression; as in llama.cpp, one of none matches no text."""
     negated = text.startswith("^")
     characters = list(_characters(text[negated:]))
-    ranges, position = "", 0
+    ranges, position = [], 0
     while position < len(characters):
-        ranges += _quoted(characters[position][0])
-        if characters[position + 1 : position + 2] == [("-", False)] and position + 2 < len(characters):
-            ranges += "-" + _quoted(characters[position + 2][0])
+        first = last = characters[position][0]
+        if characters[position + 1 : position + 2] == [(ord("-"), False)] and position + 2 < len(characters):
+            last = characters[position + 2][0]
             position += 2
+        ranges.append((first, last))
         position += 1
-    return f"/[{'^' if negated else ''}{ranges}]/"
+    return _any_of(ranges, negated) if ranges else '""'
 
 
-def _quoted(character: str) -> str:
-    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
+def _any_of(ranges: Sequence[tuple[int, int]], negated: bool = False) -> str:
+    """A regular expression for the characters in these ranges, or for all others."""
+    low, high = _SURROGATES  # not characters
+    clipped = [
+        (high + 1 if low <= first <= high else first, low - 1 if low <= last <= high else min(last, _LAST))
+        for first, last in ranges
+    ]
+    parts = [
+        _quoted(first) + f"-{_quoted(last)}" * (first < last) for first, last in clipped if first <= last
+    ]
+    if not parts:
+        return "/(?s:.)/" if negated else _NOTHING
+    return f"/[{'^' if negated else ''}{''.join(parts)}]/"
+
+
+def _quoted(code: int) -> str:
+    character = chr(code)
+    return character if character.isascii() and character.isalnum() else f"\\x{{{code:x}}}"

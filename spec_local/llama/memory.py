@@ -2,22 +2,68 @@
 
 import contextlib
 import ctypes
+import re
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from spec_local.errors import ContextOverflow
+from spec_local.system.files import format_size
 
 _MADV_DONTNEED = 4
+_SHORTAGE = re.compile(r"allocat|bad_alloc|insufficient memory|out of memory|SIGKILL", re.IGNORECASE)
+_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""The file that names this process's control groups, and the folder that has them."""
+_REST = 150_000_000
+"""Bytes that a process takes beside a model."""
 mapped_files = threading.RLock()
 """Held while a model is freed: its addresses may belong to something else right afterwards."""
 
 
 def free_memory() -> int:
-    """Bytes of memory that are available without swapping."""
-    return int(psutil.virtual_memory().available)
+    """Bytes of memory that this process can take without swapping, within the limits that were set for it."""
+    return max(0, min([psutil.virtual_memory().available, *_left_of_limits()]))
+
+
+def _left_of_limits() -> Iterator[int]:
+    """Bytes that are left of the shell's limit (``ulimit -v``), and of those of the container (cgroup v2)."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield limit - psutil.Process().memory_info().vms
+    groups, root = _GROUPS
+    with contextlib.suppress(OSError, StopIteration):
+        lines = groups.read_text().splitlines()
+        own = root / next(line[4:] for line in lines if line.startswith("0::/"))
+        for folder in [own, *own.parents][: len(own.parts) - len(root.parts) + 1]:
+            with contextlib.suppress(OSError, ValueError):  # there is no file, or no limit in it
+                limit = int((folder / "memory.max").read_text())
+                used = int((folder / "memory.current").read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield limit - used + int(stat["inactive_file"])  # files in the cache that can be dropped
+
+
+def shortage(path: Path, size: int, reason: str, *, on_gpu: bool = False) -> ContextOverflow | None:
+    """The error for a model that could not be loaded for want of memory; None: there is enough.
+
+    Args:
+        size: bytes of the file. Those that llama.cpp repacks for the processor are in memory twice.
+        reason: why it failed, in llama.cpp's words.
+        on_gpu: whether it may have been the memory of a GPU.
+    """
+    free = free_memory()
+    if not _SHORTAGE.search(reason) or not (on_gpu or 2 * size + _REST > free):
+        return None
+    more = ", fewer --gpu-layers" if on_gpu else ""
+    return ContextOverflow(
+        f"{path} does not fit into memory ({reason}): it needs {format_size(size)} and its context, and "
+        f"{format_size(free)} are free; use a smaller quantization, a smaller --ctx{more}, or --draft none"
+    )
 
 
 def check_free_memory(need: int, purpose: str, advice: str = "give a smaller --ctx") -> None:

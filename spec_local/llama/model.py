@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import has_tensor, integers, parts
-from spec_local.llama.memory import mapped_files, release_mapped_file
+from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.llama.workers import devices as devices_of
@@ -32,20 +32,31 @@ def check_header(path: Path) -> None:
     """
     try:
         if path.is_dir():
+            if any(path.glob("*.safetensors")):
+                raise ModelFileError(_not_converted(path, path))
             raise ModelFileError(f"{path} is a folder, not a model file: give the path of a .gguf file")
         if path.exists() and not path.is_file():  # opening a pipe would block
             raise ModelFileError(f"{path} is not a regular file: give the path of a .gguf file")
         with path.open("rb") as file:
-            magic = file.read(4)
+            start = file.read(9)
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist: check the path") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ModelFileError(f"{path} cannot be read ({why}): check its permissions") from None
-    if not magic:
+    if not start:
         raise ModelFileError(f"{path} is empty: download it again")
-    if magic != b"GGUF":
+    if path.suffix == ".safetensors" or start[8:] == b"{":  # the length of a header, and its JSON
+        raise ModelFileError(_not_converted(path, path.parent))
+    if start[:4] != b"GGUF":
         raise ModelFileError(f"{path} is not a GGUF file: give a model in GGUF format")
+
+
+def _not_converted(path: Path, folder: Path) -> str:
+    return (
+        f"{path} has weights in safetensors format, not GGUF: convert it with llama.cpp's "
+        f"convert_hf_to_gguf.py {folder} --outfile model.gguf, or pull a GGUF file of this model from the Hub"
+    )
 
 
 class Model:
@@ -65,6 +76,7 @@ class Model:
 
     Raises:
         ModelFileError: the file cannot be loaded; the message quotes llama.cpp's reason.
+        ContextOverflow: there is not enough memory for it.
         ModelError: the model does not generate text token by token.
     """
 
@@ -119,8 +131,13 @@ class Model:
                 runtime.clear_log()
                 handle = lib.llama_model_load_from_file(path, params)
         if not handle:
+            reason = runtime.failure_reason()
+            size = sum(part.stat().st_size for part in parts(self.path))
+            on_gpu = bool(self.gpu_layers and lib.llama_supports_gpu_offload())
+            if self._has_weights and (short := shortage(self.path, size, reason, on_gpu=on_gpu)):
+                raise short
             raise ModelFileError(
-                f"{self.path} cannot be loaded ({runtime.failure_reason()}): "
+                f"{self.path} cannot be loaded ({reason}): "
                 "the file may be damaged or in a newer format; download it again or update llama-cpp-python"
             )
         found = NativeObject(functools.partial(_free, lib), handle, "model")

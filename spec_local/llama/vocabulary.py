@@ -148,7 +148,7 @@ class Vocabulary:
 
         Args:
             text: bytes that are not UTF-8 are written as lone surrogates.
-            add_special: add the beginning-of-sequence token if the model uses one.
+            add_special: add the beginning-of-sequence token if the model uses one; never an end token.
             parse_special: tokenize the names of control tokens, such as ``<|im_end|>``, as these tokens.
 
         Raises:
@@ -190,7 +190,9 @@ class Vocabulary:
                 self._handle, raw, len(raw), tokens, len(tokens), add_special, parse_special
             )
             if n >= 0:
-                return tokens[:n]
+                # Some files ask for the end token, too: the model would go on after the end of a text.
+                has_end = add_special and self.add_eos and tokens[n - 1 : n] == [self.eos]
+                return tokens[: n - has_end]
         raise BackendError("the tokenizer failed on this text: please report it with the model's name")
 
     def continuation(self, text: str, *, parse_special: bool = True) -> list[int]:

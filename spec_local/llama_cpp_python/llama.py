@@ -135,6 +135,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             passed_on = {name: value for name, value in options.items() if name in _PASSED_ON}
             path, length = str(self.session.main.model.path), self.session.main.n_ctx
             super().__init__(path, vocab_only=True, n_ctx=length, n_batch=1, **passed_on)
+            self._model.add_eos_token = lambda: False  # the base class would put it behind each prompt
             self._stack.push(stack.pop_all())
         if not self._logits_all:
             self.scores[:] = np.nan  # one row, for stopping criteria: without logits_all there are no logits
@@ -245,6 +246,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if logits_processor:
             raise _unsupported("logits_processor", "give logit_bias or a grammar")
         processor = _LogitBias(logit_bias) if logit_bias else None
+        if options.get("seed") is None and self._seed & _RANDOM_SEED == _RANDOM_SEED:
+            options["seed"] = _RANDOM_SEED  # the base class derives the same one in each process
         return super()._create_completion(logprobs=logprobs, echo=echo, logits_processor=processor, **options)
 
     def n_ctx(self) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -53,8 +53,9 @@ def pull(
             path.unlink(missing_ok=True)
             log(f"deleted {path.name}: it is damaged")
         if offline or constants.HF_HUB_OFFLINE:
+            why = "specdec is offline" if offline else "HF_HUB_OFFLINE is set"
             raise DownloadError(
-                f"the model {name} has not been downloaded, and specdec is offline: "
+                f"the model {name} has not been downloaded, and {why}: "
                 f"run specdec models pull {name} when online"
             )
         commit, remote = list_files(model.repo, model.revision)
@@ -93,11 +94,7 @@ def _chosen(model: HubModel, name: str, remote: dict[str, RemoteFile]) -> dict[s
         names = [base_name(stem) for stem in models_among(remote)]
         raise InvalidRequest(
             f"{model.repo} has no {model.quant} file: "
-            + (
-                f"choose one of {shortened(names)}"
-                if names
-                else "it has no GGUF files; choose another repository"
-            )
+            + (f"choose one of {shortened(names)}" if names else _without_gguf(remote))
         )
     size = sum(file.size for file in wanted.values())
     if model.size is not None and size != model.size:
@@ -112,6 +109,15 @@ def _chosen(model: HubModel, name: str, remote: dict[str, RemoteFile]) -> dict[s
             "the file has changed; pin a revision or correct models.toml"
         )
     return wanted
+
+
+def _without_gguf(names: Iterable[str]) -> str:
+    if any(name.endswith(".safetensors") for name in names):
+        return (
+            "its weights are in safetensors format; choose a repository with GGUF files of this model, often "
+            "named like it with -GGUF, or convert it with llama.cpp's convert_hf_to_gguf.py"
+        )
+    return "it has no GGUF files; choose another repository"
 
 
 def _check_room(name: str, wanted: dict[str, RemoteFile], folder: Path, log: Log) -> None:

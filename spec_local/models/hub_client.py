@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
 from spec_local.models.hub_cache import COMMIT, is_key, part_of, part_size
-from spec_local.system.files import format_size
+from spec_local.system.files import format_size, is_full
 
 BLOCK = 1 << 20
 """Bytes between two updates of the progress: the most that an interruption loses."""
@@ -181,14 +181,18 @@ def download_errors(repo: str) -> Iterator[None]:
         why = _refusal(repo, error.response.status_code, error.response.headers.get("Retry-After"))
     except HTTPError as error:
         why = (
-            f"cannot reach the Hub ({_reason(error)}): check the network and try again; "
-            "the download will resume"
+            f"the Hub (Hugging Face, {constants.ENDPOINT}) cannot be reached ({_reason(error)}): check the "
+            "network and try again, the download will resume; HF_ENDPOINT names a mirror, and with "
+            "HF_HUB_OFFLINE=1 only what was downloaded is used"
         )
     except OSError as error:
-        why = (
-            f"cannot write {repo} to {constants.HF_HUB_CACHE} ({error.strerror or error}): "
-            "check its free space and permissions"
-        )
+        advice = "check its free space and permissions"
+        if is_full(error):
+            advice = (
+                "the disk is full, and nothing was lost; free some space or set HF_HOME to a larger disk, "
+                "and run this again: the download will resume"
+            )
+        why = f"cannot write {repo} to {constants.HF_HUB_CACHE} ({error.strerror or error}): {advice}"
     else:
         return
     raise DownloadError(why)

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.tuning import chain_plans
@@ -14,11 +12,13 @@ from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
+from spec_local.llama.memory import free_memory
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts
 from spec_local.policies.sharing import RowCosts
 from spec_local.proposers.vocabulary_map import VocabularyMap
+from spec_local.system.files import format_size
 from spec_local.system.machine import default_threads
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -26,6 +26,7 @@ ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 OVERHEAD = 150_000_000
 """Upper bound in bytes for everything except weights and KV caches: Python, compute buffers, logits."""
 _NEARLY = 0.01  # maximum share of different ids
+_LOW_COVERAGE = 0.5  # SmolLM2 has 26 % of Qwen2.5's tokens, Gemma 3 63 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,7 @@ def check(
     models = [open_header(path) for path in (main, draft)]
     lengths = [model.n_ctx(n_ctx) for model in models]
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
-    memory = Memory(
-        sum(model.size for model in models), sum(caches), OVERHEAD, psutil.virtual_memory().available
-    )
+    memory = Memory(sum(model.size for model in models), sum(caches), OVERHEAD, free_memory())
     head = choose_head(*models)
     if head:
         match = VocabularyMatch("same", None, [], 1.0)
@@ -149,6 +148,31 @@ def check(
         most = min(MAX_CALLS, head.max_draft) if head else MAX_CALLS
         known = expected_speedups(costs[0], drafting, ACCEPTANCE_RATES, most)
     return Report(members[0], members[1], match, memory, known)
+
+
+def advice(main: Path, draft: Path, sizes: Sequence[int], coverage: float = 1.0) -> str | None:
+    """What is obviously wrong with a pair of models, and what to do, in one line; None: nothing.
+
+    Args:
+        sizes: bytes of the main and the draft model.
+        coverage: share of the main model's tokens that the draft model can propose.
+    """
+    if draft.samefile(main):
+        return (
+            "main and draft are the same file, so that drafting gains nothing: give a smaller draft, or none"
+        )
+    if sizes[1] > sizes[0]:
+        mine, other = map(format_size, sizes)
+        return (
+            f"the draft {draft.name} ({other}) is larger than the main model {main.name} ({mine}): swap "
+            "them, or give a draft model that is 5 to 30 times smaller"
+        )
+    if coverage < _LOW_COVERAGE:
+        return (
+            f"the draft {draft.name} has only {coverage:.0%} of the main model's tokens: one of the same "
+            "family, with the same vocabulary, is accepted more often"
+        )
+    return None
 
 
 def compare(main: Vocabulary, draft: Vocabulary) -> VocabularyMatch:

@@ -345,7 +345,7 @@ class EngineProcess:
         return Delta(found.text, parts.reasoning, found.calls, found.arguments, spans=spans)
 
     def _end(self, running: _Running, event: Done) -> None:
-        rest = self._parts(running, event.text, is_last=True)
+        rest = self._parts(running, "", is_last=True)
         if running.chat and running.generated:
             # Before the last event: the next turn is prepared after it.
             self._preparing.submit(self._keep, running.chat, running)

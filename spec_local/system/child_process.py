@@ -28,7 +28,7 @@ class ChildResult:
 
     crash: the signal that killed the child, such as ``SIGILL``, the last line of its stderr, or that it was
     killed at its deadline; None if it did not crash. error: the message of the SpecLocalError that it raised,
-    or None. facts: the result of its work.
+    or None. facts: the result of its work, or the ``kind`` of its error.
     """
 
     crash: str | None
@@ -128,6 +128,6 @@ def child_main(work: Callable[[], dict[str, Any]], *, partial: Path | None = Non
     try:
         facts = work()
     except SpecLocalError as error:
-        facts = {"error": str(error)}
+        facts = {"error": str(error), "kind": type(error).__name__}
     print(json.dumps(facts), flush=True)
     os._exit(0)  # a crash while freeing memory must not change the result

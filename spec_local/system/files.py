@@ -4,6 +4,7 @@ After a crash during a write, the file has either its old or its new content.
 """
 
 import contextlib
+import errno
 import glob
 import hashlib
 import os
@@ -80,7 +81,15 @@ def saving(path: Path) -> Iterator[Path]:
         with replacing(Path(os.path.realpath(path))) as temporary:  # do not replace a symbolic link
             yield temporary
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another path") from None
+        advice = "give another path"
+        if is_full(error):
+            advice = f"the disk is full, and nothing was lost; free some space, or {advice}"
+        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): {advice}") from None
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error says that the disk is full, or the user's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager

@@ -198,6 +198,7 @@ def test_the_file_is_complete_even_if_standard_output_fails(specdec, arguments, 
     done = specdec.shell('"$@" > /dev/full', *arguments, "--per-category", 1, "-o", out)
     assert done.returncode == 1
     assert "No space left" in notes(done)[-1]
+    assert "what was complete is kept; free some space" in notes(done)[-1]
     assert "Conclusion" in out.read_text()
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 

@@ -1,15 +1,20 @@
 """specdec chat on a pseudo-terminal and through pipes."""
 
+import errno
 import json
+import os
 import signal
 import stat
 import subprocess
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.system.files import saving
+from specdec_cli.chat_view import ChatView
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -365,3 +370,23 @@ def test_show_drafts_marks_draft_tokens_on_a_terminal_only(terminal, inside, mai
     person.prompt()
     piped = inside("chat", *arguments, stdin=b"hello\n")
     assert b"\x1b" not in piped.stdout
+
+
+def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
+    left, saved = [errno.ENOSPC, errno.ENOSPC, 0, errno.ENOSPC], []
+
+    def save(path):
+        if code := left.pop(0):
+            with saving(path):
+                raise OSError(code, os.strerror(code))
+        saved.append(path)
+
+    view = ChatView(SimpleNamespace(save=save))
+    view.kept = tmp_path / "chats/last.json"
+    lines = []
+    for _ in range(4):
+        view._keep()
+        lines.append(capfd.readouterr().err)
+    assert [bool(line) for line in lines] == [True, False, False, True]
+    assert "No space left on device): the disk is full, and nothing was lost; free some space" in lines[0]
+    assert saved == [view.kept]

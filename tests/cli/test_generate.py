@@ -13,7 +13,7 @@ import pytest
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
-from spec_local.session import Done, Session, Text
+from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
 from specdec_cli.terminal import Prose
 from tests.cli.conftest import folders
@@ -35,7 +35,7 @@ def library_text(home, main, monkeypatch):
         with Session.open(main, threads=1, n_ctx=256) as session:
             settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=n, proposer="none")
             events = session.generate(prompt, settings)
-            answer = "".join(e.text for e in events if isinstance(e, (Text, Done)))
+            answer = "".join(e.text for e in events if isinstance(e, Text))
         return answer.encode("utf-8", "surrogateescape")
 
     return text
@@ -256,6 +256,21 @@ def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert b"draft model: different vocabulary, which covers" in done.stderr
     assert b"proposers: draft" in done.stderr
+
+
+def test_one_line_about_a_draft_that_cannot_help(inside, main, tmp_path):
+    write_tiny_model(tmp_path / "larger.gguf", n_layers=9)
+    run = ["generate", "--main", main, "-n", 8, "--threads", 1, "--ctx", 256, "hi"]
+    for draft, expected in (
+        (
+            main,
+            "main and draft are the same file, so that drafting gains nothing: give a smaller draft, or none",
+        ),
+        (tmp_path / "larger.gguf", "is larger than the main model main.gguf"),
+    ):
+        done = inside(*run, "--draft", draft)
+        assert done.returncode == 0
+        assert done.stderr.decode().count(expected) == 1, done
 
 
 def test_a_full_context_is_reported(inside, main):

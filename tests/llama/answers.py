@@ -1,7 +1,7 @@
 """What the events of an answer contain."""
 
 from spec_local.core.sampling import SamplingSettings
-from spec_local.session import Done, Prefilled, Text
+from spec_local.session import Prefilled, Text
 from spec_local.settings import GenerationSettings
 from tests.recorded_calls import record_calls
 
@@ -11,7 +11,7 @@ def tokens_of(events):
 
 
 def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, Text | Done))
+    return "".join(event.text for event in events if isinstance(event, Text))
 
 
 def counted(session, prompt, **settings):

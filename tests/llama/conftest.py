@@ -104,6 +104,17 @@ def tiny_model(tiny_path):
 
 
 @pytest.fixture(scope="session")
+def closing_path(tiny_path, tmp_path_factory):
+    """The tiny model with ``add_eos_token``."""
+    key = b"tokenizer.ggml.add_eos_token" + b"\x07\0\0\0"  # a truth value
+    data = tiny_path.read_bytes()
+    assert data.count(key + b"\0") == 1
+    path = tmp_path_factory.mktemp("closing") / "closing.gguf"
+    path.write_bytes(data.replace(key + b"\0", key + b"\1"))
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny_draft(tiny_draft_path):
     return Model(tiny_draft_path)
 

@@ -1,6 +1,7 @@
 """Answers of tiny models under grammars and JSON schemas, with and without draft tokens."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -38,6 +39,28 @@ def test_masks_on_the_vocabulary_of_a_model(tiny_model):
     assert {token for token in range(vocabulary.n_tokens) if vocabulary.is_end(token)} <= set(
         np.flatnonzero(end)
     )
+
+
+PARTS = [
+    '"a"', r'"\-"', r'"\x41"', "[a-z]", r"[\-a]", r"[^a\-c]", "[]", "[^]", "[^^]", "[--a]", "[a--]", "[z-a]",
+    r"[a-\]]", "x", ".", "(", "(", ")", ")", "|", "*", "+", "?", "{2}", "{ 1 ,\t2 }", "{0}", "{0,}",
+    "{3,5000}", "\n", "\r\n", "#c\n", " ", '""', '"\n"', r'"\UFFFFFFFF"', r"[\uD800-\uE001]",
+    "<[5]>", "!<[5]>",
+]  # fmt: skip
+
+
+def test_what_llama_cpp_parses_can_be_used(tiny_model, capfd):
+    rng, n = random.Random(0), 0
+    for _ in range(1500):
+        body = "".join(rng.choice(PARTS) + rng.choice(["", " "]) for _ in range(rng.randint(1, 7)))
+        text = f'root ::= {body}\nx ::= "q"\n'
+        lib, vocabulary = tiny_model._lib, tiny_model.vocabulary
+        if parsed := lib.llama_sampler_init_grammar(vocabulary._handle, text.encode(), b"root"):
+            lib.llama_sampler_free(parsed)
+            Grammar.from_gbnf(vocabulary, text)
+            n += 1
+    assert n > 300
+    capfd.readouterr()  # llama.cpp prints what it does not parse
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def answer(session, prompt, settings):
 def answers(session, prompts, settings):
     texts = [""] * len(prompts)
     for number, event in session.generate_many(prompts, settings):
-        if isinstance(event, Text | Done):
+        if isinstance(event, Text):
             texts[number] += event.text
     return texts
 

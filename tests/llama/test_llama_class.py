@@ -233,6 +233,44 @@ def test_seeds(ours):
     assert len({answer(seed) for seed in range(5)}) == 5
 
 
+def test_without_a_seed_each_answer_is_another_one(make):
+    """Also the first one of each new instance, as in each new process."""
+
+    def answer(llama, **seed):
+        return llama(PROMPT, max_tokens=30, temperature=1.5, **seed)["choices"][0]["text"]
+
+    assert len({answer(make()) for _ in range(3)}) == 3
+    llama = make()
+    assert len({answer(llama) for _ in range(3)}) == 3
+    assert answer(make(seed=3)) == answer(make(seed=3))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "maxLength": 2000},
+        {"type": "string", "minLength": 5, "maxLength": 20000},
+        {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3000},
+        {"type": "array", "items": {"type": "object", "properties": {"a": {"enum": ["b"]}}}, "maxItems": 500},
+    ],
+)
+def test_large_counts_in_a_schema(ours, schema):
+    form = {"type": "json_object", "schema": {"type": "object", "properties": {"x": schema}}}
+    form["schema"]["required"] = ["x"]
+    answer = ours.create_chat_completion(MESSAGES, response_format=form, max_tokens=60, seed=1)
+    assert answer["choices"][0]["message"]["content"].startswith("{")
+
+
+def test_no_end_token_behind_the_prompt(make, files, closing_path):
+    prompt = []
+    llama = make(closing_path, draft=None)
+    started = llama.session.generate
+    llama.session.generate = lambda tokens, settings: prompt.extend(tokens) or started(tokens, settings)
+    llama(PROMPT, max_tokens=1)
+    assert prompt[0] == llama.token_bos()
+    assert llama.token_eos() not in prompt
+
+
 def test_generate_continues_without_reset(ours):
     tokens = ours.tokenize(PROMPT.encode())
     whole = list(islice(ours.generate(tokens, temp=0), 6))

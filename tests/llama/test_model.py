@@ -34,6 +34,14 @@ UNUSABLE = {  # how a path is made, and what the error says
     "a folder": (lambda path: path.mkdir(), "is a folder"),
     "a pipe": (os.mkfifo, "not a regular file"),  # it must not be opened: that would wait for a writer
     "empty": (lambda path: path.touch(), "is empty: download it again"),
+    "safetensors": (
+        lambda path: path.write_bytes((2).to_bytes(8, "little") + b"{}"),
+        r"safetensors format, not GGUF: convert it with llama.cpp's convert_hf_to_gguf.py \S+ --outfile",
+    ),
+    "a folder of safetensors": (
+        lambda path: (path.mkdir(), (path / "model-00001-of-00002.safetensors").touch()),
+        "safetensors format, not GGUF: convert it .* or pull a GGUF file of this model from the Hub",
+    ),
     "one byte": (lambda path: path.write_bytes(b"G"), "is not a GGUF file"),
     "GGML": (lambda path: path.write_bytes(b"GGML" * 9), "is not a GGUF file"),
     "a web page": (lambda path: path.write_bytes(b"<!DOCTYPE html>"), "is not a GGUF file"),

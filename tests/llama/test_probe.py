@@ -1,12 +1,15 @@
 """Checking files and builds in a child process: damaged files, and children that crash."""
 
 import os
+import re
+import subprocess
 import sys
 
 import gguf
 import pytest
 
-from spec_local.errors import BackendCrash, ModelFileError
+from spec_local.errors import BackendCrash, ContextOverflow, ModelFileError
+from spec_local.llama.memory import free_memory
 from spec_local.llama.setup import probe
 from spec_local.llama.setup.probe import check_model_file, check_model_files, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
@@ -53,6 +56,68 @@ def test_duplicate_tokens(whole, tmp_path):
     path.write_bytes(raw.replace(b"<0x41>", b"<0x40>"))
     with pytest.raises(ModelFileError, match=r"twice\.gguf crashes llama\.cpp \(SIGABRT\)"):
         check_model_file(path)
+
+
+_WITHIN = """
+import resource, sys
+import psutil
+from spec_local.errors import SpecLocalError
+from spec_local.llama import runtime
+from spec_local.llama.model import Model
+
+runtime.library()
+most = psutil.Process().memory_info().vms + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_AS, (most, -1))
+try:
+    Model(sys.argv[1])
+except SpecLocalError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the addresses of a process")
+def test_too_little_memory(tmp_path):
+    """The limit of a shell stands for a machine whose memory is full."""
+    path = write_tiny_model(tmp_path / "large.gguf", n_embd=768, n_layers=2, tensor_type="F32")
+    size = path.stat().st_size
+    assert size > 20e6
+    run = [sys.executable, "-c", _WITHIN, str(path), str(size // 2)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    kind, message = done.stdout.strip().split(" ", 1)
+    assert kind == "ContextOverflow", done
+    assert re.fullmatch(
+        r"\S+large.gguf does not fit into memory \(.*\): it needs \S+ MB and its context, and \S+ MB are "
+        r"free; use a smaller quantization, a smaller --ctx, or --draft none",
+        message,
+    )
+
+
+def test_a_process_that_the_system_kills(whole, monkeypatch):
+    """A file is only to blame if there was memory for it."""
+    each_child(monkeypatch, lambda *arguments, deadline: ChildResult("SIGKILL", None, {}))
+    monkeypatch.setattr("spec_local.llama.memory.free_memory", lambda: whole.stat().st_size)
+    with pytest.raises(ContextOverflow, match=r"does not fit into memory \(SIGKILL\): .* or --draft none"):
+        check_model_file(whole)
+    result = ChildResult(None, "too little: use less", {"kind": "ContextOverflow"})
+    each_child(monkeypatch, lambda *arguments, deadline: result)
+    with pytest.raises(ContextOverflow, match="too little"):
+        check_model_file(whole)
+
+
+def test_memory_is_left_of_the_limits_of_a_container(tmp_path, monkeypatch):
+    folder = tmp_path / "a/b"
+    folder.mkdir(parents=True)
+    facts = {"max": "1000000", "current": "900000", "stat": "anon 5\ninactive_file 300000\n"}
+    for name, content in facts.items():
+        (folder / f"memory.{name}").write_text(content)
+    (tmp_path / "a/memory.max").write_text("max")
+    (tmp_path / "cgroup").write_text("1:cpu:/\n0::/a/b\n")
+    monkeypatch.setattr("spec_local.llama.memory._GROUPS", (tmp_path / "cgroup", tmp_path))
+    assert free_memory() == 400_000
+    (folder / "memory.current").write_text("2000000")
+    assert free_memory() == 0
+    (folder / "memory.max").unlink()
+    assert free_memory() > 1e6
 
 
 def test_a_valid_file_is_checked_once(whole, monkeypatch):

@@ -304,7 +304,7 @@ def test_caches_after_several_turns_with_adaptive(make_session, sampling):
             if isinstance(event, Text):
                 output += event.tokens
                 kinds.append(event.proposal.source if event.proposal.tokens else "none")
-            if isinstance(event, (Text, Done)):
+            if isinstance(event, Text):
                 text += event.text
         check_caches(session, [*prompt, *output])
         conversation.answer(text, output)
@@ -554,7 +554,8 @@ def test_an_end_token_is_reported_and_not_output(make_session):
 def test_opening(tmp_path):
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)
     notices = []
-    with Session.open(path, path, log=notices.append, threads=1) as session:
+    draft = write_tiny_model(tmp_path / "d.gguf", n_layers=1, n_ctx=96, noise=0.05)
+    with Session.open(path, draft, log=notices.append, threads=1) as session:
         assert session.main.n_ctx == session.draft.n_ctx == 96
         assert notices == []
         assert len(run(session, max_tokens=5)[0]) == 5

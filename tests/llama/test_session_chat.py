@@ -177,3 +177,50 @@ def test_a_splitter_separates_the_reasoning(tmp_path, kind):
         assert text_of(again)
         session.chat([user("Why?")], replace(LONG, grammar='root ::= "a"')).close()
         assert session.splitter().feed("<think>a") == ("", "<think>a")  # under a grammar, all is the answer
+
+
+@pytest.mark.parametrize(
+    "stop", ["", "end", "middle"], ids=["no stop", "pending stop", "a stop that ends it"]
+)
+def test_the_texts_alone_are_the_whole_answer(session, stop):
+    """Also if the answer ends where a stop string may begin: `Done` has no rest of it."""
+    whole = session.complete([user("hello")], GREEDY)
+    stops = {"": (), "end": [whole[-3:] + "\0"], "middle": [whole[4:6]]}[stop]
+    expected = whole[: whole.find(stops[0])] if stop == "middle" else whole
+    _, _, text = run(session.chat([user("hello")], GREEDY, stops=stops))
+    assert text == expected
+    assert session.answer["content"] == expected
+    assert session.complete([user("hello")], GREEDY, stops=stops) == expected
+
+
+def test_complete_continues_a_text_or_tokens(session):
+    text = "Once upon a time"
+    tokens = session.main.model.vocabulary.tokenize(text, add_special=True)
+    continued = text_of(session.generate(text, GREEDY))
+    assert continued
+    assert session.complete(text, GREEDY) == session.complete(tokens, GREEDY) == continued
+    with pytest.raises(InvalidRequest, match="prompt"):
+        session.complete(5)
+
+
+def test_complete_leaves_out_the_reasoning(tmp_path, make_context):
+    path = write_thinking_model(tmp_path / "m.gguf", "both markers")
+    with Session.open(path, threads=1) as session:
+        assert session.complete([user("hello")], LONG) == ANSWER
+        assert session.answer["reasoning_content"]
+
+
+def test_settings_by_keyword(session):
+    expected = tokens_of(session.chat([user("hello")], GREEDY))
+    assert expected == tokens_of(session.chat([user("hello")], max_tokens=12, temperature=0, policy="fixed"))
+    assert expected[:5] == tokens_of(session.chat([user("hello")], GREEDY, max_tokens=5))
+    text = session.complete("a", GREEDY)
+    assert text == text_of(session.generate("a", max_tokens=12, temperature=0))
+    (events,) = ([e for _, e in session.generate_many(["a"], temperature=0, max_tokens=12)],)
+    assert text == text_of(events)
+    with pytest.raises(TypeError, match="no setting 'max_token': did you mean max_tokens"):
+        session.chat([user("hello")], max_token=5)
+    with pytest.raises(InvalidRequest, match="temperature is -1"):
+        session.complete("a", temperature=-1)
+    with pytest.raises(InvalidRequest, match="set max_tokens there"):
+        session.generate_many(["a"], [GREEDY], max_tokens=5)

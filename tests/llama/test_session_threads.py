@@ -331,10 +331,10 @@ def test_closing_during_an_answer_keeps_the_part_of_a_conversation(tiny_path, el
     events = chat.send("hello")
     text = text_of(islice(events, 4))
     elsewhere(session.close)
-    *_, last = events
+    *rest, last = events
     assert last.reason == "cancelled"
     assert text
-    assert chat.conversation.messages[-1] == {"role": "assistant", "content": text + last.text}
+    assert chat.conversation.messages[-1] == {"role": "assistant", "content": text + text_of(rest)}
 
 
 def test_closing_during_a_batch(tiny_path, tmp_path):

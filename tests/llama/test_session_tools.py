@@ -14,7 +14,7 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE
-from spec_local.session import Done, Session, Text
+from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn
 from tests.llama.answers import text_of
@@ -278,7 +278,7 @@ def test_several_answers_with_requests(session):
     splitter, parser = request.splitter(model, tokens, settings), request.parser(model)
     texts = ["", ""]
     for number, event in session.generate_many([tokens, tokens], settings):
-        if isinstance(event, Text | Done):
+        if isinstance(event, Text):
             texts[number] += event.text
     assert texts[0] == texts[1]
     (call,) = parser.finish(splitter.finish(texts[0]).answer).calls

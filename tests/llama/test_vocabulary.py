@@ -129,6 +129,17 @@ def test_bos_is_added_only_on_request(vocabulary):
     assert vocabulary.eos == 2
 
 
+@pytest.mark.parametrize("text", ["", "x", "x</s>", "<|start|>", "a long text " * 1000])
+def test_no_end_token_before_an_answer(vocabulary, closing_path, text):
+    """Files with ``add_eos_token`` ask for one behind each text."""
+    model = Model(closing_path, weights=False)
+    assert model.vocabulary.add_eos
+    for parse in (False, True):
+        expected = vocabulary.tokenize(text, add_special=True, parse_special=parse)
+        assert model.vocabulary.tokenize(text, add_special=True, parse_special=parse) == expected
+    model.close()
+
+
 def test_which_tokens_end_an_answer(vocabulary):
     ends = [t for t in range(-1, vocabulary.n_tokens + 1) if vocabulary.is_end(t)]
     assert ends == [2, 4]  # </s> and <|im_end|>

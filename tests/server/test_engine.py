@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
+from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.core.text import bytes_of
 from spec_local.errors import ContextOverflow, ModelFileError
 from spec_local.llama.tiny import write_tiny_model
@@ -72,7 +72,7 @@ def chat(*contents, settings=GREEDY):
 
 def alone(arguments, prompt):
     with Session.open(**arguments) as session:
-        return "".join(e.text for e in session.generate(prompt, GREEDY) if isinstance(e, Text | Done))
+        return "".join(e.text for e in session.generate(prompt, GREEDY) if isinstance(e, Text))
 
 
 def test_answers_are_those_of_a_session(arguments):

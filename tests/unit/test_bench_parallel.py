@@ -43,7 +43,7 @@ class Scripted:
         totals.predicted_s = 1.0
         for number in reversed(range(len(prompts))):
             if cancelled(number):
-                yield RowEvent(number, Done("", "cancelled", Statistics()))
+                yield RowEvent(number, Done("cancelled", Statistics()))
                 continue
             if number in self._fails:
                 yield RowEvent(number, Failed(BackendError("broken: repair it"), Statistics()))
@@ -51,7 +51,8 @@ class Scripted:
             answer = list(self._answer) if each[0].proposer == "none" else [3, 4, 5]
             yield RowEvent(number, Text("abc", answer))
             statistics = Statistics(predicted_n=3, predicted_s=0.5, n_steps=3, first_token_s=0.1)
-            yield RowEvent(number, Done("!", "length", statistics))
+            yield RowEvent(number, Text("!"))  # what was held back
+            yield RowEvent(number, Done("length", statistics))
 
 
 def test_numbers_and_variants_alternate():

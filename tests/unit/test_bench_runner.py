@@ -34,10 +34,11 @@ class Scripted:
         answer = self._answers(settings.proposer, prompt[-1])[: settings.max_tokens]
         for token in answer:
             if cancelled():
-                yield Done("", "cancelled", Statistics())
+                yield Done("cancelled", Statistics())
                 return
             yield Text(chr(97 + token), [token])
-        yield Done("!", "length", Statistics(predicted_n=len(answer), predicted_s=1.0, n_steps=len(answer)))
+        yield Text("!")  # what was held back
+        yield Done("length", Statistics(predicted_n=len(answer), predicted_s=1.0, n_steps=len(answer)))
 
     def proposers(self, settings):
         both = ["draft", "lookup"] if self.draft else ["lookup"]

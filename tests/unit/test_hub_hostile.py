@@ -79,7 +79,10 @@ def test_a_server_that_never_answers(server, monkeypatch, kind):
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
     server.hostile[kind] = lambda request: time.sleep(1)
-    with pytest.raises(DownloadError, match=r"cannot reach the Hub .*timed out.* the download will resume"):
+    with pytest.raises(
+        DownloadError,
+        match=r"the Hub .* cannot be reached .*timed out.* will resume; HF_ENDPOINT .*HF_HUB_OFFLINE",
+    ):
         pull()
 
 

@@ -147,3 +147,18 @@ def test_the_spans_are_exactly_the_text(steps, stops):
     assert "".join(span.text for span in last) == stream.finish()
     reported = sum(bool(span.rejected) for spans in (*texts, last) for span in spans)
     assert reported <= n_rejections
+
+
+@pytest.mark.parametrize(("steps", "stops", "expected"), EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_the_rest_may_come_as_a_text_without_tokens(steps, stops, expected):
+    """As a session yields it; the marks are those of `finish`."""
+    marked, stream = MarkedText(piece), TextStream(piece, stops)
+    spans = [
+        marked.feed(Text("".join(map(stream.feed, tokens)), tokens, proposal, n))
+        for tokens, proposal, n in steps
+    ]
+    if rest := stream.finish():
+        spans.append(marked.feed(Text(rest)))
+    assert [span for each in [*spans, marked.finish()] for span in each] == [
+        s for each in expected for s in each
+    ]

@@ -1,9 +1,11 @@
 """Comparing vocabularies, and expected speed-ups from known costs; without model files."""
 
+import re
+
 import pytest
 
 from spec_local.errors import VocabularyMismatch
-from spec_local.models.pairs import Memory, compare, expected_speedups
+from spec_local.models.pairs import Memory, advice, compare, expected_speedups
 from spec_local.policies.cost_model import CostModel
 
 
@@ -76,6 +78,25 @@ def test_another_vocabulary(draft, coverage):
     assert other.verdict == "other"
     assert other.difference
     assert other.coverage == pytest.approx(coverage)
+
+
+PAIRS = {  # name of the draft, bytes of both, coverage, advice
+    "a good one": ("draft", (90, 10), 0.63, None),
+    "the same file": ("main", (90, 90), 1.0, "the same file.*: give a smaller draft, or none$"),
+    "a link to it": ("link", (90, 90), 1.0, "the same file"),
+    "swapped": ("draft", (10, 90), 1.0, r"draft \(.*\) is larger than the main model main .*: swap them"),
+    "few tokens": ("draft", (90, 10), 0.18, "has only 18% of the main model's tokens: .*the same family"),
+}
+
+
+@pytest.mark.parametrize(("name", "sizes", "coverage", "expected"), PAIRS.values(), ids=PAIRS.keys())
+def test_advice_about_a_pair(tmp_path, name, sizes, coverage, expected):
+    for each in ("main", "draft"):
+        (tmp_path / each).write_bytes(b"")
+    (tmp_path / "link").symlink_to("main")
+    found = advice(tmp_path / "main", tmp_path / name, sizes, coverage)
+    assert found is None if expected is None else re.search(expected, found)
+    assert "\n" not in (found or "")
 
 
 def test_nothing_in_common():

@@ -24,6 +24,12 @@ def test_star_import_and_unknown_names():
         _ = spec_local.nothing_of_this_name
 
 
+def test_dir_lists_the_names_before_they_are_imported():
+    script = "import spec_local\nprint(*dir(spec_local))\nassert 'Session' not in vars(spec_local)\n"
+    listed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert set(spec_local.__all__) <= set(listed.stdout.split())
+
+
 def test_importing_loads_nothing_heavy():
     script = (
         "import sys, spec_local\n"

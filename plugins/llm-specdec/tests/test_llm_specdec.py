@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
+from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.core.text import printable
 from spec_local.llama.tiny import write_tiny_model
 
@@ -70,7 +70,7 @@ def expected(main, *messages, **more):
         chat.insert(0, {"role": "system", "content": system})
     with Session.open(main, n_ctx=256) as session:
         events = session.chat(chat, settings)
-        return "".join(printable(e.text) for e in events if isinstance(e, Text | Done))
+        return "".join(printable(e.text) for e in events if isinstance(e, Text))
 
 
 def test_an_answer(run, main):

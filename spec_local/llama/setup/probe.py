@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from spec_local import kernels
-from spec_local.errors import BackendCrash, BackendError, ModelFileError
+from spec_local.errors import BackendCrash, BackendError, ContextOverflow, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import parts
+from spec_local.llama.memory import shortage
 from spec_local.llama.model import check_header
 from spec_local.system.child_process import DEADLINE_S, ChildResult, child_main, run_children
 from spec_local.system.files import write_atomically
@@ -76,6 +77,7 @@ def check_model_file(
 
     Raises:
         ModelFileError: the file is damaged or cannot be used.
+        ContextOverflow: there is not enough memory for it.
         BackendCrash: llama.cpp or the CPU kernels crash on this machine.
     """
     check_model_files([path], gpu_layers=gpu_layers, main=main, log=log)
@@ -112,9 +114,12 @@ def _mark(path: Path, gpu_layers: int, main: Path | None) -> Path:
 def _raise_failure(path: Path, result: ChildResult, gpu_layers: int, main: Path | None) -> None:
     """Raise the error for a test that failed."""
     if result.error:
-        raise ModelFileError(result.error)
+        is_short = result.facts.get("kind") == ContextOverflow.__name__
+        raise ContextOverflow(result.error) if is_short else ModelFileError(result.error)
     if not result.crash:
         return
+    if short := shortage(path, _size(path), result.crash):  # the system kills what takes too much
+        raise short
     if not probe_build().works:
         raise BackendCrash(
             f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
