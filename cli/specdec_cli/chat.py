@@ -57,11 +57,8 @@ def chat(
     Examples:
 
       specdec chat
-
       specdec chat qwen3-4b --system "Answer in French."
-
       specdec chat llama-13b.gguf --draft tiny.gguf --show-drafts
-
       specdec chat --continue
     """
     with exits.guarded():
@@ -71,7 +68,7 @@ def chat(
             load = chat_input.last_chat()
             if not load.exists():
                 raise InvalidRequest("there is no conversation to continue: start one with specdec chat")
-        models = models.with_main(model)
+        models = models.with_models(model)
         settings = generation_settings(models, sampling)
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate, start_template_process

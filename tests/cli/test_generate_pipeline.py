@@ -155,7 +155,7 @@ def test_fill_in_the_middle_prompts(inside, coder, model, tokens_of, tmp_path):
     (tmp_path / "after").write_bytes(after.encode())
     run = options(coder)
     answer = inside(*run, "--suffix", after, before)
-    assert (answer.returncode, answer.stderr) == (0, b"")
+    assert (answer.returncode, inside.notes(answer)) == (0, b"")
     assert answer.stdout != inside(*run, "--suffix", "other", before).stdout
     assert inside(*run, "--suffix-file", tmp_path / "after", before).stdout == answer.stdout
     # Piped text keeps its trailing whitespace, and the argument continues it.
