@@ -53,7 +53,7 @@ def test_stdout_is_the_answer_and_stderr_is_empty(specdec, main, library_text):
 def test_an_answer_that_is_cut_says_so(inside, main):
     cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
     assert inside(*options(main, 7), "hello").stderr == cut
-    assert inside(*options(main, 7), "--answers", 2, "hello").stderr == cut
+    assert inside(*options(main, 7), "--answers", 2, "hello").stderr.endswith(cut)
     assert inside(*options(main, 7), "--json", "hello").stderr == b""  # the object has it
     assert inside("run", main, "hello", "-n", 7, "-t", 1, "-c", 256).stderr == cut
     assert inside(*options(main, 7), "--json-schema", '{"const": 1}', "hello").stderr == b""  # it ended
