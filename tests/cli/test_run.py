@@ -1,6 +1,9 @@
 """specdec run: a chat on a terminal, otherwise one answer."""
 
+import os
 from pathlib import Path
+
+import pytest
 
 SHORT = ("-n", 8, "-t", 1, "-c", 512, "--temp", 0)
 
@@ -56,3 +59,23 @@ def test_generate_takes_the_model_as_an_argument_too(inside, main):
     assert answer["content"] == expected.stdout.decode(errors="replace")
     line = inside.one_line(inside("generate", main, "hello there", "-p", "hello", *SHORT), 2)
     assert "given twice" in line
+
+
+def test_chat_takes_both_models_as_arguments(inside, main, draft):
+    done = inside("chat", main, draft, *SHORT, stdin=b"hello\n")
+    assert done.returncode == 0
+    assert b"draft draft.gguf" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU masks")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU only")
+def test_a_cpu_mask_decides_the_number_of_threads(inside, main):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        done = inside("run", main, "hello", "-n", 1, "-c", 512, "-v")
+        doctor = inside("doctor")
+    finally:
+        os.sched_setaffinity(0, before)
+    assert b" 1 thread (taskset or a cpuset allows 1 of " in done.stderr
+    assert b"threads: 1 (taskset or a cpuset allows 1 of " in doctor.stdout
