@@ -10,6 +10,7 @@ BIN := .venv/bin
 demo: .venv/checked
 	$(BIN)/specdec models pull starter
 	$(BIN)/python examples/demo.py
+	@echo "Next: $(BIN)/specdec run, a chat with the starter model. For the name alone: export PATH=\"$(CURDIR)/$(BIN):\$$PATH\""
 
 test: .venv/installed-dev .venv/rpc .venv/libraries/installed .venv/npm/installed lint
 	$(BIN)/specdec models pull starter
@@ -35,7 +36,7 @@ format: .venv/installed-dev
 
 .venv/installed: .venv/bin/python pyproject.toml
 	@echo "Installing; llama.cpp is compiled, which takes some minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]'
 	@touch $@
 
 # A native build of llama.cpp can crash at its first decode (virtual machines claim instructions that they do

@@ -12,7 +12,14 @@ from typer import Option
 from spec_local.errors import InvalidRequest
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
-from specdec_cli.options import ModelOptions, SamplingOptions, VerboseFlag, generation_settings
+from specdec_cli.options import (
+    DraftArgument,
+    ModelArgument,
+    ModelOptions,
+    SamplingOptions,
+    VerboseFlag,
+    generation_settings,
+)
 
 if TYPE_CHECKING:
     from spec_local.bench.parallel import Batch, CategoryOutcome
@@ -38,9 +45,19 @@ class BenchSampling(SamplingOptions):
     max_tokens: Annotated[
         int | None, Option("--tokens", "--max-tokens", "-n", help="Maximum number of tokens per answer.")
     ] = 128
+    json_schema: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|JSON",
+            help="JSON schema of the answers: a file, or the schema itself.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None
 
 
 def bench(
+    model: ModelArgument = None,
+    draft_model: DraftArgument = None,
     prompts: Annotated[
         Path | None,
         _Prompts(
@@ -51,10 +68,14 @@ def bench(
     ] = None,
     category: Annotated[
         list[str] | None,
-        _Prompts(metavar="NAME", help="Use only this category, for example chat; repeatable."),
+        Option(
+            metavar="NAME",
+            help="Use only this category, or those with this word: chat, code writing, code editing, "
+            "summarising, translation, extraction, maths, retrieval answer; repeatable.",
+        ),
     ] = None,
     per_category: Annotated[
-        int | None, _Prompts(help="Use only the first N prompts of each category.")
+        int | None, Option(metavar="N", help="Use only the first N prompts of each category.")
     ] = None,
     runs: Annotated[
         int | None,
@@ -64,7 +85,7 @@ def bench(
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        _Variants(
+        Option(
             metavar="NAME=A,B",
             help="Compare values of an option, for example draft-max=1,2,4,8; repeatable.",
         ),
@@ -73,10 +94,9 @@ def bench(
     policies: Annotated[str | None, _Variants(metavar="A,B", help="Compare draft-length policies.")] = None,
     parallel: Annotated[
         str | None,
-        _Variants(
+        Option(
             metavar="A,B",
-            help="Generate so many answers at the same time, for example 1,2,4,8, and measure their "
-            "total speed.",
+            help="Measure the total speed of so many answers at the same time, for example 1,2,4,8.",
         ),
     ] = None,
     delay: Annotated[
@@ -84,12 +104,11 @@ def bench(
     ] = 0.0,
     output: Annotated[
         Path | None,
-        _Results(
+        Option(
             "--output",
             "-o",
             metavar="FILE",
-            help="Also write the results to this file, in the format of its suffix: .md, .csv, .json, or "
-            ".jsonl, to which each run is appended when it ends.",
+            help="Also write the results to this file: .md, .csv, .json, or .jsonl, which grows by each run.",
         ),
     ] = None,
     form: Annotated[
@@ -107,18 +126,16 @@ def bench(
     """Measure the speed-up of speculative decoding on this machine, with real prompts.
 
     Answers each prompt with and without speculation, and compares the speeds; the
-    report ends with the conclusion. To be quick, use only some prompts of each
-    category.
+    report ends with the conclusion.
 
     Examples:
 
-      specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --per-category 2
-
-      specdec bench --main qwen-7b.gguf --sweep draft-max=2,4,8 -o result.md
-
-      specdec bench --main qwen-7b.gguf --parallel 1,2,4,8 --category chat
+      specdec bench coder-7b --per-category 2
+      specdec bench main.gguf draft.gguf --sweep draft-max=2,4,8 -o out.md
+      specdec bench coder-7b --parallel 1,2,4,8 --category chat
     """
     with exits.guarded():
+        models = models.with_models(model, draft_model)
         # Report invalid values before starting anything slow.
         _check(runs=runs, per_category=per_category, tokens=sampling.max_tokens, delay=delay)
         selected = _prompts(prompts, category or [], per_category)

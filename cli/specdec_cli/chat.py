@@ -11,6 +11,7 @@ from typer import Option
 from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import chat_input, exits, render
 from specdec_cli.options import (
+    DraftArgument,
     HideThinkingOption,
     ModelArgument,
     ModelOptions,
@@ -27,6 +28,7 @@ _Chat = partial(Option, rich_help_panel="Chat")
 
 def chat(
     model: ModelArgument = None,
+    draft_model: DraftArgument = None,
     system: SystemOption = None,
     load: Annotated[
         Path | None, _Chat(metavar="FILE", help="Continue a conversation that was saved with /save.")
@@ -57,11 +59,8 @@ def chat(
     Examples:
 
       specdec chat
-
       specdec chat qwen3-4b --system "Answer in French."
-
       specdec chat llama-13b.gguf --draft tiny.gguf --show-drafts
-
       specdec chat --continue
     """
     with exits.guarded():
@@ -71,7 +70,7 @@ def chat(
             load = chat_input.last_chat()
             if not load.exists():
                 raise InvalidRequest("there is no conversation to continue: start one with specdec chat")
-        models = models.with_main(model)
+        models = models.with_models(model, draft_model)
         settings = generation_settings(models, sampling)
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate, start_template_process

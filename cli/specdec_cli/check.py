@@ -2,13 +2,21 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from spec_local.errors import InvalidRequest
 from spec_local.models.names import paired, resolve_pair
 from spec_local.system.files import format_size
-from specdec_cli import completion, exits, render
-from specdec_cli.options import CacheChoice, KernelsOption, MainArgument
+from specdec_cli import exits, render
+from specdec_cli.options import (
+    CacheChoice,
+    DraftArgument,
+    DraftOption,
+    KernelsOption,
+    MainOption,
+    ModelArgument,
+    named_pair,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,19 +27,14 @@ _SHOWN = 5
 
 
 def check(
-    main: MainArgument,
-    draft: Annotated[
-        str | None,
-        Argument(
-            metavar="DRAFT",
-            help="Draft model or head; not needed if MAIN is a pair.",
-            autocompletion=completion.models,
-        ),
-    ] = None,
+    main: ModelArgument = None,
+    draft: DraftArgument = None,
+    main_option: MainOption = None,
+    draft_option: DraftOption = None,
     ctx: Annotated[int, Option(min=1, max=1 << 24, help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
         int | None,
-        Option(min=1, max=512, help="Number of threads in later sessions (default: one per physical core)."),
+        Option(min=1, max=512, help="Number of threads in later sessions (default: one per usable core)."),
     ] = None,
     gpu_layers: Annotated[
         int, Option(help="Number of layers on the GPU in later sessions; a negative number means all.")
@@ -47,7 +50,6 @@ def check(
     Examples:
 
       specdec models check coder-7b
-
       specdec models check main.gguf draft.gguf --ctx 16384
     """
     with exits.guarded():
@@ -55,6 +57,7 @@ def check(
 
         from spec_local.models import pairs
 
+        main, draft = named_pair(main, draft, main_option, draft_option)
         main_name, draft_name = paired(main, draft)
         if draft_name is None:
             raise InvalidRequest(f"{main_name} is not a pair: also give a draft model")

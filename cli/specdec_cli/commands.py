@@ -1,6 +1,7 @@
 """Additions to Typer: options set in the environment or the config file, and shared groups of options."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -17,11 +18,20 @@ from specdec_cli import exits, option_conflicts, own_process, render, settings
 
 _WITH_CHILD = ("serve",)  # keep models in a child process of their own
 SAMPLING, MACHINE, GENERAL, SPECULATION = SHARED = ("Sampling", "Machine", "General", "Speculation")
-"""Panels of shared options, in the order of the help, where a command's own options precede them."""
+"""Panels of shared options, in the order of the help, where a command's own options precede them.
+
+Options in no panel are those that people use every day: --help shows these, and --help-all also the panels.
+"""
+_WITH_PANELS = "specdec.help-all"  # in the `meta` of a context
 
 
 class Command(TyperCommand):
-    """A command whose options can also be set in the environment and in the config file."""
+    """A command whose options can also be set in the environment and in the config file.
+
+    Its help fits on a screen: see `SHARED`.
+    """
+
+    _help_all: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,10 +59,41 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         ctx.default_map = None  # help shows specdec's own defaults, not those of the config file
-        super().format_help(ctx, formatter)
+        shown = self if ctx.meta.get(_WITH_PANELS) else self._everyday(ctx)
+        super(Command, shown).format_help(ctx, formatter)
+
+    def _everyday(self, ctx: Any) -> "Command":
+        """Return a copy, for its help, with the options in no panel; shell completion and hints know all."""
+        shown = copy.copy(self)
+        if self._panels():
+            shown.params = [param for param in self.params if not _panel(param)]
+        return shown
+
+    def _panels(self) -> list[str]:
+        """Return the panels that --help omits: all, unless they are few options that every command has."""
+        panels = list(dict.fromkeys(filter(None, map(_panel, self.params))))
+        return panels if panels != [GENERAL] else []
+
+    def get_params(self, ctx: Any) -> Any:
+        return [*super().get_params(ctx), self._help_all_option(ctx)]
 
     def get_help_option(self, ctx: Any) -> Any:
         return _omit_types_of_flags([super().get_help_option(ctx)])[0]
+
+    def _help_all_option(self, ctx: Any) -> Any:
+        """Return the option --help-all, always the same object, which Click needs."""
+        if not self._help_all:
+            self._help_all = option = copy.copy(self.get_help_option(ctx))
+            show_help = option.callback
+
+            def show_all(ctx: Any, param: Any, value: bool) -> None:
+                ctx.meta[_WITH_PANELS] = value
+                show_help(ctx, param, value)
+
+            option.name, option.opts, option.callback = "help_all", ["--help-all"], show_all
+            option.hidden = not self._panels()
+            option.help = f"Show all {len(settings.options(self)) + 1} options."
+        return self._help_all
 
 
 class Group(TyperGroup):
@@ -88,10 +129,24 @@ def _usage_errors_in_one_line() -> Iterator[None]:
         error: Any = raised
         if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
             raise
-        what = settings.shortened(error.format_message())
         command = error.ctx.command_path if getattr(error, "ctx", None) else "specdec"
-        render.error(f"{what}: see {command} --help")
+        render.error(_with_hint(error, command))
         raise typer.Exit(exits.USAGE) from None
+
+
+def _with_hint(error: Any, command: str) -> str:
+    """Return the message of a usage error, and what to do: the name that was meant, or where all are."""
+    near = " or ".join(getattr(error, "possibilities", None) or ())  # of an option
+    what, _, near_commands = (error.message if near else error.format_message()).partition(". Did you mean ")
+    what = settings.shortened(what).replace("option: ", "option ")
+    name = what.removeprefix("no such command ")
+    if name != what and (" " in name or ".gguf" in name):  # a prompt or a model
+        near_commands = f"specdec run {name}"
+    if near or near_commands:
+        return f"{what}: did you mean {(near or near_commands).rstrip('?')}?"
+    if "extra argument" in what and any(param.name == "prompt" for param in error.ctx.command.params):
+        return f"{what}: put the prompt in quotes"
+    return f"{what}: see {command} --help"
 
 
 def _omit_types_of_flags(params: list[Any]) -> list[Any]:
@@ -116,9 +171,13 @@ def _use_default_as_it_is(param: Any) -> None:
     param.process_value = process
 
 
+def _panel(param: Any) -> str | None:
+    return getattr(param, "rich_help_panel", None)
+
+
 def _place_in_help(param: Any) -> int:
     """Return a sort key: first what people need first, speculation last."""
-    panel = getattr(param, "rich_help_panel", None)
+    panel = _panel(param)
     if panel is None:
         return 0
     return 2 + SHARED.index(panel) if panel in SHARED else 1

@@ -43,7 +43,6 @@ def show(
     Examples:
 
       specdec config show
-
       specdec config show chat --all
     """
     with exits.guarded():
@@ -104,9 +103,7 @@ def set_value(
     Examples:
 
       specdec config set main qwen2.5-coder-7b
-
       specdec config set chat.temp 0.5
-
       specdec config set stop END "User:"
     """
     with exits.guarded():

@@ -55,7 +55,6 @@ def add(
     Examples:
 
       specdec datastore add coder-7b src README.md
-
       specdec datastore add main.gguf notes.txt
     """
     with exits.guarded():

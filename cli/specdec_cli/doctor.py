@@ -29,9 +29,7 @@ def doctor(
     Examples:
 
       specdec doctor
-
       specdec doctor --fix
-
       specdec doctor --fix rpc
     """
     with exits.guarded():
@@ -39,6 +37,7 @@ def doctor(
 
         from spec_local.llama.setup.build import recipes, repair
         from spec_local.llama.setup.probe import probe_build
+        from spec_local.system.machine import default_threads
 
         try:
             binding = version("llama-cpp-python")
@@ -68,6 +67,7 @@ def doctor(
         render.write(
             f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n"
         )
+        render.write(f"threads: {default_threads()}{render.limit_note()}\n")
         _kernels(fix)
         if part == "rpc":
             _rpc_backend(fix)

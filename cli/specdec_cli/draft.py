@@ -61,7 +61,7 @@ def quantize(
         Option(
             min=1,
             max=512,
-            help="Number of threads, now and in later sessions (default: one per physical core).",
+            help="Number of threads, now and in later sessions (default: one per usable core).",
         ),
     ] = None,
     gpu_layers: Annotated[int, Option(help="Number of layers on the GPU in later sessions.")] = -1,
@@ -78,7 +78,6 @@ def quantize(
     Examples:
 
       specdec draft quantize draft.gguf --for main.gguf
-
       specdec draft quantize main-f16.gguf --type Q2_K --output draft.gguf
     """
     with exits.guarded():

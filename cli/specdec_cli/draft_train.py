@@ -73,12 +73,10 @@ def train(
     ] = None,
     device: Annotated[Literal["cpu", "cuda", "mps"], Option(help="PyTorch device to train on.")] = "cpu",
     seed: Annotated[int, Option(min=0, help="Random seed for prompts, sampling and training.")] = 0,
-    plot: Annotated[
-        Path | None, Option(help="Save a PNG of the training curve (needs spec-local\\[plot]).")
-    ] = None,
+    plot: Annotated[Path | None, Option(help="Save a PNG of the training curve (needs matplotlib).")] = None,
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
     threads: Annotated[
-        int | None, Option(min=1, max=512, help="Number of threads (default: one per physical core).")
+        int | None, Option(min=1, max=512, help="Number of threads (default: one per usable core).")
     ] = None,
     gpu_layers: Annotated[int, Option(help="Number of layers of the main model on the GPU.")] = -1,
     kernels: KernelsOption = "auto",
@@ -90,12 +88,11 @@ def train(
     network access are needed. Run the same command again to resume a run that
     was stopped, or with more --minutes or --tokens to continue a finished one.
 
-    Requires PyTorch: pip install 'spec-local\\[train]'.
+    Requires PyTorch; where it is missing, an error shows how to install it.
 
     Examples:
 
       specdec draft train main.gguf --minutes 480
-
       specdec draft train main.gguf -o head.gguf --text src --text prompts.jsonl
     """
     with exits.guarded():

@@ -15,6 +15,7 @@ from specdec_cli import answer_view, batch_view, exits, render, several_view, th
 from specdec_cli.options import (
     STANDARD,
     HideThinkingOption,
+    ModelArgument,
     ModelOptions,
     NoWrapOption,
     PromptOption,
@@ -40,9 +41,13 @@ _MAX_ANSWERS = 10_000  # of one prompt; for more, a batch can be resumed
 
 
 def generate(
+    model: ModelArgument = None,
     prompt: Annotated[
         str | None,
-        Argument(help="Prompt; text from --file or a pipe precedes it, separated by an empty line."),
+        Argument(
+            metavar="PROMPT",
+            help="Prompt, also without MODEL; text from --file or a pipe precedes it.",
+        ),
     ] = None,
     prompt_option: PromptOption = None,
     file: Annotated[
@@ -51,7 +56,7 @@ def generate(
             "--file",
             "-f",
             metavar="FILE",
-            help="Text file to put before the prompt; repeatable; - is standard input (default in a pipe).",
+            help="Text to put before the prompt; repeatable; - is standard input.",
         ),
     ] = None,
     system: SystemOption = None,
@@ -126,22 +131,18 @@ def generate(
     Examples:
 
       specdec generate "Why is the sky blue?"
-
-      git diff | specdec generate --main qwen-7b.gguf --draft qwen-0.5b.gguf "Write a commit message."
-
+      git diff | specdec generate coder-7b "Write a commit message."
       specdec generate --json "Name three colours." | jq -r .content
-
-      head -40 sum.py | specdec generate --main qwen-coder.gguf --suffix "$(tail -n +42 sum.py)"
-
+      head -40 f.py | specdec generate coder-7b --suffix "$(tail -n +42 f.py)"
       specdec generate --input prompts.txt --output answers.jsonl --seed 1
 
-      specdec generate --answers 5 "Suggest a name for a boat."
-
-    In a shell loop that reads lines, add < /dev/null; otherwise the command reads
-    the loop's input. The exit code is 3 if an answer under a grammar or schema was
-    cut short, for example by --max-tokens.
+    In a shell loop that reads lines, add < /dev/null: the command reads its
+    input. The exit code is 3 if an answer under a grammar or schema is cut short.
     """
     with exits.guarded():
+        if prompt is None and prompt_option is None and not input_file:  # a single argument is the prompt
+            model, prompt = None, model
+        models = models.with_models(model)
         # Before any model is loaded, so that an invalid value is reported at once.
         settings = generation_settings(models, sampling)
         if prompt is not None and prompt_option is not None:
@@ -228,6 +229,9 @@ def generate(
                     as_json=as_json,
                     as_jsonl=as_jsonl,
                 )
+            is_cut = any(done.reason == "length" for done in ends) and not settings.constrained
+            if is_cut and not (as_json or as_jsonl):  # JSON says so
+                render.note(f"cut at {settings.max_tokens} tokens: give a larger -n, or none, for the rest")
             if verbose:
                 gain = render.gain(session, settings, statistics) if answers is None else ""
                 render.note(render.statistics_line(statistics, gain))

@@ -42,7 +42,6 @@ def list_models(
     Examples:
 
       specdec models list --local
-
       specdec models list | grep coder
     """
     with exits.guarded():
@@ -98,9 +97,7 @@ def pull(
     Examples:
 
       specdec models pull starter
-
       specdec models pull coder-7b
-
       specdec models pull bartowski/Llama-3.2-3B-Instruct-GGUF:Q5_K_M
     """
     with exits.guarded():

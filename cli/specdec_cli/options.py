@@ -35,17 +35,56 @@ MainArgument = Annotated[
         metavar="MAIN", help="Main model, or a pair: a file or a name.", autocompletion=completion.models
     ),
 ]
+MainOption = Annotated[
+    str | None,
+    Option(
+        "--main",
+        "-m",
+        metavar="FILE|NAME",
+        help="Main model, instead of MODEL (default: starter-pair).",
+        autocompletion=completion.models,
+    ),
+]
+DraftOption = Annotated[
+    str | None,
+    Option(
+        "--draft",
+        "-md",
+        metavar="FILE|NAME",
+        help="Draft model or head; none: neither; auto finds one (default).",
+        autocompletion=completion.models,
+    ),
+]
 ModelArgument = Annotated[
     str | None,
     Argument(
         metavar="MODEL",
-        help="Main model, as for --main, which it overrides.",
+        help="Main model: a file, a name of a model or pair (see specdec models list), or user/repo:quant on "
+        "the Hugging Face Hub.",
         autocompletion=completion.models,
     ),
 ]
+DraftArgument = Annotated[
+    str | None,
+    Argument(
+        metavar="DRAFT",
+        help="Draft model or head, instead of --draft.",
+        autocompletion=completion.models,
+    ),
+]
+
+
+def named_pair(
+    main: str | None, draft: str | None, main_option: str | None, draft_option: str | None
+) -> tuple[str, str | None]:
+    """Return the names of the models of a command, which may be arguments or options."""
+    draft = draft or draft_option
+    return main or main_option or STARTER, None if draft == FOUND_DRAFT else draft
+
+
 SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message.")]
 ShowDraftsOption = Annotated[
-    bool, Option("--show-drafts", help="Mark accepted draft tokens on a terminal, and list rejected ones.")
+    bool, Option("--show-drafts", help="Mark accepted draft tokens, and list rejected ones.")
 ]
 HideThinkingOption = functools.partial(
     Option, "--hide-thinking", help="Say only how long a model thinks before its answer, not what."
@@ -93,15 +132,13 @@ PromptOption = Annotated[
     str | None, Option("--prompt", "-p", metavar="TEXT", help="The prompt, instead of the argument.")
 ]
 VerboseFlag = functools.partial(Option, "--verbose", "-v", count=True, show_default=False)
-VerboseOption = Annotated[
-    int, VerboseFlag(help="Show statistics, build, device and threads; -vv adds llama.cpp's log.")
-]
+VerboseOption = Annotated[int, VerboseFlag(help="Show statistics, device and threads; -vv: llama.cpp's log.")]
 MaxTokensOption = functools.partial(
     Option,
     "--max-tokens",
     "-n",
     callback=_unless_minus_one,
-    help="Maximum number of tokens to generate (default: until the model ends its answer).",
+    help="Maximum number of tokens (default: until the answer ends).",
 )
 
 
@@ -127,38 +164,19 @@ KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
 class ModelOptions:
     """Models, the resources they use, and speculation."""
 
-    main: Annotated[
-        str | None,
-        Option(
-            "--main",
-            "-m",
-            metavar="FILE|NAME",
-            help="Main model: a file, a name of a model or pair, or user/repo:quant (default: starter-pair).",
-            autocompletion=completion.models,
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        Option(
-            "--draft",
-            "-md",
-            metavar="FILE|NAME",
-            help="Draft model: a small model of the same family, or a head for the main model (EAGLE-3, "
-            "DFlash …); auto, the default: that of the pair, the main model's MTP layers, or what is found "
-            "on this machine; none: no draft model and no head.",
-            autocompletion=completion.models,
-        ),
-    ] = None
+    main: MainOption = None
+    draft: DraftOption = None
     ctx: Annotated[
         int | None,
         Option(
             "--ctx",
             "-c",
-            help="Context size in tokens (default: 4096, or less if the model was trained for less).",
+            help="Context size in tokens (default: 4096, or the model's maximum).",
         ),
     ] = None
+    no_spec: Annotated[bool, Option("--no-spec", help="Decode without speculation.")] = False
     threads: Annotated[
-        int | None, _Machine("--threads", "-t", help="Number of threads (default: one per physical core).")
+        int | None, _Machine("--threads", "-t", help="Number of threads (default: one per usable core).")
     ] = None
     gpu_layers: Annotated[
         int,
@@ -173,7 +191,6 @@ class ModelOptions:
             help="Other machines that hold the main model's layers: see specdec worker.",
         ),
     ] = None
-    no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
     proposer: Annotated[
         ProposerChoice, _choice("Source of draft tokens", PROPOSER_NAMES, "auto lets the policy choose")
     ] = "auto"
@@ -223,9 +240,9 @@ class ModelOptions:
         ),
     ] = False
 
-    def with_main(self, model: str | None) -> "ModelOptions":
-        """Return the options with another main model; None: with the same."""
-        return dataclasses.replace(self, main=model) if model else self
+    def with_models(self, main: str | None, draft: str | None = None) -> "ModelOptions":
+        """Return the options with other models; None: with the same."""
+        return dataclasses.replace(self, main=main or self.main, draft=draft or self.draft)
 
     def files(self) -> tuple[Path, Path | None]:
         """Return the files of the main model, and of the draft model if one is named and may be used."""
@@ -301,7 +318,7 @@ class SamplerOptions:
 
     temp: Annotated[
         float | None,
-        Option(help="Temperature; 0 always takes the most probable token (default: the model's, or 0.8)."),
+        Option(help="Temperature; 0 is greedy (default: the model's, or 0.8)."),
     ] = None
     top_k: Annotated[
         int | None,
@@ -374,25 +391,23 @@ class SamplerOptions:
 class SamplingOptions(SamplerOptions):
     """The sampler, and the limits and form of the answer."""
 
+    max_tokens: Annotated[int | None, MaxTokensOption()] = None
     seed: Annotated[
         int | None,
-        _Sampling(
+        Option(
             callback=_unless_minus_one,
-            help="Random seed; the same seed gives the same output (with any draft: see --reproducible).",
+            help="Random seed: the same output again (see --reproducible).",
         ),
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        Option(metavar="FILE|JSON", help="JSON schema of the answer: a file, or the schema itself."),
     ] = None
     stop: Annotated[
         list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
     ] = None
-    max_tokens: Annotated[int | None, MaxTokensOption()] = None
     grammar_file: Annotated[
         Path | None, _Sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
-    ] = None
-    json_schema: Annotated[
-        str | None,
-        _Sampling(
-            metavar="FILE|JSON", help="JSON schema that the answer must match: a file, or the schema itself."
-        ),
     ] = None
 
 

@@ -1,11 +1,10 @@
 """Plots of benchmarks and of training. They need matplotlib, an optional dependency."""
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_local.errors import SpecLocalError
+from spec_local.system import extras
 
 if TYPE_CHECKING:
     from spec_local.bench.figures import VariantFigures
@@ -17,8 +16,7 @@ def check() -> None:
     Raises:
         SpecLocalError: it is missing.
     """
-    if not importlib.util.find_spec("matplotlib"):
-        raise SpecLocalError("--plot needs matplotlib: run pip install 'spec-local[plot]'")
+    extras.check("matplotlib", "plot", "--plot")
 
 
 def draw(variants: Sequence["VariantFigures"], path: Path) -> None:

@@ -156,6 +156,14 @@ def threads(main: "LlamaRow") -> str:
     return f"{main.threads} thread{'s' * (main.threads > 1)}"
 
 
+def limit_note() -> str:
+    """Return what allows fewer threads than the machine has cores, in brackets; "" if nothing does."""
+    from spec_local.system.processors import usable_processors
+
+    limit = usable_processors().limit
+    return f" ({limit})" if limit else ""
+
+
 def setting_lines(session: "Session") -> list[str]:
     """Return lines with the models; build, device, threads and instruction sets; the CPU kernels."""
     from importlib.metadata import version
@@ -171,7 +179,7 @@ def setting_lines(session: "Session") -> list[str]:
     uses = " ".join(runtime.features())
     return [
         " · ".join(models),
-        " · ".join([build, device(main), threads(main), uses]),
+        " · ".join([build, device(main), threads(main) + limit_note(), uses]),
         f"CPU kernels: {kernels.status()}",
     ]
 

@@ -1,10 +1,12 @@
 """`specdec run`: chat with a model, or let it answer one prompt."""
 
+import os
+import re
 from typing import Annotated
 
 from typer import Argument
 
-from specdec_cli import chat, chat_input, generate
+from specdec_cli import chat, chat_input, exits, generate
 from specdec_cli.options import (
     HideThinkingOption,
     ModelArgument,
@@ -25,7 +27,7 @@ def run(
     prompt_option: PromptOption = None,
     system: SystemOption = None,
     show_drafts: ShowDraftsOption = False,
-    hide_thinking: Annotated[bool, HideThinkingOption()] = False,
+    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False,
     verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
@@ -33,17 +35,19 @@ def run(
 ) -> None:
     """Chat with a model on a terminal; with a prompt or in a pipe, print one answer.
 
-    The commands chat and generate have more options.
+    A single argument that cannot be a model's name is the prompt. The commands
+    chat and generate have more options.
 
     Examples:
 
       specdec run qwen3-4b
-
       specdec run qwen3-4b "Why is the sky blue?"
-
       git diff | specdec run coder-7b "Write a commit message."
     """
-    models = models.with_main(model)
+    with exits.guarded():
+        if model and prompt is None and _is_prompt(model):
+            model, prompt = None, model
+    models = models.with_models(model)
     if prompt is None and prompt_option is None and chat_input.interactive():
         chat.chat(
             system=system,
@@ -55,7 +59,7 @@ def run(
         )
     else:
         generate.generate(
-            prompt,
+            prompt=prompt,
             prompt_option=prompt_option,
             system=system,
             show_drafts=show_drafts,
@@ -64,3 +68,12 @@ def run(
             models=models,
             sampling=sampling,
         )
+
+
+def _is_prompt(text: str) -> bool:
+    """Return whether a text has characters that no model's name has, and names none."""
+    if re.fullmatch(r"[\w./:@~+-]+", text, re.ASCII) or text.endswith(".gguf"):
+        return False
+    from spec_local.models import catalog
+
+    return not (os.path.exists(os.path.expanduser(text)) or catalog.is_known(text) or text in catalog.pairs())

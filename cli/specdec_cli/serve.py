@@ -1,6 +1,7 @@
 """`specdec serve`: an HTTP server with the protocols of OpenAI, Anthropic and llama.cpp."""
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typer import Argument, BadParameter, Option
 
 from spec_local.errors import InvalidRequest
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, paired
+from spec_local.system import extras
 from specdec_cli import completion, exits, render
 from specdec_cli.options import (
     ModelOptions,
@@ -20,6 +22,9 @@ from specdec_cli.options import (
 if TYPE_CHECKING:
     from spec_local.server.events import Loaded
     from spec_local.server.served_models import ServedModel
+
+
+_Server = functools.partial(Option, rich_help_panel="Server")
 
 
 def _gibibytes(value: float | None) -> float | None:
@@ -35,7 +40,7 @@ def serve(
         list[str] | None,
         Argument(
             metavar="MODEL",
-            help="Main model, as for --main, which it overrides; or several, which requests name.",
+            help="Main model: a file, a name or user/repo:quant; or several, which requests name.",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -47,14 +52,14 @@ def serve(
         str | None, Option(metavar="KEY", help="Key that clients must send. Better set SPECDEC_API_KEY.")
     ] = None,
     alias: Annotated[
-        str | None, Option(metavar="NAME", help="Name of the model for clients (default: its file's).")
+        str | None, _Server(metavar="NAME", help="Name of the model for clients (default: its file's).")
     ] = None,
     parallel: Annotated[
         int | None,
         Option(
             min=1,
             metavar="<int>",
-            help="Number of answers at the same time (default: as many as there is memory for, up to 8).",
+            help="Maximum number of answers at the same time (default: 8, or as memory allows).",
         ),
     ] = None,
     memory: Annotated[
@@ -67,42 +72,34 @@ def serve(
     ] = None,
     keep_alive: Annotated[
         str | None,
-        Option(
+        _Server(
             metavar="TIME",
             help="Unload a model that was not used for so long, such as 10m; 0: at once (default: never).",
         ),
     ] = None,
     queue: Annotated[
-        int, Option(min=0, metavar="<int>", help="Number of requests that may wait for one of them.")
+        int, _Server(min=0, metavar="<int>", help="Number of requests that may wait for one of them.")
     ] = 64,
     cors: Annotated[
         list[str] | None,
-        Option(
+        _Server(
             metavar="ORIGIN", help="Web pages that may use the server, as https://HOST; repeatable; *: all."
         ),
     ] = None,
-    max_body: Annotated[int, Option(min=1, metavar="<int>", help="Maximum size of a request in MiB.")] = 16,
+    max_body: Annotated[int, _Server(min=1, metavar="<int>", help="Maximum size of a request in MiB.")] = 16,
 ) -> None:
     """Serve models over HTTP to editors, agents and chat programs, and show a page to try them.
 
     Clients that speak to OpenAI, Anthropic or llama.cpp's server need only
-    another address, such as http://localhost:8080/v1.
-
-    Of several models, the first is loaded at the start, and others when a
-    request names them. If --memory is too small for all, those are unloaded
-    that were not used for the longest time.
-
-    Options for sampling and speculation apply to requests that do not set
-    them.
+    another address, such as http://localhost:8080/v1. Of several models, all but
+    the first are loaded when a request names them, and the one that was not used
+    for the longest time makes room. Requests may set other options.
 
     Examples:
 
       specdec serve
-
       specdec serve main.gguf --draft draft.gguf --port 8000
-
       specdec serve coder-7b qwen3-4b main.gguf --memory 8
-
       SPECDEC_API_KEY=secret specdec serve --host 0.0.0.0
     """
     with exits.guarded():
@@ -113,15 +110,13 @@ def serve(
             from spec_local.server.served_models import ServedModels, seconds_of
             from spec_local.system.machine import is_loopback
         except ModuleNotFoundError as error:
-            raise InvalidRequest(
-                f"the server needs {error.name}: install it with pip install 'spec-local[serve]'"
-            ) from None
+            raise InvalidRequest(f"the server needs {error.name}: {extras.hint('serve')}") from None
         if len(model or ()) > 1:
             _check_several(models, alias)
         if keep_alive is not None and models.workers:
             raise InvalidRequest("--keep-alive is not for --workers, which wait for the model: remove it")
         run.check_access(host, api_key)
-        given = [models.with_main(name) for name in model or ()] or [models]
+        given = [models.with_models(name) for name in model or ()] or [models]
         served = ServedModels(
             [_served(each, sampler, parallel, alias) for each in given],
             memory=round(memory * 2**30) if memory else free_memory() // 2,

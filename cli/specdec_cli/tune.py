@@ -4,12 +4,20 @@ import shlex
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT, resolve_pair
-from specdec_cli import completion, exits, render
-from specdec_cli.options import CacheChoice, KernelsOption, MainArgument
+from specdec_cli import exits, render
+from specdec_cli.options import (
+    CacheChoice,
+    DraftArgument,
+    DraftOption,
+    KernelsOption,
+    MainOption,
+    ModelArgument,
+    named_pair,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,15 +34,10 @@ _CALL_SIZES = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 
 
 def tune(
-    main: MainArgument,
-    draft: Annotated[
-        str | None,
-        Argument(
-            metavar="DRAFT",
-            help="Draft model or head (default: the main model's MTP layers, if it has any).",
-            autocompletion=completion.models,
-        ),
-    ] = None,
+    main: ModelArgument = None,
+    draft: DraftArgument = None,
+    main_option: MainOption = None,
+    draft_option: DraftOption = None,
     ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
         list[int] | None,
@@ -64,7 +67,6 @@ def tune(
     Examples:
 
       specdec tune main.gguf draft.gguf
-
       specdec tune main.gguf --threads 4 --threads 8
     """
     with exits.guarded(), ExitStack() as stack:
@@ -75,6 +77,7 @@ def tune(
         from spec_local.llama.setup.probe import check_model_file
         from spec_local.system.machine import OtherPrograms, default_threads
 
+        main, draft = named_pair(main, draft, main_option, draft_option)
         # Report invalid values before starting anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()
         for name, value, high in (

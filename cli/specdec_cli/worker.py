@@ -20,7 +20,7 @@ def worker(
     ] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, metavar="<int>", help="Port to listen on.")] = _PORT,
     threads: Annotated[
-        int | None, Option("--threads", "-t", min=1, help="Number of threads (default: one per core).")
+        int | None, Option("--threads", "-t", min=1, help="Number of threads (default: one per usable core).")
     ] = None,
 ) -> None:
     """Lend this machine to a main model that is too large for another machine.
@@ -31,7 +31,6 @@ def worker(
     Examples:
 
       specdec worker
-
       specdec worker --host 192.168.1.7
     """
     with exits.guarded():

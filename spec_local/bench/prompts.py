@@ -66,17 +66,26 @@ def select(
 ) -> list[Prompt]:
     """Select the first `per_category` prompts of each of these categories; by default, of all categories.
 
+    Args:
+        categories: each a name, or a part of one or more names.
+
     Raises:
         InvalidRequest: there is no such category; the message lists them.
     """
     known = list(dict.fromkeys(prompt.category for prompt in prompts))
+    selected: set[str] = set()
     for category in categories:
-        if category not in known:
+        part = category.strip().lower()
+        found = [name for name in known if name == category] or [
+            name for name in known if part in name.lower()
+        ]
+        if not part or not found:
             raise InvalidRequest(f"there is no category {category!r}: give {', '.join(known)}")
+        selected.update(found)
     return [
         prompt
         for category in known
-        if not categories or category in categories
+        if not categories or category in selected
         for prompt in [p for p in prompts if p.category == category][:per_category]
     ]
 

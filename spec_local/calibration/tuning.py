@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import psutil
-
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.calibration.sample_text import sample_tokens
@@ -18,7 +16,7 @@ from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import Plan, plan_chain
 from spec_local.policies.sharing import RowCosts
-from spec_local.system.machine import default_threads
+from spec_local.system.processors import usable_processors
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
 """Tokens a call: where kernels change their tile size, up to the longest draft and one more."""
@@ -42,9 +40,9 @@ class Measurement:
 
 
 def thread_choices() -> list[int]:
-    """Numbers of threads worth measuring: half of the physical cores, all of them, and all logical cores."""
-    physical = default_threads()
-    return sorted({max(1, physical // 2), physical, psutil.cpu_count() or physical})
+    """Numbers of threads worth measuring: half of the usable cores, all of them, and all their threads."""
+    usable = usable_processors()
+    return sorted({max(1, usable.cores // 2), usable.cores, usable.hardware_threads})
 
 
 def tune(

@@ -7,7 +7,6 @@ a library that does not match them is never loaded.
 import functools
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from spec_local.system import machine, native_build
 from spec_local.system.native_build import SUFFIX
+from spec_local.system.processors import usable_processors
 
 SOURCES = Path(__file__).parent
 _PREFIX = "specdec-kernels-"
@@ -126,7 +126,7 @@ def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | Non
         compile_command(compiler, headers, source, Path(o))
         for source, o in zip(sources, objects, strict=True)
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_processors().hardware_threads) as pool:
         for reason in pool.map(functools.partial(native_build.run, work), commands):
             if reason:
                 return reason

@@ -43,7 +43,7 @@ class LlamaContext(NativeContext):
             each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
             buffers grow with it, and Ctrl-C waits for the call to end.
         max_logits: maximum number of rows of logits per call; llama.cpp reserves memory for them.
-        threads: number of threads, for single tokens and batches; None: one per physical core.
+        threads: number of threads, for single tokens and batches; None: one per usable core.
         cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
         flash_attention: None lets llama.cpp choose; a quantized cache requires it.
         pad_to: fill up each call with dummy tokens to a multiple of this number, so that logits depend only

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from spec_local.system.processors import usable_processors
+
 
 @functools.cache
 def processor_features() -> frozenset[str]:
@@ -29,8 +31,8 @@ def processor_features() -> frozenset[str]:
 
 
 def default_threads() -> int:
-    """Return the number of physical cores: most machines decode more slowly with more threads."""
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    """Return the number of physical cores that may be used: most machines decode more slowly with more."""
+    return usable_processors().cores
 
 
 def llama_cpp_folder() -> Path:

@@ -1,8 +1,6 @@
 """Train a draft model for any main model, by distillation from text that the main model generates."""
 
-import importlib.util
-
-from spec_local.errors import SpecLocalError
+from spec_local.system import extras
 
 
 def check_torch() -> None:
@@ -11,5 +9,4 @@ def check_torch() -> None:
     Raises:
         SpecLocalError: it is not installed.
     """
-    if not importlib.util.find_spec("torch"):
-        raise SpecLocalError("training a draft model needs PyTorch: run pip install 'spec-local[train]'")
+    extras.check("torch", "train", "training a draft model")

@@ -27,6 +27,7 @@ from spec_local.models import catalog
 from specdec_cli import __main__, render
 from specdec_cli.app import app
 
+CUT = re.compile(rb"^cut at \d+ tokens: give a larger -n, or none, for the rest\n", re.MULTILINE)
 FIRST_USE = re.compile(r"(checking|measuring) .* \(first use")
 COMMAND = [sys.executable, "-m", "specdec_cli"]
 BUILT = typer.main.get_command(app)  # once: it takes longer than most commands
@@ -108,6 +109,11 @@ class Specdec:
         assert len(lines) == 1, done.stderr.decode()
         assert lines[0].startswith("specdec: ")
         return lines[0]
+
+    @staticmethod
+    def notes(done):
+        """Return stderr without the note that -n cut the answer."""
+        return CUT.sub(b"", done.stderr)
 
     @staticmethod
     def objects(done):

@@ -44,6 +44,10 @@ def test_values_and_commands(inside, line, value):
     [
         "generate --draft",
         "bench --main",
+        "bench",
+        "bench x",
+        "generate",
+        "tune --draft",
         "tune",
         "tune x",
         "models check",
@@ -53,6 +57,11 @@ def test_values_and_commands(inside, line, value):
 )
 def test_every_model_parameter_is_completed(inside, command):
     assert "coder-7b" in complete(inside, "bash", f"specdec {command} coder-7")
+
+
+def test_options_that_help_omits_are_completed(inside):
+    assert complete(inside, "bash", "specdec chat --draft-p").split() == ["--draft-p-min"]
+    assert "--help-all" in complete(inside, "bash", "specdec chat --help-").split()
 
 
 def test_completion_ignores_broken_settings(inside, tmp_path, monkeypatch):

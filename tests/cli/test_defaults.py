@@ -95,7 +95,7 @@ def test_help_lists_new_names():
         "        new = 'new-' + name.removesuffix('_NAMES').lower()\n"
         "        setattr(package, name, (*getattr(package, name), new))\n"
         "import sys\n"
-        "sys.argv = ['specdec', 'generate', '--help']\n"
+        "sys.argv = ['specdec', 'generate', '--help-all']\n"
         "from specdec_cli.__main__ import main\n"
         "main()\n"
     )

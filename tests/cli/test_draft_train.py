@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,8 +211,8 @@ def test_an_unavailable_device(inside, short_main, target):
 @pytest.mark.parametrize(
     ("missing", "arguments", "why"),
     [
-        ("torch", [], "needs PyTorch: run pip install 'spec-local[train]'"),
-        ("matplotlib", ["--plot", "x.png"], "needs matplotlib: run pip install 'spec-local[plot]'"),
+        ("torch", [], f"needs torch: run {sys.executable} -m pip install 'torch>=2.4'"),
+        ("matplotlib", ["--plot", "x.png"], f"run {sys.executable} -m pip install 'matplotlib>=3.8'"),
     ],
     ids=["torch", "matplotlib"],
 )

@@ -47,7 +47,16 @@ def test_stdout_is_the_answer_and_stderr_is_empty(specdec, main, library_text):
     with pytest.raises(UnicodeDecodeError):
         expected.decode("utf-8")
     done = specdec(*options(main, 200), "--raw", "bytes", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
+    assert (done.returncode, done.stdout, specdec.notes(done)) == (0, expected, b"")
+
+
+def test_an_answer_that_is_cut_says_so(inside, main):
+    cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
+    assert inside(*options(main, 7), "hello").stderr == cut
+    assert inside(*options(main, 7), "--answers", 2, "hello").stderr.endswith(cut)
+    assert inside(*options(main, 7), "--json", "hello").stderr == b""  # the object has it
+    assert inside("run", main, "hello", "-n", 7, "-t", 1, "-c", 256).stderr == cut
+    assert inside(*options(main, 7), "--json-schema", '{"const": 1}', "hello").stderr == b""  # it ended
 
 
 def test_statistics_name_the_proposers(inside, main, draft):
@@ -80,8 +89,8 @@ def test_the_first_use_reports_checking(fresh_inside, main):
     work = fresh_inside.folder / "work"
     work.mkdir()
     first, second = (fresh_inside(*options(main, 4), "x", cwd=work) for _ in range(2))
-    assert first.stderr == b"checking main.gguf (first use on this machine)\n"
-    assert second.stderr == b""
+    assert fresh_inside.notes(first) == b"checking main.gguf (first use on this machine)\n"
+    assert fresh_inside.notes(second) == b""
     assert first.stdout == second.stdout
     assert list(work.iterdir()) == []
     (result,) = fresh_inside.folder.rglob("checked-models/*")
@@ -90,23 +99,23 @@ def test_the_first_use_reports_checking(fresh_inside, main):
 
 def test_costs_are_kept_only_if_needed(unmeasured, main, draft):
     for arguments in (["--no-spec"], ["--policy", "off"], ["--policy", "fixed"], ["--draft-max", "0"]):
-        assert not unmeasured(*options(main, 4), "--draft", draft, *arguments, "x").stderr
+        assert not unmeasured.notes(unmeasured(*options(main, 4), "--draft", draft, *arguments, "x"))
         assert not list(unmeasured.folder.rglob("costs/*.json"))
-    assert not unmeasured(*options(main, 4), "--draft", draft, "x").stderr
+    assert not unmeasured.notes(unmeasured(*options(main, 4), "--draft", draft, "x"))
     assert len(list(unmeasured.folder.rglob("costs/*.json"))) == 2
 
 
 def test_an_unwritable_cache_folder(inside, main):
     done = inside(*options(main, 4), "x", env={"XDG_CACHE_HOME": "/dev/null/cache", "HOME": "/dev/null"})
     assert (done.returncode, done.stdout) == (0, inside(*options(main, 4), "x").stdout)
-    assert len(done.stderr.splitlines()) == 1  # checked
+    assert len(inside.notes(done).splitlines()) == 1  # checked
 
 
 def test_a_shorter_trained_context_is_reported_only_with_a_larger_ctx(inside, tmp_path):
     path = write_tiny_model(tmp_path / "short.gguf", n_layers=1, n_ctx=128)
     arguments = ["generate", "--main", path, "--threads", 1, "-n", 4, "x"]
     inside(*arguments)  # checks it
-    assert inside(*arguments).stderr == b""
+    assert inside.notes(inside(*arguments)) == b""
     assert b"context: 128 tokens" in inside(*arguments, "--ctx", 4096).stderr
 
 
@@ -299,7 +308,7 @@ def test_modules_in_the_working_folder_are_not_imported(specdec, main, tmp_path)
     command = [sys.executable, "-P", *specdec.command[1:], *map(str, options(main, 4)), "x"]
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True}
     done = subprocess.run(command, env=specdec.environment, cwd=tmp_path, check=False, **streams)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, specdec.notes(done)) == (0, b"")
 
 
 LOOKUPS = {"none", "suffix", "recycling"}

@@ -159,7 +159,8 @@ def test_log_probabilities(inside, main):
         (["--suffix", "a", "--suffix-file", "b", "x"], "one of them"),
         (["--suffix", "a", "--system", "b", "x"], "remove --system"),
         (["--output", "a"], "--input"),
-        (["--input", "a", "x"], "remove the prompt"),
+        (["--input", "a", "model", "x"], "remove the prompt"),
+        (["--input", "a", "x"], "there is no model or file 'x'"),
         (["--input", "a", "--suffix", ""], "remove the prompt"),
         (["--input", "a", "--json"], "--json"),
     ],
@@ -181,7 +182,7 @@ def test_fill_in_the_middle_prompts(inside, coder, model, tokens_of, tmp_path):
     (tmp_path / "after").write_bytes(after.encode())
     run = options(coder)
     answer = inside(*run, "--suffix", after, before)
-    assert (answer.returncode, answer.stderr) == (0, b"")
+    assert (answer.returncode, inside.notes(answer)) == (0, b"")
     assert answer.stdout != inside(*run, "--suffix", "other", before).stdout
     assert inside(*run, "--suffix-file", tmp_path / "after", before).stdout == answer.stdout
     # Piped text keeps its trailing whitespace, and the argument continues it.

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 import spec_local
+from spec_local.bench import prompts
 from specdec_cli.app import app
 
 
@@ -20,6 +21,10 @@ def all_commands(command, words=()):
 
 
 COMMANDS = dict(all_commands(typer.main.get_command(app)))
+
+
+EVERYDAY = ["main", "draft", "ctx", "no-spec", "temp", "max-tokens", "seed", "json-schema"]
+LONG = ["run", "chat", "generate", "serve", "bench"]
 
 
 @pytest.mark.parametrize("width", [60, 200])
@@ -54,13 +59,13 @@ def test_help_imports_nothing_slow(specdec, command):
 @pytest.mark.parametrize(
     ("command", "first"),
     [
-        ("generate", ["main", "draft", "ctx", "temp", "max-tokens", "prompt", "file", "system", "json"]),
-        ("chat", ["main", "draft", "ctx", "temp", "max-tokens", "system"]),
-        ("run", ["main", "draft", "ctx", "temp", "max-tokens", "prompt", "system"]),
+        ("generate", [*EVERYDAY, "prompt", "file", "system", "json"]),
+        ("chat", [*EVERYDAY, "system"]),
+        ("run", [*EVERYDAY, "prompt", "system"]),
     ],
 )
 def test_help_begins_with_what_people_need_and_ends_with_speculation(inside, command, first):
-    page = inside(command, "--help").stdout.decode()
+    page = inside(command, "--help-all").stdout.decode()
     panels = re.findall("╭─ (.*?) ─", page)
     assert panels[-1] == "Speculation"
     options = page.partition("╭─ Options")[2].partition("╰")[0]
@@ -68,9 +73,32 @@ def test_help_begins_with_what_people_need_and_ends_with_speculation(inside, com
     assert "<bool>" not in page
 
 
-def test_help_names_the_extra(inside):
-    """Square brackets are markup in help texts, and must be escaped."""
-    assert b"pip install 'spec-local[train]'" in inside("draft", "train", "--help").stdout
+@pytest.mark.parametrize(("width", "most"), [(100, 45), (80, 60)])
+@pytest.mark.parametrize("command", LONG)
+def test_help_fits_on_a_screen(inside, command, width, most):
+    page = inside(command, "--help", env={"COLUMNS": str(width)}).stdout.decode()
+    assert len(page.splitlines()) <= most
+    assert set(re.findall("╭─ (.*?) ─", page)) == {"Arguments", "Options"}
+
+
+@pytest.mark.parametrize("command", LONG)
+def test_help_all_shows_every_option(inside, command):
+    page = inside(command, "--help-all").stdout.decode()
+    names = set(re.findall("│ (--[a-z-]+)", page))
+    every = {opt for param in typer.main.get_command(app).commands[command].params for opt in param.opts[:1]}
+    assert {name for name in every if name.startswith("--")} <= names
+    assert {"--help", "--help-all"} <= names
+    number = int(re.search("Show all ([0-9]+) options", page)[1])
+    assert number == len(names - {"--help", "--help-all"})
+    shared = re.findall("╭─ (.*?) ─", page)[-4:]
+    assert shared == ["Sampling", "Machine", "General", "Speculation"]
+
+
+def test_where_little_would_be_hidden_help_shows_all(inside):
+    short, full = (inside("doctor", option).stdout for option in ("--help", "--help-all"))
+    assert b"--no-color" in short
+    assert b"--help-all" not in short
+    assert short == full
 
 
 def test_without_a_command_it_shows_help(inside):
@@ -88,9 +116,13 @@ def test_version(specdec):
     ("arguments", "why"),
     [
         ("fly", "no such command 'fly': see specdec --help"),
-        ("models pul", "no such command 'pul'. Did you mean 'pull'?: see specdec models --help"),
-        ("generate --fly", "no such option: --fly"),
-        ("generate a b", "got unexpected extra argument(s) (b): see specdec generate --help"),
+        ("rn", "no such command 'rn': did you mean 'run'?"),
+        ("models pul", "no such command 'pul': did you mean 'pull'?"),
+        ("coder.gguf", "no such command 'coder.gguf': did you mean specdec run 'coder.gguf'?"),
+        ("generate --zzz", "no such option --zzz: see specdec generate --help"),
+        ("chat --draft-maxx 3", "no such option --draft-maxx: did you mean --draft-max"),  # --help hides it
+        ("generate a b c", "got unexpected extra argument(s) (c): put the prompt in quotes"),
+        ("tune a b c", "got unexpected extra argument(s) (c): see specdec tune --help"),
         ("generate --top-k x", "invalid value for '--top-k': Input should be a valid integer: see"),
         ("generate --main", "option '--main' requires an argument"),
         ("draft train", "missing argument 'MAIN': see specdec draft train --help"),
@@ -98,3 +130,13 @@ def test_version(specdec):
 )
 def test_usage_errors(inside, arguments, why):
     assert inside.one_line(inside(*arguments.split()), 2).startswith(f"specdec: {why}")
+
+
+def test_a_prompt_in_place_of_a_command(inside):
+    line = inside.one_line(inside("Why is the sky blue?"), 2)
+    assert line.endswith("did you mean specdec run 'Why is the sky blue?'?")
+
+
+def test_help_of_bench_lists_the_categories(inside):
+    page = " ".join(re.sub("[│╭╰─╮╯]", "", inside("bench", "--help").stdout.decode()).split())
+    assert ", ".join(dict.fromkeys(prompt.category for prompt in prompts.load())) in page

@@ -1,5 +1,10 @@
 """specdec run: a chat on a terminal, otherwise one answer."""
 
+import os
+from pathlib import Path
+
+import pytest
+
 SHORT = ("-n", 8, "-t", 1, "-c", 512, "--temp", 0)
 
 
@@ -28,3 +33,49 @@ def test_a_prompt_on_a_terminal_gets_one_answer(inside, main):
     code, screen = inside.on_terminal("run", main, "hello there", *SHORT)
     assert code == 0
     assert "main main.gguf" not in screen
+
+
+def test_a_single_argument_that_can_be_no_model_is_the_prompt(inside, main, draft, tmp_path, monkeypatch):
+    monkeypatch.setitem(inside.environment, "SPECDEC_MAIN", str(main))
+    expected = inside("generate", "Why is the sky blue?", *SHORT)
+    assert expected.stdout
+    assert inside("run", "Why is the sky blue?", *SHORT).stdout == expected.stdout
+    assert inside("run", "2+2=?", *SHORT).returncode == 0
+    assert inside("run", "你好", *SHORT).returncode == 0
+    for model in ("absent", "my model.gguf", "user/repo:Q4_0", "folder/file"):
+        assert inside("run", model, *SHORT).returncode != 0
+    (tmp_path / "a b").write_bytes(Path(draft).read_bytes())  # a file is no prompt, whatever its name
+    found = inside("run", tmp_path / "a b", *SHORT, stdin=b"Why is the sky blue?").stdout
+    assert found == inside("run", draft, "Why is the sky blue?", *SHORT).stdout != expected.stdout
+
+
+def test_generate_takes_the_model_as_an_argument_too(inside, main):
+    expected = inside("generate", "--main", main, "hello there", *SHORT)
+    assert expected.returncode == 0
+    assert inside("generate", main, "hello there", *SHORT).stdout == expected.stdout
+    assert inside("generate", main, "-p", "hello there", *SHORT).stdout == expected.stdout
+    (inside.folder / "one.txt").write_text("hello there")
+    (answer,) = inside.objects(inside("generate", main, "--input", "one.txt", *SHORT))
+    assert answer["content"] == expected.stdout.decode(errors="replace")
+    line = inside.one_line(inside("generate", main, "hello there", "-p", "hello", *SHORT), 2)
+    assert "given twice" in line
+
+
+def test_chat_takes_both_models_as_arguments(inside, main, draft):
+    done = inside("chat", main, draft, *SHORT, stdin=b"hello\n")
+    assert done.returncode == 0
+    assert b"draft draft.gguf" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU masks")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU only")
+def test_a_cpu_mask_decides_the_number_of_threads(inside, main):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        done = inside("run", main, "hello", "-n", 1, "-c", 512, "-v")
+        doctor = inside("doctor")
+    finally:
+        os.sched_setaffinity(0, before)
+    assert b" 1 thread (taskset or a cpuset allows 1 of " in done.stderr
+    assert b"threads: 1 (taskset or a cpuset allows 1 of " in doctor.stdout

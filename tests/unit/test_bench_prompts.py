@@ -93,3 +93,29 @@ def test_selection():
     assert names((), 2) == "acb"
     with pytest.raises(InvalidRequest, match="'verse': give code, prose"):
         select(PROMPTS, ["code", "verse"])
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (["chat"], ["chat"]),
+        (["code"], ["code writing", "code editing"]),
+        (["writ"], ["code writing"]),
+        (["Answer"], ["retrieval answer"]),
+        (["maths", "trans"], ["translation", "maths"]),
+    ],
+)
+def test_a_part_of_a_category_selects_it(given, found):
+    prompts = select(load(), given, 1)
+    assert [prompt.category for prompt in prompts] == found
+
+
+@pytest.mark.parametrize("given", ["poetry", "", "  "])
+def test_an_unknown_category_lists_all(given):
+    with pytest.raises(InvalidRequest, match="chat, code writing, code editing"):
+        select(load(), [given])
+
+
+def test_a_whole_name_is_that_category_only():
+    prompts = [Prompt("code", "a", "x"), Prompt("code editing", "b", "y")]
+    assert select(prompts, ["code"]) == prompts[:1]

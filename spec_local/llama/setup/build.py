@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import requires
 
 from spec_local.system import machine
+from spec_local.system.processors import usable_processors
 
 _X86_64 = ("x86_64", "amd64")
 # ggml's options and the processor features that each one needs. Without a native build, all are off
@@ -88,7 +89,7 @@ def _install_command() -> list[str]:
 def install(recipe: Recipe) -> bool:
     """Build and install llama-cpp-python, with pip's output on stderr. Return whether that succeeded."""
     environment = os.environ | {"CMAKE_ARGS": recipe.cmake_args}
-    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(usable_processors().hardware_threads))
     return subprocess.run(_install_command(), env=environment, stdout=sys.stderr, check=False).returncode == 0
 
 

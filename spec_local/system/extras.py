@@ -1,0 +1,49 @@
+"""Optional dependencies: the command that installs them, for the Python that runs now."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import spec_local
+from spec_local.errors import SpecLocalError
+
+
+def check(module: str, extra: str, what: str) -> None:
+    """Check that a module of an optional dependency is installed, without importing it.
+
+    Args:
+        extra: its name in pyproject.toml. what: the subject of the message, such as ``--plot``.
+
+    Raises:
+        SpecLocalError: it is missing.
+    """
+    if not importlib.util.find_spec(module):
+        raise SpecLocalError(f"{what} needs {module}: {hint(extra)}")
+
+
+def hint(extra: str) -> str:
+    """Return what to do if the packages of an extra are missing, for the end of an error message."""
+    return f"run {shlex.join([*_installer(), *packages(extra)])}"
+
+
+def packages(extra: str) -> list[str]:
+    """Return the requirements of an extra, all of which the package index has, unlike specdec itself."""
+    try:
+        requirements = requires("spec-local") or []
+    except PackageNotFoundError:  # it runs from its folder
+        return ["--editable", f"{Path(spec_local.__file__).parents[1]}[{extra}]"]
+    found = []
+    for requirement in requirements:
+        package, _, marker = requirement.partition(";")
+        if re.search(rf"""extra\s*==\s*["']{re.escape(extra)}["']""", marker):
+            found.append(package.strip())
+    return found
+
+
+def _installer() -> list[str]:
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip", "install"]
+    return ["uv", "pip", "install", "--python", sys.executable]  # uv's environments have no pip
