@@ -413,6 +413,7 @@ function readSettings() {
 function applySettings() {
   document.documentElement.dataset.theme = settings.theme;
   document.body.classList.toggle("marked", settings.marks);
+  document.body.classList.toggle("marked-code", settings.marks && settings.marks_in_code);
   store.saveSettings(settings);
 }
 

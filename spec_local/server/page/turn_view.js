@@ -37,8 +37,8 @@ export class TurnView {
   update({ running, last }) {
     const { turn } = this;
     const [reasoning, answer] = this.formats;
-    reasoning.show(turn.reasoning);
-    answer.show(turn.answer);
+    reasoning.show(turn.reasoning, running);
+    answer.show(turn.answer, running);
     this.details.hidden = !turn.reasoning.length;
     this.foldReasoning(running);
     this.element.classList.toggle("running", running);
@@ -58,6 +58,8 @@ export class TurnView {
     if (error) yield element("p", { class: "error" }, error);
     else if (ENDINGS[ended]) yield element("p", { class: "note" }, ENDINGS[ended]);
     if (statistics) yield element("p", { class: "note" }, summary(statistics));
+    const parts = [this.reasoning, this.answer];
+    if (parts.some((part) => part.querySelector(".accepted, .corrected"))) yield legend();
   }
 
   *buttons(last) {
@@ -68,4 +70,12 @@ export class TurnView {
     yield button(turn.error ? "Retry" : "Regenerate", actions.regenerate);
     yield button("Edit question", actions.edit);
   }
+}
+
+/** Shown below the last answer. */
+function legend() {
+  const accepted = element("span", { class: "accepted" }, "green");
+  const corrected = element("span", { class: "corrected" }, "orange");
+  const rest = ": draft tokens were rejected here (point at it, or use Tab and the arrow keys, to see them)";
+  return element("p", { class: "note legend" }, accepted, ": drafted and accepted · ", corrected, rest);
 }

@@ -1,0 +1,325 @@
+"""Answers as rendered Markdown: CommonMark's examples, hostile texts, marks, and texts that are being written."""
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.page.conftest import ANSWERS, ask, delta, until
+from tests.page.markdown_texts import DOCUMENT, HOSTILE_TEXTS
+from spec_local.server.events import Span
+
+EXAMPLES = [
+    [part.replace("→", "\t") for part in example]
+    for example in json.loads((Path(__file__).parents[1] / "data/commonmark.json").read_text())["examples"]
+]
+
+OF_MARKDOWN = r"/?(?:p|em|strong|a|ul|ol|li|pre|code|blockquote|del)\b"  # the tags of examples with HTML
+
+RENDERED = """async examples => {
+  const { blocksOf, sanitized } = await import("/markdown.js");
+  const inert = new DOMParser().parseFromString("", "text/html");
+  const LEFT_OUT = ["target", "rel", "data-text"];
+  function canonical(html) {
+    const box = inert.createElement("div");
+    box.innerHTML = html;
+    for (const span of box.querySelectorAll("span")) span.replaceWith(...span.childNodes);
+    for (const each of box.querySelectorAll("*")) {
+      const attributes = each.getAttributeNames().sort().map((name) => [name, each.getAttribute(name)]);
+      for (const [name] of attributes) each.removeAttribute(name);
+      for (const [name, value] of attributes) if (!LEFT_OUT.includes(name)) each.setAttribute(name, value.trim());
+    }
+    const lines = /\\s*(<\\/?(?:p|ul|ol|li|blockquote|pre|hr|br|h\\d|table|thead|tbody|tr|th|td)\\b[^>]*>)\\s*/g;
+    return box.innerHTML.replace(lines, "$1").trim();
+  }
+  return examples.map(([, markdown, html]) => {
+    const fragment = sanitized(blocksOf(markdown).blocks.map((block) => block.html).join(""));
+    const box = document.createElement("div");
+    box.append(fragment);
+    return [canonical(box.innerHTML), canonical(html)];
+  });
+}"""
+
+STREAM = """async ([text, n]) => {
+  const { FormattedText } = await import("/answer.js");
+  const cut = (length) => [{ text: text.slice(0, length), kind: "main", rejected: [] }];
+  const drawn = (length, running) => {
+    const parent = document.createElement("div");
+    new FormattedText(parent).show(cut(length), running);
+    return parent;
+  };
+  const parent = document.createElement("div");
+  const growing = new FormattedText(parent);
+  const different = [];
+  const shown = [];
+  const given = [];
+  for (let length = 1; length <= text.length; length += n) {
+    given.push({ text: text.slice(length - 1, length - 1 + n), kind: "main", rejected: [] });
+    growing.show(given, true);
+    shown.push(parent.textContent);
+    if (parent.innerHTML !== drawn(length - 1 + n, true).innerHTML) different.push(length);
+  }
+  growing.show(given, false);
+  if (parent.innerHTML !== drawn(text.length, false).innerHTML) different.push("the end");
+  return [different, shown];
+}"""
+
+
+def render(page, spans, running=False):
+    """Show spans (text, kind, rejected texts) as an answer on the page, instead of others; return the HTML."""
+    return page.evaluate(
+        """async ([spans, running]) => {
+          const { FormattedText } = await import("/answer.js");
+          const answer = Object.assign(document.createElement("div"), { className: "answer" });
+          document.getElementById("turns").replaceChildren(answer);
+          new FormattedText(answer).show(spans.map(([text, kind, rejected]) => ({ text, kind, rejected })), running);
+          return answer.innerHTML;
+        }""",
+        [[list(span) for span in spans], running],
+    )
+
+
+def why_different(markdown, ours, reference):
+    """The reason why an example is rendered unlike the reference; None: there is none."""
+
+    def link(found):
+        alt, source, title = found.groups()
+        return f'<a class="picture" href="{source}"{title or ""}>{alt or "picture"}</a>'
+
+    image = r'<img alt="([^"]*)" src="([^"]*)"( title="[^"]*")?>'
+    in_links = re.sub(rf'(?<=<a href="/uri">){image}', r"\1", reference)
+    if ours == re.sub(image, link, in_links):
+        return "pictures are links"
+    if re.fullmatch(r"<(?:irc|a\+b\+c|made-up-scheme|localhost):.*>\n", markdown):
+        return "links have known schemes"
+    if re.sub(r'<a href="(https://[^"]*)">\1</a>', r"\1", ours) == reference:
+        return "addresses are links"
+    if re.search(r"</?[a-zA-Z!?]", markdown) and not re.search(f"<(?!{OF_MARKDOWN})", ours):
+        return "HTML is text"
+    return None
+
+
+def test_examples_of_commonmark(open_page):
+    results = open_page().evaluate(RENDERED, EXAMPLES)
+    reasons = Counter()
+    for (_, markdown, _), (ours, reference) in zip(EXAMPLES, results, strict=True):
+        if ours != reference:
+            reason = why_different(markdown, ours, reference)
+            assert reason, f"{markdown!r}\n{ours!r}\n{reference!r}"
+            reasons[reason] += 1
+    assert len(EXAMPLES) == 652
+    assert reasons == {
+        "HTML is text": 70,
+        "pictures are links": 22,
+        "links have known schemes": 4,
+        "addresses are links": 3,
+    }
+
+
+def test_hostile_texts(open_page):
+    page = open_page()
+    page.wait_for_selector("#statistics svg")
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    address = page.url
+    assert len(HOSTILE_TEXTS) == 40
+    tags = "h1 h2 h3 h4 h5 h6 p blockquote ul ol li hr pre code a span table thead tbody tr th td br b i u s em"
+    tags += " strong small mark del ins sub sup kbd div button"
+    for text in HOSTILE_TEXTS:
+        for running in (True, False):
+            render(page, [[text, "accepted", []], ["", "corrected", [text]]], running)
+            found = page.evaluate(
+                """() => [...document.querySelectorAll("#turns *")].map((each) => [
+                  each.localName, ...each.getAttributeNames(), each.protocol ?? ""])"""
+            )
+            assert {name for name, *_ in found} <= set(tags.split()), text
+            names = {name for _, *names, _ in found for name in names}
+            assert names <= {
+                *("class", "href", "rel", "target", "title", "start", "tabindex", "role", "aria-label", "type"),
+            }, text
+            assert {protocol for *_, protocol in found} <= {"", ":", "http:", "https:", "mailto:"}, text
+    page.wait_for_timeout(100)  # for what would be loaded or run later
+    assert page.evaluate("window.ran") is None
+    assert (page.url, requests) == (address, [])
+
+
+def test_a_text_that_grows_is_drawn_as_if_at_once(open_page):
+    page = open_page()
+    for n in (1, 7):
+        different, _ = page.evaluate(STREAM, [DOCUMENT, n])
+        assert different == []
+    text = "\n\n".join(markdown for _, markdown, _ in EXAMPLES[::3] if "]:" not in markdown)
+    different, _ = page.evaluate(STREAM, [text[:6000], 3])
+    assert different == []
+
+
+@pytest.mark.slow
+def test_every_beginning_of_an_example_is_drawn(open_page):
+    script = """async examples => {
+      const { blocksOf, sanitized } = await import("/markdown.js");
+      for (const [, markdown] of examples) {
+        for (let n = 0; n <= markdown.length; n++) {
+          for (const block of blocksOf(markdown.slice(0, n), { running: true }).blocks) sanitized(block.html);
+        }
+      }
+    }"""
+    open_page().evaluate(script, EXAMPLES)
+
+
+def test_nothing_that_was_shown_changes_while_a_text_grows(open_page):
+    """What is shown of a beginning begins what is shown later: no markup is seen that vanishes, but brackets."""
+    _, shown = open_page().evaluate(STREAM, [DOCUMENT.replace("![x](y", ""), 1])
+    shown = [re.sub(r"[\s\[\]!]", "", text) for text in shown]
+    changed = [(a[-20:], b[-20:]) for a, b in zip(shown, shown[1:], strict=False) if not b.startswith(a)]
+    assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("text", "selector", "expected"),
+    [
+        ("a **bo", "strong", "bo"),
+        ("a **bold*", "strong", "bold"),
+        ("a **bold *and", "strong em", "and"),
+        ("a `co", "p code", "co"),
+        ("**a `co", "strong code", "co"),
+        ("[te](https://exa", "a", "te"),
+        ("- a\n- **b", "li strong", "b"),
+        ("Text\n-", "p", "Text"),
+        ("Text\n\n| a | b", "th", "a b"),
+        ("Text\n\n| a | b |\n|--", "th", "a b"),
+        ("> | a | b |\n", "blockquote th", "a b"),
+        ("| a |\n|---|\n| **b", "td strong", "b"),
+        ("```python\nprint(1", "pre code .hljs-number", "1"),
+        ("Text\n```py", "p", "Text"),
+        ("```\ncode\n``", "pre code", "code\n"),
+        ("2 * 3", "p", "2 * 3"),
+        ("a_b", "p", "a_b"),
+    ],
+)
+def test_unfinished_markup(open_page, text, selector, expected):
+    page = open_page()
+    render(page, [[text, "main", []]], running=True)
+    found = page.locator(f".answer {selector}")
+    assert " ".join(found.all_text_contents()) == expected
+    assert not re.search(r"\*\*|\||``", page.locator(".answer").text_content())
+
+
+def test_complete_blocks_stay_the_same_elements(open_page):
+    """Of a long answer only the last block is drawn again, and code keeps its element, which may be scrolled."""
+    script = """async text => {
+      const { FormattedText } = await import("/answer.js");
+      const parent = document.createElement("div");
+      const growing = new FormattedText(parent);
+      const spans = [];
+      const stayed = [];
+      for (const word of text.match(/[^ ]+ ?/g)) {
+        const before = [...parent.children];
+        spans.push({ text: word, kind: "main", rejected: [] });
+        growing.show(spans, true);
+        stayed.push(before.length - before.filter((each) => each.parentNode === parent).length);
+      }
+      const before = [...parent.children];
+      growing.show(spans, false);
+      return [Math.max(...stayed), before.slice(0, -1).every((each) => each.parentNode === parent), before.length];
+    }"""
+    most, stay, n = open_page().evaluate(script, f"{DOCUMENT}\n" * 4)
+    assert (most <= 1, stay, n > 40) == (True, True, True)
+    [code] = open_page().evaluate(
+        """async () => {
+          const { FormattedText } = await import("/answer.js");
+          const parent = document.createElement("div");
+          const growing = new FormattedText(parent);
+          const spans = ["```js\\nlet a", " = 1;\\nlet", " b;"].map((text) => ({ text, kind: "main", rejected: [] }));
+          growing.show(spans.slice(0, 1), true);
+          const pre = parent.querySelector("pre");
+          growing.show(spans.slice(0, 2), true);
+          growing.show(spans, false);
+          return [parent.querySelector("pre") === pre && pre.textContent];
+        }"""
+    )
+    assert code == "let a = 1;\nlet b;"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_marks_are_at_their_words(open_page, line_end):
+    """Each second word was drafted: whatever the markup, just these are marked, and no spaces."""
+    page = open_page()
+    text = DOCUMENT.replace("\n", line_end)
+    spans = [
+        [part, "accepted" if re.fullmatch(r"w\d*[13579]", part) else "main", []]
+        for part in re.split(r"(w\d+)", text)
+    ]
+    render(page, spans)
+    accepted = page.locator(".answer .accepted").all_text_contents()
+    words = re.findall(r"w\d+", page.locator(".answer").text_content())
+    assert len(words) == 67
+    hidden = {"w56"}  # of a picture, whose text has no marks
+    assert accepted == [word for word in words if int(word[1:]) % 2 and word not in hidden]
+
+
+def test_random_marks(open_page):
+    """Cut anywhere: each rejection is shown once, no mark has spaces, and marks do not change the text."""
+    page = open_page()
+    dice = random.Random(0)
+    render(page, [[DOCUMENT, "main", []]])
+    plain = page.locator(".answer").text_content()
+    for _ in range(20):
+        cuts = sorted(dice.sample(range(len(DOCUMENT)), 300))
+        parts = [DOCUMENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(DOCUMENT)], strict=True)]
+        spans = [[part, dice.choice(["main", "accepted"]), []] for part in parts]
+        for span in spans[::7]:
+            span[1:] = "corrected", ["no"]
+        render(page, [*spans, ["", "corrected", ["end"]]])
+        assert page.locator(".answer").text_content() == plain
+        assert page.locator(".answer .corrected").count() == len(spans[::7]) + 1
+        assert not any(re.search(r"\s", text) for text in page.locator(".answer .accepted").all_text_contents())
+        words = page.locator(".answer .corrected:not(.blank)").all_text_contents()
+        assert all(word == word.strip() for word in words)
+
+
+def test_marks_in_code_are_asked_for(open_page, monkeypatch):
+    spans = (Span("Use `a b`:\n", "accepted"), Span("```python\n"), Span("x = 1\n", "accepted"), Span("y\n", "corrected", ("z",)))
+    monkeypatch.setitem(ANSWERS, "code", [delta(*spans)])
+    page = open_page()
+    ask(page, "code")
+    style = "selector => getComputedStyle(document.querySelector(selector)).textDecorationLine"
+
+    def lines():
+        return [page.evaluate(style, f".answer {each}") for each in ("p > .accepted", "p code .accepted", "pre .accepted", "pre .corrected")]
+
+    assert lines() == ["underline", "none", "none", "none"]
+    legend = page.locator(".legend")
+    assert legend.text_content().startswith("green: drafted and accepted · orange: draft tokens were rejected here")
+    assert page.evaluate(style, ".legend .accepted") == "underline"
+    assert page.locator(".answer [tabindex='0'].corrected").count() == 0
+    page.click("#settings-button")
+    page.check("[name=marks_in_code]")
+    page.click("#settings button.main")
+    until(lambda: lines() == ["underline"] * 4)
+    page.hover(".answer pre .corrected")
+    assert page.locator("#rejected").text_content() == "rejected z"
+    page.click("#settings-button")
+    page.uncheck("[name=marks]")
+    page.click("#settings button.main")
+    until(lambda: lines() == ["none"] * 4)
+    assert legend.is_hidden()
+
+
+@pytest.mark.parametrize("how", ["clipboard", "selection"])
+def test_code_is_copied(open_page, browser, monkeypatch, how):
+    code = 'def f(x):\n    return "<b>" + x\n'
+    monkeypatch.setitem(ANSWERS, "code", [delta(Span(f"A:\n```python\n{code}```\n", "accepted"))])
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = open_page(context=context)
+    ask(page, "code")
+    page.evaluate("navigator.clipboard.writeText('')")
+    if how == "selection":
+        page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
+    assert page.locator(".code .head span").text_content() == "python"
+    page.click(".code button")
+    until(lambda: page.locator("#status").text_content() == "Copied")
+    assert page.evaluate("navigator.clipboard.readText()").strip() == code.strip()
+    until(lambda: page.locator(".code button").text_content() == "Copy")
