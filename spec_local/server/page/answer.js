@@ -26,7 +26,7 @@ export class FormattedText {
     this.shown = state;
     const n_kept = running ? this.n_complete : 0;
     const base = running ? this.base : 0;
-    const { blocks, n_complete } = blocksOf(textOf(spans).slice(base), { base, running });
+    const { blocks, n_complete, next } = blocksOf(textOf(spans).slice(base), { base, running });
     const drawn = blocks.map((block, i) => {
       const before = this.blocks[n_kept + i];
       const isSame = n_kept + i < this.n_complete && before.start === block.start && before.html === block.html;
@@ -36,7 +36,7 @@ export class FormattedText {
     this.replace(kept.flatMap(nodesOf), drawn.flatMap(nodesOf));
     this.blocks = [...kept, ...drawn];
     this.n_complete = n_kept + n_complete;
-    this.base = blocks[n_complete]?.start ?? base;
+    this.base = next;
     order(this.parent);
   }
 

@@ -48,8 +48,8 @@ markdown.inline.State = class extends markdown.inline.State {
 };
 
 /**
- * Return {blocks, n_complete}: the blocks {start, html, texts} of a text, and how many of them no further text
- * changes, but for links whose addresses are defined later.
+ * Return {blocks, n_complete, next}: the blocks {start, html, texts} of a text, how many of them no further text
+ * changes, but for links whose addresses are defined later, and where the others begin.
  *
  * start: where the block begins. texts: for each element with data-text="i", the places of its characters.
  * base: the place of the text's first character. running: further text is expected.
@@ -57,8 +57,10 @@ markdown.inline.State = class extends markdown.inline.State {
 export function blocksOf(text, { base = 0, running = false } = {}) {
   const shown = running ? held(text) : text;
   let tokens = markdown.parse(shown, {});
-  const n_complete = Math.max(0, [...grouped(tokens)].length - 1);
+  const groups = [...grouped(tokens)];
   let lines = linesOf(shown, base);
+  const n_complete = Math.max(0, groups.length - 1);
+  const next = groups.length ? lines[groups.at(-1)[0].map[0]].start : base;
   const complete = running ? completed(shown, tokens) : shown;
   if (complete !== shown) {
     tokens = markdown.parse(complete, {});
@@ -71,7 +73,7 @@ export function blocksOf(text, { base = 0, running = false } = {}) {
     const html = markdown.renderer.render(group, markdown.options, env);
     return { start: lines[group[0].map[0]].start, html, texts: env.texts };
   });
-  return { blocks, n_complete };
+  return { blocks, n_complete, next };
 }
 
 /** HTML as a document fragment of harmless elements. */
