@@ -1,5 +1,6 @@
-"""Answers as rendered Markdown: CommonMark's examples, hostile texts, marks, and texts that are being written."""
+"""Answers as rendered Markdown: CommonMark's examples, hostile texts, marks, and texts that grow."""
 
+import itertools
 import json
 import random
 import re
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from spec_local.server.events import Span
 from tests.page.conftest import ANSWERS, ask, delta, until
 from tests.page.markdown_texts import DOCUMENT, HOSTILE_TEXTS
-from spec_local.server.events import Span
 
 EXAMPLES = [
     [part.replace("→", "\t") for part in example]
@@ -30,9 +31,11 @@ RENDERED = """async examples => {
     for (const each of box.querySelectorAll("*")) {
       const attributes = each.getAttributeNames().sort().map((name) => [name, each.getAttribute(name)]);
       for (const [name] of attributes) each.removeAttribute(name);
-      for (const [name, value] of attributes) if (!LEFT_OUT.includes(name)) each.setAttribute(name, value.trim());
+      for (const [name, value] of attributes) {
+        if (!LEFT_OUT.includes(name)) each.setAttribute(name, value.trim());
+      }
     }
-    const lines = /\\s*(<\\/?(?:p|ul|ol|li|blockquote|pre|hr|br|h\\d|table|thead|tbody|tr|th|td)\\b[^>]*>)\\s*/g;
+    const lines = /\\s*(<\\/?(?:p|ul|ol|li|blockquote|pre|hr|br|h\\d)\\b[^>]*>)\\s*/g;
     return box.innerHTML.replace(lines, "$1").trim();
   }
   return examples.map(([, markdown, html]) => {
@@ -60,7 +63,8 @@ STREAM = """async ([text, n, compare]) => {
     given.push(...spansOf(text.slice(end - n, end)));
     growing.show(given, true);
     shown.push(parent.textContent);
-    if (compare && parent.innerHTML !== drawn(text.slice(0, end), true)) different.push(text.slice(0, end).slice(-40));
+    const whole = compare && drawn(text.slice(0, end), true);
+    if (compare && parent.innerHTML !== whole) different.push(text.slice(0, end).slice(-40));
   }
   growing.show(given, false);
   if (compare && parent.innerHTML !== drawn(text, false)) different.push("the end");
@@ -69,14 +73,14 @@ STREAM = """async ([text, n, compare]) => {
 
 
 def render(page, spans, running=False):
-    """Show spans (text, kind, rejected texts) as an answer on the page, instead of others; return the HTML."""
+    """Show spans (text, kind, rejected texts) as the only answer on the page."""
     return page.evaluate(
         """async ([spans, running]) => {
           const { FormattedText } = await import("/answer.js");
           const answer = Object.assign(document.createElement("div"), { className: "answer" });
           document.getElementById("turns").replaceChildren(answer);
-          new FormattedText(answer).show(spans.map(([text, kind, rejected]) => ({ text, kind, rejected })), running);
-          return answer.innerHTML;
+          const given = spans.map(([text, kind, rejected]) => ({ text, kind, rejected }));
+          new FormattedText(answer).show(given, running);
         }""",
         [[list(span) for span in spans], running],
     )
@@ -87,7 +91,7 @@ def why_different(markdown, ours, reference):
 
     def link(found):
         alt, source, title = found.groups()
-        return f'<a class="picture" href="{source}"{title or ""}>{alt or "picture"}</a>'
+        return f'<a class="picture" href="{source}"{title or ""}>{alt or "untitled"}</a>'
 
     image = r'<img alt="([^"]*)" src="([^"]*)"( title="[^"]*")?>'
     in_links = re.sub(rf'(?<=<a href="/uri">){image}', r"\1", reference)
@@ -126,21 +130,26 @@ def test_hostile_texts(open_page):
     page.on("request", lambda request: requests.append(request.url))
     address = page.url
     assert len(HOSTILE_TEXTS) == 40
-    tags = "h1 h2 h3 h4 h5 h6 p blockquote ul ol li hr pre code a span table thead tbody tr th td br b i u s em"
-    tags += " strong small mark del ins sub sup kbd div button"
+    tags = "h1 h2 h3 h4 h5 h6 p blockquote ul ol li hr pre code a span table thead tbody tr th td br "
+    tags += "b i u s em strong small mark del ins sub sup kbd div button"
+    attributes = "class href rel target title start tabindex role aria-label type"
     for text in HOSTILE_TEXTS:
         for running in (True, False):
             render(page, [[text, "accepted", []], ["", "corrected", [text]]], running)
             found = page.evaluate(
-                """() => [...document.querySelectorAll("#turns *")].map((each) => [
-                  each.localName, ...each.getAttributeNames(), each.protocol ?? ""])"""
+                """() => {
+                  const all = [...document.querySelectorAll("#turns *")];
+                  const unique = (values) => [...new Set(values)];
+                  return [
+                    unique(all.map((each) => each.localName)),
+                    unique(all.flatMap((each) => each.getAttributeNames())),
+                    unique(all.map((each) => each.protocol ?? "")),
+                  ];
+                }"""
             )
-            assert {name for name, *_ in found} <= set(tags.split()), text
-            names = {name for _, *names, _ in found for name in names}
-            assert names <= {
-                *("class", "href", "rel", "target", "title", "start", "tabindex", "role", "aria-label", "type"),
-            }, text
-            assert {protocol for *_, protocol in found} <= {"", ":", "http:", "https:", "mailto:"}, text
+            assert set(found[0]) <= set(tags.split()), text
+            assert set(found[1]) <= set(attributes.split()), text
+            assert set(found[2]) <= {"", ":", "http:", "https:", "mailto:"}, text
     page.wait_for_timeout(100)  # for what would be loaded or run later
     assert page.evaluate("window.ran") is None
     assert (page.url, requests) == (address, [])
@@ -168,10 +177,10 @@ def test_every_beginning_of_an_example_is_drawn(open_page):
 
 
 def test_nothing_that_was_shown_changes_while_a_text_grows(open_page):
-    """What is shown of a beginning begins what is shown later: no markup is seen that vanishes, but brackets."""
+    """What is shown of a beginning begins what is shown later: only brackets of links are seen and vanish."""
     _, shown = open_page().evaluate(STREAM, [DOCUMENT.replace("![x](y", ""), 2, False])
     shown = [re.sub(r"[\s\[\]!]", "", text) for text in shown]
-    changed = [(a[-20:], b[-20:]) for a, b in zip(shown, shown[1:], strict=False) if not b.startswith(a)]
+    changed = [(a[-20:], b[-20:]) for a, b in itertools.pairwise(shown) if not b.startswith(a)]
     assert changed == []
 
 
@@ -206,22 +215,23 @@ def test_unfinished_markup(open_page, text, selector, expected):
 
 
 def test_complete_blocks_stay_the_same_elements(open_page):
-    """Of a long answer only the last block is drawn again, and code keeps its element, which may be scrolled."""
+    """Only the last block of an answer is drawn again, and code keeps its element, which may be scrolled."""
     script = """async text => {
       const { FormattedText } = await import("/answer.js");
       const parent = document.createElement("div");
       const growing = new FormattedText(parent);
       const spans = [];
-      const stayed = [];
+      const replaced = [];
       for (const word of text.match(/[^ ]+ ?/g)) {
         const before = [...parent.children];
         spans.push({ text: word, kind: "main", rejected: [] });
         growing.show(spans, true);
-        stayed.push(before.length - before.filter((each) => each.parentNode === parent).length);
+        replaced.push(before.length - before.filter((each) => each.parentNode === parent).length);
       }
       const before = [...parent.children];
       growing.show(spans, false);
-      return [Math.max(...stayed), before.slice(0, -1).every((each) => each.parentNode === parent), before.length];
+      const all = before.slice(0, -1).every((each) => each.parentNode === parent);
+      return [Math.max(...replaced), all, before.length];
     }"""
     most, stay, n = open_page().evaluate(script, f"{DOCUMENT}\n" * 4)
     assert (most <= 1, stay, n > 40) == (True, True, True)
@@ -230,7 +240,8 @@ def test_complete_blocks_stay_the_same_elements(open_page):
           const { FormattedText } = await import("/answer.js");
           const parent = document.createElement("div");
           const growing = new FormattedText(parent);
-          const spans = ["```js\\nlet a", " = 1;\\nlet", " b;"].map((text) => ({ text, kind: "main", rejected: [] }));
+          const texts = ["```js\\nlet a", " = 1;\\nlet", " b;"];
+          const spans = texts.map((text) => ({ text, kind: "main", rejected: [] }));
           growing.show(spans.slice(0, 1), true);
           const pre = parent.querySelector("pre");
           growing.show(spans.slice(0, 2), true);
@@ -273,24 +284,26 @@ def test_random_marks(open_page):
         render(page, [*spans, ["", "corrected", ["end"]]])
         assert page.locator(".answer").text_content() == plain
         assert page.locator(".answer .corrected").count() == len(spans[::7]) + 1
-        assert not any(re.search(r"\s", text) for text in page.locator(".answer .accepted").all_text_contents())
+        accepted = page.locator(".answer .accepted").all_text_contents()
+        assert not any(re.search(r"\s", word) for word in accepted)
         words = page.locator(".answer .corrected:not(.blank)").all_text_contents()
         assert all(word == word.strip() for word in words)
 
 
 def test_marks_in_code_are_asked_for(open_page, monkeypatch):
-    spans = (Span("Use `a b`:\n", "accepted"), Span("```python\n"), Span("x = 1\n", "accepted"), Span("y\n", "corrected", ("z",)))
-    monkeypatch.setitem(ANSWERS, "code", [delta(*spans)])
+    code = (Span("```python\n"), Span("x = 1\n", "accepted"), Span("y\n", "corrected", ("z",)))
+    monkeypatch.setitem(ANSWERS, "code", [delta(Span("Use `a b`:\n", "accepted"), *code)])
     page = open_page()
     ask(page, "code")
     style = "selector => getComputedStyle(document.querySelector(selector)).textDecorationLine"
 
     def lines():
-        return [page.evaluate(style, f".answer {each}") for each in ("p > .accepted", "p code .accepted", "pre .accepted", "pre .corrected")]
+        marks = ("p > .accepted", "p code .accepted", "pre .accepted", "pre .corrected")
+        return [page.evaluate(style, f".answer {mark}") for mark in marks]
 
     assert lines() == ["underline", "none", "none", "none"]
     legend = page.locator(".legend")
-    assert legend.text_content().startswith("green: drafted and accepted · orange: draft tokens were rejected here")
+    assert "green: drafted and accepted · orange: draft tokens were rejected" in legend.text_content()
     assert page.evaluate(style, ".legend .accepted") == "underline"
     assert page.locator(".answer [tabindex='0'].corrected").count() == 0
     page.click("#settings-button")

@@ -179,7 +179,7 @@ rules.image = (tokens, i, options, env, renderer) => {
   if (before.at(-1)?.type === "link_open") return text;
   const title = tokens[i].attrGet("title");
   const attributes = `href="${escaped(tokens[i].attrGet("src"))}"${title ? ` title="${escaped(title)}"` : ""}`;
-  return `<a class="picture" ${attributes} target="_blank" rel="noopener noreferrer">${text || "picture"}</a>`;
+  return `<a class="picture" ${attributes} target="_blank" rel="noopener noreferrer">${text || "untitled"}</a>`;
 };
 
 /** The policy of the page allows no style attributes. */
