@@ -310,6 +310,7 @@ def test_marks_in_code_are_asked_for(open_page, monkeypatch):
     page.check("[name=marks_in_code]")
     page.click("#settings button.main")
     until(lambda: lines() == ["underline"] * 4)
+    assert page.locator(".answer [tabindex='0'].corrected").count() == 1
     page.hover(".answer pre .corrected")
     assert page.locator("#rejected").text_content() == "rejected z"
     page.click("#settings-button")

@@ -22,7 +22,7 @@ export class FormattedText {
 
   /** running: the text will grow, and only its last blocks are parsed and drawn; else those that have changed. */
   show(spans, running) {
-    const state = `${spans.length} ${running}`;
+    const state = `${spans.length} ${running} ${marksCode()}`;
     if (state === this.shown) return;
     this.shown = state;
     const n_kept = running ? this.n_complete : 0;

@@ -408,6 +408,7 @@ function readSettings() {
     else settings[name] = field.value;
   }
   applySettings();
+  updateTurns();
 }
 
 function applySettings() {
