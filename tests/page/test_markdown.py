@@ -359,5 +359,23 @@ def test_drawing_leaves_time_for_the_model(open_page):
           return [n_running, n_drawn - n_running];
         }"""
     )
-    assert 36 <= n_drawn[0] <= 40  # of 100 ms, with 400 ms of rest
+    assert 36 <= n_drawn[0] <= 42  # two in 100 ms, with 400 ms of rest
     assert n_drawn[1] == 4
+
+
+def test_the_last_text_before_a_pause_is_drawn(open_page):
+    page = open_page()
+    page.evaluate(
+        """async () => {
+          const { TurnView } = await import("/turn_view.js");
+          const { newTurn } = await import("/store.js");
+          const turn = newTurn("x");
+          const view = new TurnView(turn, {});
+          document.getElementById("turns").append(view.element);
+          view.update({ running: true, last: false });
+          view.due = performance.now() + 200;
+          turn.answer.push({ text: "before the pause", kind: "main", rejected: [] });
+          view.update({ running: true, last: false });
+        }"""
+    )
+    until(lambda: page.locator(".answer").text_content() == "before the pause")

@@ -36,8 +36,9 @@ export class TurnView {
     this.details.open = false;
   }
 
-  /** Show the turn as it is now. */
+  /** Show the turn as it is now, or soon, if drawing has just taken long. */
   update({ running, last }) {
+    clearTimeout(this.timer);
     const { turn } = this;
     const [reasoning, answer] = this.formats;
     const now = performance.now();
@@ -46,6 +47,8 @@ export class TurnView {
       answer.show(turn.answer, running);
       const end = performance.now();
       this.due = end + REST * (end - now);
+    } else {
+      this.timer = setTimeout(() => this.update({ running, last }), this.due - now);
     }
     this.details.hidden = !turn.reasoning.length;
     this.foldReasoning(running);
