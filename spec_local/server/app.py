@@ -45,7 +45,8 @@ PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
 """The kind of `Exchange` for each path."""
 PAGE = Path(__file__).with_name("page")
 _PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -204,7 +205,9 @@ def create(
 
 def page_files() -> dict[str, Path]:
     """The files of the page, by path."""
-    return {"/": PAGE / "index.html"} | {f"/{file.name}": file for file in PAGE.glob("*.*")}
+    return {"/": PAGE / "index.html"} | {
+        f"/{file.relative_to(PAGE).as_posix()}": file for file in PAGE.rglob("*.*")
+    }
 
 
 def _page(file: Path) -> Callable[[Request], Awaitable[Response]]:

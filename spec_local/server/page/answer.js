@@ -1,161 +1,126 @@
-// An answer as elements: paragraphs, code blocks and inline code, with marks where draft tokens were accepted
-// or rejected. Formatting and marks overlap freely, so both are ranges of the text: `blocksOf` divides the
-// text, and `cut` takes the spans of a range.
+// An answer as elements: rendered Markdown with the marks of its draft tokens, drawn again while it grows.
 
-import { element } from "./dom.js";
+import { byId, element } from "./dom.js";
+import { highlight, languageOf } from "./highlight.js";
+import { blocksOf, sanitized } from "./markdown.js";
+import { mark, marksCode, order } from "./marks.js";
+import { textOf } from "./store.js";
 
-const FENCE = /^ {0,3}```/;
-const INLINE_CODE = /`[^`\n]+`/g;
+export { hideRejected } from "./marks.js";
 
-/** Shows spans in an element. Only the last block and those after it are drawn again when text is added. */
+const COPIED_MS = 1500; // for so long a button tells that it has copied
+
+/** Shows spans, to which others are added, in an element. */
 export class FormattedText {
   constructor(parent) {
     this.parent = parent;
+    this.blocks = []; // {start, html, nodes}
     this.n_complete = 0; // blocks that no further text will change
+    this.base = 0; // where the first of the others begins
+    this.shown = "";
   }
 
-  show(spans) {
-    const text = spans.map((span) => span.text).join("");
-    const blocks = blocksOf(text);
-    while (this.parent.childNodes.length > this.n_complete) this.parent.lastChild.remove();
-    for (const block of blocks.slice(this.n_complete)) this.parent.append(drawn(block, text, spans));
-    this.n_complete = Math.max(0, blocks.length - 1);
-    const places = this.parent.querySelectorAll(".corrected");
-    places.forEach((place, i) => (place.tabIndex = i ? -1 : 0)); // one stop for Tab; arrows go on from it
+  /** running: the text will grow, and only its last blocks are parsed and drawn; else those that have changed. */
+  show(spans, running) {
+    const state = `${spans.length} ${running} ${marksCode()}`;
+    if (state === this.shown) return;
+    this.shown = state;
+    const n_kept = running ? this.n_complete : 0;
+    const base = running ? this.base : 0;
+    const { blocks, n_complete, next } = blocksOf(textOf(spans).slice(base), { base, running });
+    const drawn = blocks.map((block, i) => {
+      const before = this.blocks[n_kept + i];
+      const isSame = n_kept + i < this.n_complete && before.start === block.start && before.html === block.html;
+      const growing = running && i >= n_complete;
+      return isSame ? before : drawnBlock(block, spans, blocks[i + 1]?.start ?? Infinity, before, growing);
+    });
+    const kept = this.blocks.slice(0, n_kept);
+    this.replace(kept.flatMap(nodesOf), drawn.flatMap(nodesOf));
+    this.blocks = [...kept, ...drawn];
+    this.n_complete = n_kept + n_complete;
+    this.base = next;
+    order(this.parent);
   }
-}
 
-/**
- * Divide a text into blocks {code, start, end, from, to}. The blocks cover the text; from `from` to `to` it is
- * shown, and the rest is markup.
- */
-export function blocksOf(text) {
-  const blocks = [];
-  let block = null;
-  let start = 0;
-  while (start < text.length || !blocks.length) {
-    const newline = text.indexOf("\n", start);
-    const end = newline < 0 ? text.length : newline + 1;
-    const line = text.slice(start, end);
-    const fence = FENCE.test(line);
-    if (block?.code) {
-      block.end = end;
-      if (fence) block = null;
-      else block.to = end;
-    } else if (fence) {
-      block = { code: true, start, end, from: end, to: end };
-      blocks.push(block);
-    } else {
-      if (!block || (line.trim() && block.blank)) {
-        block = { code: false, start, end, from: start, to: start, blank: false };
-        blocks.push(block);
-      }
-      block.end = end;
-      if (line.trim()) block.to = end;
-      else if (block.to === block.from) block.from = block.to = end; // blank lines before it
-      block.blank = !line.trim() && block.to > block.from;
+  /** Let these nodes, some of which may be there, follow those that are kept. */
+  replace(kept, nodes) {
+    const stay = new Set([...kept, ...nodes]);
+    for (const node of [...this.parent.childNodes]) if (!stay.has(node)) node.remove();
+    let next = kept.length ? kept.at(-1).nextSibling : this.parent.firstChild;
+    for (const node of nodes) {
+      if (node === next) next = next.nextSibling;
+      else this.parent.insertBefore(node, next);
     }
-    start = end;
   }
-  for (const each of blocks) if (text[each.to - 1] === "\n" && each.to > each.from) each.to -= 1;
-  blocks.at(-1).end = Infinity; // rejected tokens at the very end belong to it
-  return blocks;
 }
 
-/** The parts of spans in a range of the text; each rejection is in one part only. */
-export function cut(spans, start, end) {
-  const parts = [];
-  let at = 0;
-  for (const span of spans) {
-    const from = Math.max(at, start);
-    const to = Math.min(at + span.text.length, end);
-    const begins = at >= start && at < end;
-    if (from < to || (begins && span.rejected.length)) {
-      parts.push({ text: span.text.slice(from - at, to - at), kind: span.kind, rejected: begins ? span.rejected : [] });
-    }
-    at += span.text.length;
+function nodesOf(block) {
+  return block.nodes;
+}
+
+/** A block as {start, html, nodes}. before: what was drawn in its place; growing: it is drawn again soon. */
+function drawnBlock(block, spans, end, before, growing) {
+  const fragment = sanitized(block.html);
+  for (const code of fragment.querySelectorAll("pre code")) highlight(code, growing);
+  mark(fragment, block, spans, end, !growing || marksCode());
+  fragment.querySelectorAll("pre").forEach(withCopy);
+  fragment.querySelectorAll("table").forEach(withScrolling);
+  const nodes = [...fragment.children];
+  return { start: block.start, html: block.html, nodes: isSameCode(before?.nodes, nodes) ? grown(before.nodes, nodes) : nodes };
+}
+
+/** Put a block of code below its language and a button. */
+function withCopy(pre) {
+  const language = languageOf(pre.firstChild);
+  const copy = element("button", { type: "button", class: "quiet", click: copyCode, "aria-label": "Copy the code" }, "Copy");
+  const box = element("div", { class: "code" }, element("div", { class: "head" }, element("span", {}, language), copy));
+  scrolling(pre, language ? `Code: ${language}` : "Code");
+  pre.replaceWith(box);
+  box.append(pre);
+}
+
+function withScrolling(table) {
+  const box = scrolling(element("div", { class: "table" }), "Table");
+  table.replaceWith(box);
+  box.append(table);
+}
+
+/** Let an element be scrolled with the keyboard. */
+function scrolling(made, name) {
+  made.tabIndex = 0;
+  made.setAttribute("role", "group");
+  made.setAttribute("aria-label", name);
+  return made;
+}
+
+/** Code that grows keeps its elements, so that it stays scrolled and its button can be pressed. */
+function isSameCode(before, nodes) {
+  const [old, made] = [before, nodes].map((each) => (each?.length === 1 && each[0].matches(".code") ? each[0] : null));
+  return Boolean(old && made && old.firstChild.textContent === made.firstChild.textContent);
+}
+
+function grown(before, nodes) {
+  before[0].querySelector("code").replaceWith(nodes[0].querySelector("code"));
+  return before;
+}
+
+async function copyCode(event) {
+  const button = event.currentTarget;
+  const code = button.closest(".code").querySelector("code");
+  const isCopied = await copied(code);
+  const text = isCopied ? "Copied" : "Not allowed here: select it";
+  byId("status").textContent = text;
+  button.textContent = text;
+  setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
+}
+
+/** Return whether the text of an element could be copied. */
+async function copied(code) {
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(code);
+    return document.execCommand("copy"); // without a secure connection there is only this
   }
-  return parts;
-}
-
-function drawn(block, text, spans) {
-  const before = markup(spans, block.start, block.from);
-  const after = markup(spans, block.to, block.end);
-  if (block.code) {
-    const language = text.slice(block.start, block.from).replace(/[\s`]/g, "");
-    const code = element("code", {}, ...before, ...shown(spans, block.from, block.to), ...after);
-    return element("pre", { tabindex: 0, "aria-label": "Code", "data-language": language || false }, code);
-  }
-  return element("p", {}, ...before, ...prose(text, spans, block.from, block.to), ...after);
-}
-
-function* prose(text, spans, start, end) {
-  let at = start;
-  for (const found of text.slice(start, end).matchAll(INLINE_CODE)) {
-    const from = start + found.index;
-    const to = from + found[0].length;
-    yield* shown(spans, at, from);
-    const parts = [...markup(spans, from, from + 1), ...shown(spans, from + 1, to - 1), ...markup(spans, to - 1, to)];
-    yield element("code", {}, ...parts);
-    at = to;
-  }
-  yield* shown(spans, at, end);
-}
-
-function shown(spans, start, end) {
-  return cut(spans, start, end).map(marked);
-}
-
-/** Text that is not shown itself: only the places where tokens were rejected. */
-function markup(spans, start, end) {
-  const places = cut(spans, start, end).filter((part) => part.rejected.length);
-  return places.map((part) => marked({ ...part, text: "" }));
-}
-
-function marked({ text, kind, rejected }) {
-  if (rejected.length) return place(text, rejected);
-  return kind === "accepted" ? element("span", { class: "accepted" }, text) : text;
-}
-
-/** The text where draft tokens were rejected, which shows them while it is hovered over or focused. */
-function place(text, rejected) {
-  const kind = text.trim() ? "corrected" : "corrected blank";
-  const show = (event) => showRejected(event.currentTarget, rejected);
-  return element(
-    "span",
-    { class: kind, tabindex: -1, mouseenter: show, mouseleave: hideRejected, focus: show, blur: hideRejected, keydown: move },
-    text,
-  );
-}
-
-/** Go to the next place with the arrow keys. */
-function move(event) {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
-  event.preventDefault();
-  const places = [...event.currentTarget.closest(".answer, .reasoning").querySelectorAll(".corrected")];
-  places[places.indexOf(event.currentTarget) + step]?.focus();
-}
-
-function showRejected(place, rejected) {
-  const tip = document.getElementById("rejected");
-  const texts = rejected.map((text) => element("del", {}, visible(text)));
-  tip.replaceChildren(element("span", {}, "rejected "), ...texts);
-  tip.hidden = false;
-  place.setAttribute("aria-describedby", tip.id);
-  const box = place.getClientRects()[0] ?? place.getBoundingClientRect();
-  const { offsetWidth: width, offsetHeight: height } = tip;
-  const margin = 6; // pixels
-  const above = box.top - height - margin;
-  tip.style.left = `${Math.max(margin, Math.min(box.left, innerWidth - width - margin))}px`;
-  tip.style.top = `${above > margin ? above : box.bottom + margin}px`;
-}
-
-export function hideRejected() {
-  document.getElementById("rejected").hidden = true;
-}
-
-/** Spaces and line ends of a token as characters that one can see. */
-function visible(text) {
-  return text.replace(/^ | $/g, "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "␣";
 }

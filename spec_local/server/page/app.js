@@ -408,11 +408,13 @@ function readSettings() {
     else settings[name] = field.value;
   }
   applySettings();
+  updateTurns();
 }
 
 function applySettings() {
   document.documentElement.dataset.theme = settings.theme;
   document.body.classList.toggle("marked", settings.marks);
+  document.body.classList.toggle("marked-code", settings.marks && settings.marks_in_code);
   store.saveSettings(settings);
 }
 

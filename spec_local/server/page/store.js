@@ -17,6 +17,7 @@ export const DEFAULTS = {
   seed: null,
   speculative: true,
   marks: true,
+  marks_in_code: false,
   theme: "",
 };
 

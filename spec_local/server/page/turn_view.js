@@ -10,6 +10,8 @@ const ENDINGS = {
   length: "The answer reached the maximum number of tokens.",
 };
 
+const REST = 4; // while an answer runs, drawing it takes a fifth of the time at most: the model needs the processor
+
 export class TurnView {
   /** actions: what the buttons do: copy, regenerate and edit, each called with the turn. */
   constructor(turn, actions) {
@@ -29,16 +31,25 @@ export class TurnView {
     this.formats = [new FormattedText(this.reasoning), new FormattedText(this.answer)];
     this.reasoning.replaceChildren();
     this.answer.replaceChildren();
+    this.due = 0; // when it may be drawn again, in milliseconds
     this.answering = false;
     this.details.open = false;
   }
 
-  /** Show the turn as it is now. */
+  /** Show the turn as it is now, or soon, if drawing has just taken long. */
   update({ running, last }) {
+    clearTimeout(this.timer);
     const { turn } = this;
     const [reasoning, answer] = this.formats;
-    reasoning.show(turn.reasoning);
-    answer.show(turn.answer);
+    const now = performance.now();
+    if (!running || now >= this.due) {
+      reasoning.show(turn.reasoning, running);
+      answer.show(turn.answer, running);
+      const end = performance.now();
+      this.due = end + REST * (end - now);
+    } else {
+      this.timer = setTimeout(() => this.update({ running, last }), this.due - now);
+    }
     this.details.hidden = !turn.reasoning.length;
     this.foldReasoning(running);
     this.element.classList.toggle("running", running);
@@ -58,6 +69,8 @@ export class TurnView {
     if (error) yield element("p", { class: "error" }, error);
     else if (ENDINGS[ended]) yield element("p", { class: "note" }, ENDINGS[ended]);
     if (statistics) yield element("p", { class: "note" }, summary(statistics));
+    const parts = [this.reasoning, this.answer];
+    if (parts.some((part) => part.querySelector(".accepted, .corrected"))) yield legend();
   }
 
   *buttons(last) {
@@ -68,4 +81,12 @@ export class TurnView {
     yield button(turn.error ? "Retry" : "Regenerate", actions.regenerate);
     yield button("Edit question", actions.edit);
   }
+}
+
+/** Shown below the last answer. */
+function legend() {
+  const accepted = element("span", { class: "accepted" }, "green");
+  const corrected = element("span", { class: "corrected" }, "orange");
+  const rest = ": draft tokens were rejected here (point at it, or use Tab and the arrow keys, to see them)";
+  return element("p", { class: "note legend" }, accepted, ": drafted and accepted · ", corrected, rest);
 }
