@@ -382,8 +382,7 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
 
 def _other_programs() -> "OtherPrograms":
     """Count what other programs use from now on; write a note if it is too much already."""
-    from spec_local.bench.conclusions import is_busy
-    from spec_local.system.machine import OtherPrograms, default_threads
+    from spec_local.system.machine import OtherPrograms, default_threads, is_busy
 
     if is_busy(cores := OtherPrograms.now()):
         render.note(

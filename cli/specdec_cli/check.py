@@ -136,6 +136,7 @@ def _speedup_rows(speedups: "Sequence[ExpectedSpeedup]") -> list[tuple[str, str]
 
 def _warnings(report: "Report") -> list[str]:
     from spec_local.models.pairs import advice
+    from spec_local.system.machine import is_busy, used_by_others
 
     main, draft = report.main, report.draft
     wrong = advice(main.path, draft.path, (main.size, draft.size), report.vocabulary_match.coverage)
@@ -144,6 +145,11 @@ def _warnings(report: "Report") -> list[str]:
         lines.append(
             "there is not enough free memory: use smaller models, a smaller --ctx, or --cache-type q8_0"
         )
-    if report.expected_speedups and not report.expected_speedups[-1].draft_length:
+    if report.expected_speedups and is_busy(report.others):
+        lines.append(
+            f"the costs are rough: {used_by_others(report.others)} when they were measured. Close them, and run "
+            "specdec tune"
+        )
+    elif report.expected_speedups and not report.expected_speedups[-1].draft_length:
         lines.append("this draft model is too slow to pay off: use a smaller one")
     return lines

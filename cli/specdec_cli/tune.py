@@ -70,12 +70,11 @@ def tune(
       specdec tune main.gguf --threads 4 --threads 8
     """
     with exits.guarded(), ExitStack() as stack:
-        from spec_local.bench.conclusions import is_busy
         from spec_local.calibration.tuning import thread_choices
         from spec_local.core.proposal import MAX_DRAFT
         from spec_local.llama.heads.choose import choose_head
         from spec_local.llama.setup.probe import check_model_file
-        from spec_local.system.machine import OtherPrograms, default_threads
+        from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
 
         main, draft = named_pair(main, draft, main_option, draft_option)
         # Report invalid values before starting anything slow.
@@ -122,10 +121,7 @@ def tune(
         if best.threads != default_threads():
             _show(f"Fastest with --threads {best.threads} (default: {default_threads()}).")
         if is_busy(used := programs.cores()):
-            render.note(
-                f"other programs used {used:.1f} of {default_threads()} cores: close them, and run the same "
-                "command again"
-            )
+            render.note(f"{used_by_others(used)}: close them, and run the same command again")
 
 
 def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> "Model":

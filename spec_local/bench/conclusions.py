@@ -6,7 +6,7 @@ from statistics import median
 from spec_local.bench.figures import Estimate, decode_rate, speedups
 from spec_local.bench.runner import Outcome
 from spec_local.bench.variants import PLAIN, Variant
-from spec_local.system.machine import default_threads
+from spec_local.system.machine import is_busy, used_by_others
 
 MOST_RUNS = 3
 """Runs of each prompt and variant, at most, when a benchmark repeats unclear ones by itself."""
@@ -16,9 +16,6 @@ _ENOUGH = 6  # prompts; that all of fewer are faster by chance has a probability
 # A share of the speed, as a median deviation: then the ratio of two single runs is off by 10 % as a standard
 # deviation (√2 · 1.48 · 0.05), and six prompts do not show a difference of less than 8 %.
 _STEADY = 0.05
-# A share of the cores. A call waits for its slowest thread, so that other programs on a tenth of the cores
-# slow it down by about a tenth, which is more than many differences between variants.
-_BUSY = 0.1
 
 
 def conclusion(e: Estimate, unit: str = "prompt", units: str = "prompts") -> str:
@@ -57,7 +54,7 @@ def reason_to_repeat(outcomes: Sequence[Outcome], variants: Sequence[Variant], o
     if spread is not None and spread <= _STEADY:
         return ""
     if is_busy(other_programs):
-        return _others(other_programs)
+        return used_by_others(other_programs)
     if len(outcomes) > 1 and any(_is_undecided(speedups(outcomes, v.name)) for v in variants[1:]):
         return "no difference is shown yet"
     return ""
@@ -82,7 +79,7 @@ def disturbance(spread: float | None, other_programs: float) -> str:
     """
     signs = []
     if is_busy(other_programs):
-        signs.append(_others(other_programs))
+        signs.append(used_by_others(other_programs))
     if spread is not None and spread > _STEADY:
         signs.append(f"plain runs of the same prompt differ by {spread:.0%} from their median")
     if not signs:
@@ -91,12 +88,3 @@ def disturbance(spread: float | None, other_programs: float) -> str:
     return (
         f"The machine was noisy: {found}. Close other programs, let the machine cool down, and measure again."
     )
-
-
-def _others(cores: float) -> str:
-    return f"other programs used {cores:.1f} of {default_threads()} cores"
-
-
-def is_busy(other_programs: float) -> bool:
-    """Return whether other programs use so many cores that they disturb measurements."""
-    return other_programs > _BUSY * default_threads()

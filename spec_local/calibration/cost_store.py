@@ -26,7 +26,8 @@ class _CostFile(BaseModel):
     """model: file name, for people who look. seconds: of a call, by its number of tokens.
 
     estimates: see `CostModel`; empty if all has been measured. checked: when a call of several tokens was
-    last timed to see whether the costs still hold, in seconds since 1970.
+    last timed to see whether the costs still hold, in seconds since 1970. others: cores that other programs
+    used on average meanwhile.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,6 +37,16 @@ class _CostFile(BaseModel):
     seconds: Annotated[dict[_Size, _Seconds], Field(max_length=512)]
     estimates: Annotated[dict[_Size, _Multiple], Field(max_length=64)] = {}
     checked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    others: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCosts:
+    """Costs of earlier sessions; checked, others: see `_CostFile`."""
+
+    costs: CostModel
+    checked: float
+    others: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +109,8 @@ def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
 
-def read(conditions: LlamaRow | HeadRow | Conditions) -> tuple[CostModel, float] | None:
-    """Costs of earlier sessions, without what is impossible, and when they were checked.
+def read(conditions: LlamaRow | HeadRow | Conditions) -> StoredCosts | None:
+    """Costs of earlier sessions, without what is impossible.
 
     None if there are none or their file is damaged.
     """
@@ -107,22 +118,40 @@ def read(conditions: LlamaRow | HeadRow | Conditions) -> tuple[CostModel, float]
         with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
             known = _CostFile.model_validate_json(file.read(_MAX_BYTES))
         if known.seconds:
-            return CostModel(without_falls(known.seconds), known.estimates), known.checked
+            costs = CostModel(without_falls(known.seconds), known.estimates)
+            return StoredCosts(costs, known.checked, known.others)
     return None
 
 
 def load(conditions: LlamaRow | HeadRow | Conditions) -> CostModel | None:
     """Costs of earlier sessions if all have been measured, and none are estimates."""
-    found = read(conditions)
-    return found[0] if found and not found[0].estimates else None
+    found = measured(conditions)
+    return found.costs if found else None
 
 
 def load_drafting(conditions: Conditions) -> CostModel | None:
     """`load` for a model that drafts: with the usual part of its vocabulary, or else with all of it."""
-    return load(replace(conditions, n_first=USUAL_FIRST)) or load(conditions)
+    found = of_drafting(conditions)
+    return found.costs if found else None
 
 
-def save(conditions: LlamaRow | HeadRow | Conditions, costs: CostModel, checked: float | None = None) -> None:
+def of_drafting(conditions: Conditions) -> StoredCosts | None:
+    """`measured` for a model that drafts: see `load_drafting`."""
+    return measured(replace(conditions, n_first=USUAL_FIRST)) or measured(conditions)
+
+
+def measured(conditions: LlamaRow | HeadRow | Conditions) -> StoredCosts | None:
+    """`load`, with when and how the costs were measured."""
+    found = read(conditions)
+    return found if found and not found.costs.estimates else None
+
+
+def save(
+    conditions: LlamaRow | HeadRow | Conditions,
+    costs: CostModel,
+    checked: float | None = None,
+    others: float = 0.0,
+) -> None:
     """Write costs for later sessions, without what is impossible (`without_falls`).
 
     Nothing happens if the cache folder is not writable, or some of the costs are estimates and others have
@@ -130,10 +159,11 @@ def save(conditions: LlamaRow | HeadRow | Conditions, costs: CostModel, checked:
 
     Args:
         checked: see `_CostFile`; None: now.
+        others: see `_CostFile`.
     """
     estimates, checked = costs.estimates, time.time() if checked is None else checked
     there = read(conditions) if estimates else None
-    if there and not there[0].estimates and there[1] > checked:
+    if there and not there.costs.estimates and there.checked > checked:
         return
     observed = {n: seconds for n, seconds in costs.costs.items() if n not in estimates}
     content = _CostFile(
@@ -141,6 +171,7 @@ def save(conditions: LlamaRow | HeadRow | Conditions, costs: CostModel, checked:
         seconds=without_falls(observed),
         estimates=estimates,
         checked=checked,
+        others=others,
     )
     with contextlib.suppress(OSError):
         write_atomically(path_of(conditions), content.model_dump_json().encode())

@@ -12,6 +12,7 @@ from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.policies.cost_model import CostModel
+from spec_local.system.machine import OtherPrograms, is_busy
 
 # Calls of several tokens, in calls of one: the geometric mean of F16, Q8_0, Q4_K_M and Q4_1 models of 0.1 to
 # 1.5B on two cores of a Zen 3, and a 13B model on an M2. Where they are wrong by a factor of two, the loss
@@ -33,11 +34,14 @@ class KnownCosts:
         self.calls: tuple[CostModel, CostModel | None] | None = None
         self.log: Callable[[str], None] = lambda line: None
         self._checked: list[float] = []  # of each model, as in the store
+        self._programs = OtherPrograms()
 
     def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
         """`calls`; if need be, from disk or estimated from two calls in these contexts, not in use."""
         if not self.calls:
-            known = [_known(row, rows) for row, rows in ((main, None), (draft, 1)) if row]
+            is_quiet = not is_busy(self._programs.cores())  # while the models were loaded
+            known = [_known(row, rows, is_quiet) for row, rows in ((main, None), (draft, 1)) if row]
+            self._programs = OtherPrograms()
             self._checked = [checked for _, checked in known]
             self.calls = known[0][0], known[1][0] if draft else None
         return self.calls
@@ -72,17 +76,20 @@ class KnownCosts:
         """Write `calls` to disk, if they are known, and forget them."""
         for row, table, checked in zip((main, draft), self.calls or (), self._checked, strict=False):
             if row and table:
-                cost_store.save(row, table, checked)
+                cost_store.save(row, table, checked, self._programs.cores())
         self.calls = None
 
 
-def _known(row: LlamaRow | HeadRow, rows: int | None) -> tuple[CostModel, float]:
-    """Costs of a context, and when they were checked."""
+def _known(row: LlamaRow | HeadRow, rows: int | None, is_quiet: bool) -> tuple[CostModel, float]:
+    """Costs of a context, and when they were checked.
+
+    Those of a day ago are checked, and those of a busy machine as soon as it is quiet.
+    """
     now, estimates = time.time(), _estimates(row)
     if found := cost_store.read(row):
-        costs, checked = found
-        if 0.0 <= now - checked < _CHECKED_FOR:
-            return costs, checked
+        costs = found.costs
+        if 0.0 <= now - found.checked < _CHECKED_FOR and not (is_quiet and is_busy(found.others)):
+            return costs, found.checked
         # The machine may have been busy then, and sizes that seem expensive are not tried again.
         for _ in range(2):
             timed = _timed(row, (1, 8), rows)

@@ -16,6 +16,7 @@ from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import Plan, plan_chain
 from spec_local.policies.sharing import RowCosts
+from spec_local.system.machine import OtherPrograms
 from spec_local.system.processors import usable_processors
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
@@ -85,8 +86,9 @@ def tune(
                 rows = 1
                 limit_drafts(row, model.vocabulary)
             text = sample_tokens(row)
+            programs = OtherPrograms()
             costs = measure(row, SIZES, rounds, rows, text, precision=_PRECISION, log=log)
-            cost_store.save(row, costs)
+            cost_store.save(row, costs, others=programs.cores())
             prefill = measure_prefill(row, text)
             of_head = None
             if head:
@@ -95,7 +97,7 @@ def tune(
                 limit_drafts(drafter, model.vocabulary)
                 with drafter.known_states():
                     of_head = measure(drafter, SIZES, rounds, 1, precision=_PRECISION, log=log)
-                cost_store.save(drafter, of_head)
+                cost_store.save(drafter, of_head, others=programs.cores())
             drafting = RowCosts(of_head, drafts_blocks=head.drafts_blocks) if head and of_head else None
             yield Measurement(n, costs, prefill, drafting)
 

@@ -99,6 +99,8 @@ class Report:
     vocabulary_match: VocabularyMatch
     memory: Memory
     expected_speedups: Sequence[ExpectedSpeedup] | None
+    others: float
+    """Cores that other programs used while the costs behind them were measured."""
 
 
 def check(
@@ -141,13 +143,14 @@ def check(
     conditions = [Conditions(m.path, gpu_layers, threads, m.n_ctx, cache_type) for m in members]
     if head:  # one that drafts blocks drafts trees with them
         conditions[1] = replace(conditions[1], is_head=True, branching=head.drafts_blocks)
-    costs = [cost_store.load(conditions[0]), cost_store.load_drafting(conditions[1])]
+    of_main, of_draft = cost_store.measured(conditions[0]), cost_store.of_drafting(conditions[1])
     known = None
-    if costs[0] and costs[1]:
-        drafting = RowCosts(costs[1], drafts_blocks=head is not None and head.drafts_blocks)
+    if of_main and of_draft:
+        drafting = RowCosts(of_draft.costs, drafts_blocks=head is not None and head.drafts_blocks)
         most = min(MAX_CALLS, head.max_draft) if head else MAX_CALLS
-        known = expected_speedups(costs[0], drafting, ACCEPTANCE_RATES, most)
-    return Report(members[0], members[1], match, memory, known)
+        known = expected_speedups(of_main.costs, drafting, ACCEPTANCE_RATES, most)
+    others = max((each.others for each in (of_main, of_draft) if each), default=0.0)
+    return Report(members[0], members[1], match, memory, known, others)
 
 
 def advice(main: Path, draft: Path, sizes: Sequence[int], coverage: float = 1.0) -> str | None:

@@ -15,6 +15,10 @@ import psutil
 
 from spec_local.system.processors import usable_processors
 
+# A share of the cores. A call waits for its slowest thread, so that other programs on a tenth of the cores
+# slow it down by about a tenth, which is more than many differences that are measured.
+_BUSY = 0.1
+
 
 @functools.cache
 def processor_features() -> frozenset[str]:
@@ -85,6 +89,16 @@ class OtherPrograms:
         programs = cls()
         time.sleep(seconds)
         return programs.cores()
+
+
+def is_busy(other_programs: float) -> bool:
+    """Return whether other programs use so many cores that they disturb measurements."""
+    return other_programs > _BUSY * default_threads()
+
+
+def used_by_others(cores: float) -> str:
+    """Return the words for that."""
+    return f"other programs used {cores:.1f} of {default_threads()} cores"
 
 
 def _used_by_others() -> float:

@@ -33,6 +33,14 @@ def cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quiet():
+    """Other tests, which run at the same time, do not make costs uncertain."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spec_local.system.machine.OtherPrograms.cores", lambda self: 0.0)
+        yield
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     """An empty user cache folder, so that no results of checks and measurements are shared."""

@@ -122,7 +122,7 @@ def test_estimates_do_not_replace_measured_costs(tiny_path, own_cache):
     known = Conditions(tiny_path, 0, 1, 128)
     cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}))
     assert cost_store.load(known) is None  # not good enough for reports
-    assert cost_store.read(known)[0].costs == {1: 0.1, 2: pytest.approx(0.15)}
+    assert cost_store.read(known).costs.costs == {1: 0.1, 2: pytest.approx(0.15)}
     started = time.time()
     cost_store.save(known, CostModel({1: 0.2, 4: 0.3}))
     cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}), started)
@@ -188,6 +188,31 @@ def test_stored_costs_are_used_if_one_of_two_checks_agrees(
         assert bool(main.estimates) != used
     assert not found
     assert stored(path)["checked"] == pytest.approx(known["checked"], abs=1000)
+
+
+@pytest.mark.parametrize(("busy_then", "busy_now", "checked"), [(1, 0, True), (1, 1, False), (0, 0, False)])
+def test_costs_of_a_busy_machine_are_checked_once_it_is_quiet(
+    answer, open_session, own_cache, monkeypatch, busy_then, busy_now, checked
+):
+    def others(cores):
+        monkeypatch.setattr("spec_local.system.machine.OtherPrograms.cores", lambda self: float(cores))
+
+    others(busy_then)
+    answer()
+    (path,) = files(own_cache)
+    assert stored(path)["others"] == busy_then
+    path.write_text(json.dumps(stored(path) | {"seconds": {"1": 7.0, "8": 7.7}, "estimates": {}}))
+    timed = []
+
+    def measured(*args, **kwargs):
+        timed.append(kwargs)
+        return CostModel({1: 1.0, 8: 1.1})
+
+    monkeypatch.setattr("spec_local.calibration.known_costs.measure", measured)
+    others(busy_now)
+    answer()
+    assert bool(timed) == checked
+    assert stored(path)["others"] == busy_now
 
 
 def test_an_interrupted_answer_saves_costs(open_session, own_cache):

@@ -154,9 +154,9 @@ def test_measured_costs_give_expected_speedups(
     settings = {"n_ctx": 256, "threads": 1}
     expensive, cheap = CostModel({1: 1.0, 64: 1.2}), CostModel({1: 0.05})
 
-    def save_costs(model, table):  # with the batch of a session and the logits of a draft model
+    def save_costs(model, table, others=0.0):  # with the batch of a session and the logits of a draft model
         context = make_context(model, **settings, max_tokens=96, max_logits=1)
-        cost_store.save(context, table)
+        cost_store.save(context, table, others=others)
 
     save_costs(tiny_model, expensive)
     one_of_two = pairs.check(tiny_path, tiny_draft_path, **settings)
@@ -165,6 +165,9 @@ def test_measured_costs_give_expected_speedups(
     known = pairs.check(tiny_path, tiny_draft_path, **settings).expected_speedups
     assert known == pairs.expected_speedups(expensive, cheap, pairs.ACCEPTANCE_RATES)
     assert known[-1].speedup > 3
+    assert pairs.check(tiny_path, tiny_draft_path, **settings).others == 0.0
+    save_costs(tiny_draft, cheap, 1.5)
+    assert pairs.check(tiny_path, tiny_draft_path, **settings).others == 1.5
     for other in ({"threads": 2}, {"n_ctx": 128}, {"gpu_layers": 0}, {"cache_type": "q8_0"}):
         assert pairs.check(tiny_path, tiny_draft_path, **settings | other).expected_speedups is None, other
 

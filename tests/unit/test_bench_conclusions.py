@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from spec_local.bench.conclusions import conclusion, disturbance, is_busy, plain_spread, reason_to_repeat
+from spec_local.bench.conclusions import conclusion, disturbance, plain_spread, reason_to_repeat
 from spec_local.bench.figures import Estimate
 from spec_local.bench.variants import Variant
 from spec_local.settings import GenerationSettings
 from spec_local.system import machine
-from spec_local.system.machine import OtherPrograms
+from spec_local.system.machine import OtherPrograms, is_busy
 from tests.unit.test_bench_report import outcome
 
 VARIANTS = [Variant(name, GenerationSettings()) for name in ("plain", "speculative")]
@@ -55,7 +55,7 @@ def test_unclear_results_are_repeated(rates, expected):
 
 
 def test_results_of_a_busy_machine_are_repeated(monkeypatch):
-    monkeypatch.setattr("spec_local.bench.conclusions.default_threads", lambda: 8)
+    monkeypatch.setattr("spec_local.system.machine.default_threads", lambda: 8)
     for pair in (([10.0], [20.0]), ([10.0, 13.0], [20.0, 20.0])):
         assert reason_to_repeat(prompts(pair), VARIANTS, 3.0) == "other programs used 3.0 of 8 cores"
         assert reason_to_repeat(prompts(pair), VARIANTS, 0.5) == ""
@@ -70,7 +70,7 @@ def test_the_spread_of_plain_runs():
 
 
 def test_a_noisy_machine(monkeypatch):
-    monkeypatch.setattr("spec_local.bench.conclusions.default_threads", lambda: 8)
+    monkeypatch.setattr("spec_local.system.machine.default_threads", lambda: 8)
     assert disturbance(None, 0.7) == disturbance(0.04, 0.7) == ""
     assert not is_busy(0.7)
     assert is_busy(0.9)
