@@ -128,3 +128,14 @@ def test_names_that_look_like_parts_of_a_call(form):
     function = {"name": "a_NUMBER_NAME_ARGUMENTS", "arguments": "{}"}
     written = format_of(FORMS[form]).write([{"id": "a", "type": "function", "function": function}])
     assert "a_NUMBER_NAME_ARGUMENTS" in written
+
+
+@pytest.mark.parametrize("form", ["DeepSeek V3.2", "DeepSeek V4"])
+def test_a_parameter_says_whether_it_is_text(form):
+    known = format_of(FORMS[form])
+    given = {"a": "1", "b": 1, "c": " null\n", "d": None, "e": "", "f": {"g": ["1"]}}
+    arguments = known.written.replace("NAME", "weather").replace("ARGUMENTS", in_dsml(given))
+    (call,) = (
+        ToolCallParser(known, [{"function": {"name": "weather"}}]).finish(known.before + arguments).calls
+    )
+    assert value_of(call) == given
