@@ -16,12 +16,10 @@ Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 _CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True)
-_BOUNDS = {
+_EXPECTED = {
     "greater_than_equal": "{ge:.10g} or more",
     "less_than_equal": "at most {le:.10g}",
     "less_than": "less than {lt:.10g}",
-}
-_EXPECTED = _BOUNDS | {
     "string_type": "text",
     "int_type": "an integer",
     "float_type": "a number",
@@ -81,8 +79,6 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     worst = max(errors, key=lambda each: _place(each["loc"]).count("["))
     place = _place(worst["loc"])
     expected = dict.fromkeys(_expected(each) for each in errors if _place(each["loc"]) == place)
-    if worst["type"] in _BOUNDS:
-        place = place.replace("_", "-")  # as options of the command are written, which can have such values
     return InvalidRequest(f"{place} is {_shown(worst['input'])}: give {' or '.join(expected)}")
 
 

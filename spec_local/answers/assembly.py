@@ -144,9 +144,9 @@ class ProposerFactory:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             if slot.head and slot.head.max_branches < 2 <= self._main.max_branches:
-                raise InvalidRequest("this head drafts chains only: leave the shape at chain (--shape chain)")
+                raise InvalidRequest("this head drafts chains only: use the shape chain")
             if any(row.model.is_recurrent for row in (self._main, self._draft) if row):
-                raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
+                raise InvalidRequest("a recurrent model cannot evaluate a tree: use the shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
         policy = self._policy(settings, clock, slot)
         if "draft" in names and settings.policy == "adaptive" and slot.head and not self._could_gain(slot):

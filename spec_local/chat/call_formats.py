@@ -98,6 +98,10 @@ def _read_glm(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | 
     return _GLM.read(text, end, tools)
 
 
+def _read_dsml(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | None:
+    return _DSML_TAGS.read(text, start if text.startswith(_INVOKE, start) else skip_space(text, end), tools)
+
+
 def _read_mistral(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | Begun | None:
     """Read a list of calls, or the name of a tool and its arguments."""
     if text[skip_space(text, end) :][:1] in ("", "[", "{"):
@@ -137,6 +141,8 @@ BARE_OPENINGS = ("{", f"{_FENCE}json\n{{", f"{_FENCE}\n{{")
 _FUNCTION, _MESSAGE = "<function=", "<|message|>"
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+_DSML = "｜DSML｜"
+_INVOKE, _INVOKE_END, _PARAMETER_END = f"<{_DSML}invoke", f"</{_DSML}invoke>", f"</{_DSML}parameter>"
 _KIMI_CALLS, _KIMI_CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
 _KIMI_CALL_END, _KIMI_CALLS_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
 _MISTRAL = re.compile(rf"\s*(?P<name>{NAME})\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\]\s*)?(?=\{{)")
@@ -168,6 +174,14 @@ _GLM = Tags(
     begin="<arg_key>",
     end="</tool_call>",
     written=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+)
+_DSML_TAGS = Tags(
+    head=re.compile(rf'{_INVOKE} name="(?P<name>{NAME})">'),
+    parameter=re.compile(rf'<{_DSML}parameter name="(?P<name>[^"\n]+)" string="(?P<is_text>true|false)">'),
+    value_end=re.compile(rf"{_PARAMETER_END}\s*(?=<{_DSML}parameter|{_INVOKE_END})"),
+    begin=f"<{_DSML}parameter",
+    end=_INVOKE_END,
+    written=(f'<{_DSML}parameter name="', '" string="IS_TEXT">', f"{_PARAMETER_END}\n"),
 )
 _FORMATS = (
     # gpt-oss. The token that ends a call, <|call|>, ends the answer, too.
@@ -224,6 +238,20 @@ _FORMATS = (
             ((_CALLS,), f"NAME{_SEP}ARGUMENTS", ""),
         )
     ),
+    *(
+        CallFormat(
+            signs=(_DSML, f"{block}>"),
+            openings=(f"<{_DSML}{block}>", _INVOKE),
+            read=_read_dsml,
+            written=f'{_INVOKE} name="NAME">\nARGUMENTS{_INVOKE_END}\n',
+            before=f"<{_DSML}{block}>\n",
+            after=f"</{_DSML}{block}>",
+            closings=(f"</{_DSML}{block}>",),
+            control=(_DSML,),
+            notation=_DSML_TAGS.grammar,
+        )
+        for block in ("function_calls", "tool_calls")  # DeepSeek V3.2 and V4
+    ),
     CallFormat(  # Kimi K2
         signs=(_KIMI_CALLS,),
         openings=(_KIMI_CALLS, _KIMI_CALL),
@@ -244,6 +272,16 @@ _FORMATS = (
         after="\n]<|END_ACTION|>",
         closings=("<|END_ACTION|>",),
         control=("<|START_ACTION|>", "<|END_ACTION|>"),
+    ),
+    CallFormat(  # Command R and R+
+        signs=("Action:", '"tool_name"'),
+        openings=tuple(f"Action:{space}{_FENCE}json" for space in ("\n", " ", "")),
+        read=read_json,
+        written='    {\n        "tool_name": "NAME",\n        "parameters": ARGUMENTS\n    }',
+        before=f"Action:\n{_FENCE}json\n[\n",
+        between=",\n",
+        after=f"\n]{_FENCE}",
+        closings=(_FENCE,),
     ),
     *(
         CallFormat(

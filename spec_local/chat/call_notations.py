@@ -34,10 +34,11 @@ class Tags(NamedTuple):
     """The format of calls in tags.
 
     Attributes:
-        head: the name of the tool. parameter: the name of a parameter, before its value. value_end: what
-        follows the value; it looks ahead, as a value can contain tags, too. begin, end: what the next
-        parameter begins with, and what the call ends with. written: the text around the name of a
-        parameter and its value.
+        head: the name of the tool. parameter: the name of a parameter, before its value, and perhaps, as
+        ``is_text``, whether the value is text or JSON. value_end: what follows the value; it looks ahead,
+        as a value can contain tags, too. begin, end: what the next parameter begins with, and what the
+        call ends with. written: the text around the name of a parameter and its value; ``IS_TEXT`` in it is
+        ``true`` or ``false``.
     """
 
     head: re.Pattern[str]
@@ -67,8 +68,10 @@ class Tags(NamedTuple):
             value = self.value_end.search(text, parameter.end())
             if not value:
                 return None
-            name = parameter["name"].strip()
-            arguments[name] = _value(text[parameter.end() : value.start()], properties.get(name))
+            name, is_text = parameter["name"].strip(), parameter.groupdict().get("is_text")
+            written = text[parameter.end() : value.start()]
+            schema = None if is_text else properties.get(name)
+            arguments[name] = written if is_text == "true" else _value(written, schema)
             at = value.end()
         call = call_of(head["name"], arguments)
         return Read([call], at + len(self.end)) if call else MALFORMED
@@ -78,13 +81,15 @@ class Tags(NamedTuple):
         before, between, after = self.written
         parts = []
         for name, one, is_required in rules.properties(schema):
+            is_text = True
             if (constants := _constants(one)) is not None and all(isinstance(c, str) for c in constants):
                 value = " | ".join(quoted(f"{constant}{after}") for constant in constants)
             elif _is_text(one):
                 value = rules.up_to(after)
             else:
-                value = f"{rules.json(schema, one)} {quoted(after)}"
-            parts.append(f"({quoted(before + name + between)} ({value})){'' if is_required else '?'}")
+                is_text, value = False, f"{rules.json(schema, one)} {quoted(after)}"
+            head = before + name + between.replace("IS_TEXT", str(is_text).lower())
+            parts.append(f"({quoted(head)} ({value})){'' if is_required else '?'}")
         return " ".join(parts) or '""'
 
 

@@ -187,7 +187,7 @@ class ChatTemplate:
             return incomplete
         raise ModelError(
             f"the model's chat template rejects this conversation ({refused}): change the roles, remove "
-            "the system message, or use specdec generate --raw"
+            "the system message, or give a text without a chat template"
         )
 
     def _request(

@@ -76,7 +76,7 @@ class ToolUse:
             raise ModelError(
                 "the model writes tool calls in a form that is not supported: use a model with the form of "
                 "Qwen, Hermes, Llama 3, Mistral, gpt-oss, Gemma 4, GLM, Granite, DeepSeek, Kimi K2, "
-                "Command R7B or LFM2"
+                "Command R or LFM2"
             )
         return form
 

@@ -248,20 +248,8 @@ class _Strict:
     def _objects(self, schema: dict[str, Any], strict: dict[str, Any], where: str, *, closed: bool) -> None:
         if "propertyNames" in strict:
             names = self._subschemas.resolve(strict.pop("propertyNames"), f"propertyNames of {where}")
-            if strict.keys() & {"properties", "patternProperties"} and not _is_any_name(names):
-                raise _unsupported(
-                    schema, "propertyNames", f'{where}, in addition to "properties" or "patternProperties",'
-                )
-            others = strict.get("additionalProperties", True)
-            listed = _listed_names(names) if isinstance(names, dict) and strict.get("required") else None
-            if listed is not None:
-                for name in listed:
-                    _check_name(name, where)
-                strict |= {"properties": dict.fromkeys(listed, others), "additionalProperties": False}
-            elif not _is_any_name(names):
-                pattern = self._pattern(names, schema, f"propertyNames of {where}")
-                strict["patternProperties"] = {} if pattern is None else {pattern: others}
-                strict["additionalProperties"] = False
+            if not _is_any_name(names):
+                self._limit_names(schema, strict, names, where, closed=closed)
         if closed and strict.keys() & {"properties", "patternProperties"}:
             if strict.keys().isdisjoint({"additionalProperties", "patternProperties"}):
                 known = strict["properties"]
@@ -278,6 +266,35 @@ class _Strict:
             raise InvalidRequest(
                 f"{where} limits names and has minProperties above 1, but there may be too few names: "
                 "give at most 1"
+            )
+
+    def _limit_names(
+        self, schema: dict[str, Any], strict: dict[str, Any], names: Any, where: str, *, closed: bool
+    ) -> None:
+        """Enforce `propertyNames`: other properties have its names, or match their pattern."""
+        if "patternProperties" in strict:
+            raise _unsupported(schema, "propertyNames", f'{where}, in addition to "patternProperties",')
+        pattern = self._pattern(names, schema, f"propertyNames of {where}")
+        known = {
+            name: one if pattern is not None and _matches(pattern, name) else False
+            for name, one in strict.get("properties", {}).items()
+        }
+        others = strict.get("additionalProperties", not (known and closed))
+        strict["additionalProperties"] = False
+        listed = _listed_names(names) if isinstance(names, dict) else None
+        if others is False:
+            strict["properties"] = known
+        elif listed is not None and (known or strict.get("required")):
+            for name in listed:
+                _check_name(name, where)
+            strict["properties"] = known | {name: others for name in listed if name not in known}
+        elif not known or others in (True, {}):
+            strict["patternProperties"] = {} if pattern is None else {pattern: others}
+            strict |= {"properties": known} if known else {}
+            self._combines |= bool(known)
+        else:  # the known names that match the pattern would need to fit both
+            raise _unsupported(
+                schema, "propertyNames", f'{where}, in addition to "properties" and "additionalProperties",'
             )
 
     def _pattern(self, names: Any, schema: dict[str, Any], where: str) -> str | None:
@@ -445,6 +462,13 @@ def _is_any_name(names: Any) -> bool:
         and names.keys() - _NOTES <= {"type"}
         and names.get("type", "string") == "string"
     )
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # another dialect: the name is not used
+        return False
 
 
 def _listed_names(names: dict[str, Any]) -> list[str] | None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from spec_local.core.lazy_table import LazyTable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors, llama_paths, openapi, responding
-from spec_local.server.engine import Answers, Engine
+from spec_local.server.engine import Engine
 from spec_local.server.guard import Access, Guard
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.prompts import PROMPTS
@@ -68,7 +68,6 @@ def create(
     served.observe = metrics.observe
     kinds = kinds or PROTOCOLS
     started = int(time.time())
-    watchers: set[asyncio.Task[None]] = set()
 
     def name_in(request: Request, body: Mapping[str, Any] | None = None) -> Any:
         """The model that a question is about: the one that was used last, unless it names another."""
@@ -144,22 +143,30 @@ def create(
     async def answer(request: Request) -> Response:
         served.check_ready()
         given = await read_json(request, access.max_body)
-        body = completed(given, served.chosen(given.get("model")).defaults)
-        use = await _unless_gone(request, served.use(body.get("model"), body.get("keep_alive")))
+        model = served.chosen(given.get("model"))
+        body, path = completed(given, model.defaults), request.url.path
+        loaded = asyncio.get_running_loop().create_future()
+        response = responding.with_signs(
+            respond(kinds[path], body, loaded),
+            kinds[path],
+            path,
+            begun=loaded if body.get("stream") is True else None,
+            state=f"loading {model.name}",
+        )
+        return await _unless_gone(request, response)
+
+    async def respond(
+        kind: type[Exchange], body: Mapping[str, Any], loaded: "asyncio.Future[None]"
+    ) -> Response:
         with contextlib.ExitStack() as stack:
-            engine = stack.enter_context(use)
+            engine = stack.enter_context(await served.use(body.get("model"), body.get("keep_alive")))
+            loaded.set_result(None)
             # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
-            exchange = await asyncio.to_thread(kinds[request.url.path], body, engine.check_ready())
+            exchange = await asyncio.to_thread(kind, body, engine.check_ready())
             answers = engine.answer(exchange.requests)
             stack.callback(engine.cancel, answers)
-            watching = asyncio.create_task(_cancel_when_gone(request, engine, answers))
-            watchers.add(watching)  # the event loop itself does not keep tasks alive
-            watching.add_done_callback(watchers.discard)
-            stack.callback(watching.cancel)
             end = stack.pop_all().close
-        if exchange.streams:
-            return await responding.stream(exchange, answers, end)
-        return await responding.whole(exchange, answers, request.url.path, end)
+        return await (responding.stream if exchange.streams else responding.whole)(exchange, answers, end)
 
     routes = [
         Route("/health", health),
@@ -236,11 +243,6 @@ async def _unless_gone(request: Request, coroutine: Coroutine[Any, Any, _T]) -> 
 async def _disconnection(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancel_when_gone(request: Request, engine: Engine, answers: Answers) -> None:
-    await _disconnection(request)
-    engine.cancel(answers)
 
 
 # Errors

@@ -70,8 +70,7 @@ class _Body(OpenAIBody):
                 *self.warnings(self.response_format),
                 *tool_warnings(functions, tool_choice, settings.json_schema, "tools[{}].function.parameters"),
             ],
-            marks=bool(self.marks),
-            ignore_end=bool(self.ignore_eos),
+            **self.more(),
         )
         return [replace(request, settings=each) for each in choices(settings, self.n or 1)]
 

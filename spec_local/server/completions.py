@@ -47,16 +47,9 @@ class _Body(OpenAIBody):
             logprobs=self.logprobs,
             json_schema=schema_of(self.response_format),
         )
-        warnings, marks = self.warnings(self.response_format), bool(self.marks)
+        warnings, more = self.warnings(self.response_format), self.more()
         return [
-            AnswerRequest(
-                each,
-                prompt=prompt,
-                suffix=self.suffix,
-                warnings=warnings,
-                marks=marks,
-                ignore_end=bool(self.ignore_eos),
-            )
+            AnswerRequest(each, prompt=prompt, suffix=self.suffix, warnings=warnings, **more)
             for prompt in prompts
             for each in choices(settings, n)
         ]

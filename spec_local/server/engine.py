@@ -244,8 +244,8 @@ class Engine:
             usual = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
             retry_s = max(1, min(_LONGEST_WAIT_S, round(usual)))
             raise Busy(
-                f"{self.n_unfinished - loaded.n_rows} answers wait already: try again in {retry_s} s, or "
-                "start the server with a larger --queue",
+                f"{self.n_unfinished - loaded.n_rows} answers wait already, as many as the server's option "
+                f"--queue allows: try again in {retry_s} s",
                 retry_s,
             )
         answers = Answers(len(requests))

@@ -169,6 +169,7 @@ class EngineProcess:
         try:
             running = self._chat(id, request) if request.messages else self._text(id, request)
             self._check(running)
+            running.settings = self._biased(running.settings, request.text_bias)
             if request.ignore_end:
                 running.settings = running.settings.without(self._model.vocabulary.ends)
             if request.marks:
@@ -177,6 +178,15 @@ class EngineProcess:
         except SpecLocalError as error:
             if self._claim(id):
                 self._finish(id, Refused(error))
+
+    def _biased(self, settings: GenerationSettings, texts: Sequence[tuple[str, float]]) -> GenerationSettings:
+        """The settings with the bias of each token of the texts; unknown tokens have none."""
+        vocabulary = self._model.vocabulary
+        biases = {t: bias for t, bias in settings.sampling.logit_bias.items() if t < vocabulary.n_tokens}
+        for text, bias in texts:
+            for token in vocabulary.tokenize(text):
+                biases[token] = biases.get(token, 0.0) + bias
+        return replace(settings, sampling=replace(settings.sampling, logit_bias=biases))
 
     def _check(self, running: _Running) -> None:
         """Refuse at once what would be refused when a row is free, and in the terms of a request."""
@@ -187,7 +197,7 @@ class EngineProcess:
             raise InvalidRequest('"proposer": "draft" needs a server with a draft model: leave it out')
         shape = running.settings.shape
         if shape in ("tree", "beam") and self._session.main.max_branches < 2 <= running.settings.tree_nodes:
-            raise InvalidRequest(f'"shape": "{shape}" needs a server with --shape {shape}: leave it out')
+            raise InvalidRequest(f'this server drafts chains: leave "shape": "{shape}" out')
 
     def _chat(self, id: int, request: AnswerRequest) -> _Running:
         chat = self._conversation(request)

@@ -49,6 +49,7 @@ class AnswerRequest:
         infill: a gap in place of a prompt.
         ignore_end: the answer goes on where the model would end it.
         marks: report which text was drafted: `Delta.spans`.
+        text_bias: texts, with what is added to the logits of each of their tokens.
     """
 
     settings: GenerationSettings
@@ -64,6 +65,7 @@ class AnswerRequest:
     infill: Infill | None = None
     ignore_end: bool = False
     marks: bool = False
+    text_bias: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Guard:
         if host and self._access.local_only and path not in _PROBES and not is_loopback(_name(host)):
             return 403, "this server answers to names of this machine only: use http://localhost"
         if (origin := headers.get("origin")) and not self._accepts(origin, host or ""):
-            return 403, f"web pages of {origin} may not use this server: start it with --cors {origin}"
+            return 403, f"web pages of {origin} may not use this server: its option --cors can allow them"
         key = self._access.api_key
         if key and path not in self._open_paths:
             scheme, _, bearer = headers.get("authorization", "").partition(" ")

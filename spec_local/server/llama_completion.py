@@ -34,7 +34,7 @@ class _Body(SamplingBody):
                 f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
             )
         return [
-            AnswerRequest(each, prompt=prompt, parse_special=True, **self._more())
+            AnswerRequest(each, prompt=prompt, parse_special=True, **self.more())
             for prompt in prompts
             for each in choices(self._settings(), n)
         ]
@@ -50,12 +50,8 @@ class _Body(SamplingBody):
             sampled_logprobs=bool(self.post_sampling_probs),
         )
 
-    def _more(self) -> dict[str, Any]:
-        return {
-            "warnings": self.warnings(None),
-            "marks": bool(self.marks),
-            "ignore_end": bool(self.ignore_eos),
-        }
+    def more(self) -> dict[str, Any]:
+        return super().more() | {"warnings": self.warnings(None)}
 
 
 class _File(Part):
@@ -77,7 +73,7 @@ class _InfillBody(_Body):
             raise InvalidRequest("prompt is not supported: give text")
         extra = [(file.filename, file.text) for file in self.input_extra or ()]
         gap = Infill(prefix, suffix, self.prompt, extra)
-        return [AnswerRequest(self._settings(), infill=gap, **self._more())]
+        return [AnswerRequest(self._settings(), infill=gap, **self.more())]
 
 
 class LlamaCompletion(Exchange):
@@ -112,7 +108,8 @@ class LlamaCompletion(Exchange):
         elif added.content or added.reasoning or added.tokens:
             yield openai_json.data(self._part(index, added))
 
-    def failed(self, error: SpecLocalError) -> str:
+    @classmethod
+    def refused(cls, error: SpecLocalError) -> str:
         return openai_json.failure(error)
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any] | Sequence[Any]:

@@ -189,6 +189,7 @@ class _Body(SamplingBody):
                 *self.warnings(form, field),
                 *tool_warnings(functions, choice, settings.json_schema, "tools[{}].input_schema"),
             ],
+            **self.more(),
         )
 
     def _variables(self) -> dict[str, Any]:
@@ -273,10 +274,12 @@ class Messages(Exchange):
             yield named({"type": "message_delta", "delta": delta, "usage": message["usage"]})
             yield named({"type": "message_stop"})
 
-    def sign_of_life(self, state: str) -> str:
+    @classmethod
+    def sign_of_life(cls, state: str) -> str:
         return named({"type": "ping"})
 
-    def failed(self, error: SpecLocalError) -> str:
+    @classmethod
+    def refused(cls, error: SpecLocalError) -> str:
         return named(errors.body_for(errors.ANTHROPIC, error))
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:

@@ -104,7 +104,8 @@ class OpenAIExchange(Exchange):
             yield openai_json.data(self._head | {"choices": [], "usage": self._usage()})
         yield openai_json.DONE
 
-    def failed(self, error: SpecLocalError) -> str:
+    @classmethod
+    def refused(cls, error: SpecLocalError) -> str:
         return openai_json.failure(error)
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:

@@ -37,7 +37,8 @@ class Exchange(ABC):
         """The server-sent events for progress with the prompt of answer number `index`."""
         return ()
 
-    def sign_of_life(self, state: str) -> str:
+    @classmethod
+    def sign_of_life(cls, state: str) -> str:
         """Text for the stream that tells its client nothing but the state of the answer."""
         return f": {state}\n\n"  # a comment
 
@@ -49,9 +50,14 @@ class Exchange(ABC):
         """The server-sent events after all answers have ended."""
         return ()
 
+    @classmethod
     @abstractmethod
+    def refused(cls, error: SpecLocalError) -> str:
+        """The server-sent event that ends a response which cannot be begun."""
+
     def failed(self, error: SpecLocalError) -> str:
-        """The server-sent event that ends a response which cannot be completed."""
+        """The one that ends a response which cannot be completed."""
+        return self.refused(error)
 
     @abstractmethod
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any] | Sequence[Any]:

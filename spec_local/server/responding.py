@@ -1,12 +1,13 @@
 """The response to a request for answers: one JSON object, or a stream of server-sent events.
 
-A slow machine reads a long prompt for minutes, and clients and proxies close connections on which nothing
-arrives. So there are signs of life: comments or pings in a stream, white space before a JSON object.
+A slow machine loads a model or reads a long prompt for minutes, and clients and proxies close connections on
+which nothing arrives. So there are signs of life: comments or pings in a stream, white space before a JSON
+object.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -25,46 +26,80 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _Arrived = list[tuple[int, Event]]
 
 
-async def whole(exchange: Exchange, answers: Answers, path: str, end: Callable[[], None]) -> Response:
-    """The response with all answers in one object, or with the first error.
+async def with_signs(
+    make: Coroutine[Any, Any, Response],
+    kind: type[Exchange],
+    path: str,
+    *,
+    begun: "asyncio.Future[None] | None" = None,
+    state: str = "",
+) -> Response:
+    """The response that a coroutine makes, or one that has signs of life until it is made.
 
     Args:
+        make: cancelled if the client goes.
         path: of the request.
-        end: called when the response has ended, or the client has gone.
+        begun: for a stream; done as soon as it will have signs of its own. None: the response is an object.
+        state: of a stream until then.
     """
-    making = asyncio.ensure_future(_object(exchange, answers))
+    making = asyncio.create_task(make)
+    first: list[asyncio.Future[Any]] = [making] if begun is None else [making, begun]
     try:
-        await asyncio.wait([making], timeout=_WHOLE_S)
-        if making.done():
-            end()
-            return JSONResponse(making.result())
+        seconds = _WHOLE_S if begun is None else _HEADERS_S
+        await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if any(each.done() for each in first):
+            return await making
     except BaseException:
-        making.cancel()
-        end()
+        _abandon(making)
         raise
 
-    async def write() -> AsyncIterator[bytes]:
+    async def write() -> AsyncIterator[str | bytes]:
         while not making.done():
-            yield b" "
+            yield " " if begun is None else kind.sign_of_life(state)
             await asyncio.wait([making], timeout=_SIGN_S)
         try:
-            body = making.result()
+            response = making.result()
         except SpecLocalError as error:  # too late for its status
-            body = errors.body_for(path, error)
-        yield bytes(JSONResponse(body).body)
+            body = JSONResponse(errors.body_for(path, error)).body
+            yield bytes(body) if begun is None else kind.refused(error)
+            return
+        if isinstance(response, _Parts):
+            async for part in response.parts:
+                yield part
+        else:
+            yield bytes(response.body)
 
-    return _Parts(write(), end, "application/json")
+    media_type = "application/json" if begun is None else "text/event-stream"
+    return _Parts(write(), lambda: _abandon(making), media_type)
 
 
-async def _object(exchange: Exchange, answers: Answers) -> Any:
+def _abandon(making: "asyncio.Task[Response]") -> None:
+    """End what makes a response, or the response that it has made."""
+    was_made = not making.cancel() and not making.cancelled() and not making.exception()
+    if was_made and isinstance(response := making.result(), _Parts):
+        response.end()
+
+
+async def whole(exchange: Exchange, answers: Answers, end: Callable[[], None]) -> Response:
+    """The response with all answers in one object.
+
+    Args:
+        end: called when they have ended, or the client has gone.
+
+    Raises:
+        SpecLocalError: the first error.
+    """
     found: list[list[Event]] = [[] for _ in exchange.requests]
-    async for arrived in answers:
-        for index, event in arrived:
-            if isinstance(event, Refused):
-                raise event.error
-            if not isinstance(event, Reading):
-                found[index].append(event)
-    return exchange.whole(found)
+    try:
+        async for arrived in answers:
+            for index, event in arrived:
+                if isinstance(event, Refused):
+                    raise event.error
+                if not isinstance(event, Reading):
+                    found[index].append(event)
+    finally:
+        end()
+    return JSONResponse(exchange.whole(found))
 
 
 async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) -> Response:
@@ -73,7 +108,11 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
     Args:
         end: called when the response has ended, or the client has gone.
     """
-    first = await _first(answers)
+    try:
+        first = await _first(answers)
+    except BaseException:
+        end()
+        raise
     opening = next((event for _, event in first if not isinstance(event, Reading)), None)
     if isinstance(opening, Refused):
         end()
@@ -121,10 +160,10 @@ class _Parts(StreamingResponse):
 
     def __init__(self, parts: AsyncIterator[str | bytes], end: Callable[[], None], media_type: str) -> None:
         super().__init__(parts, media_type=media_type, headers=_STREAM_HEADERS)
-        self._end = end
+        self.parts, self.end = parts, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._end()
+            self.end()

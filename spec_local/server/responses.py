@@ -152,6 +152,7 @@ class _Body(SamplingBody):
                 *self.warnings(form, "text.format"),
                 *tool_warnings(tools, tool_choice, settings.json_schema, "tools[{}].parameters"),
             ],
+            **self.more(),
         )
 
     def _messages(self) -> Sequence[Message]:
@@ -273,9 +274,12 @@ class Responses(Exchange):
             response = self._response()
             yield self._event(f"response.{response['status']}", response=response)
 
+    @classmethod
+    def refused(cls, error: SpecLocalError) -> str:
+        return named({"type": "error", **_failure(error), "param": None, "sequence_number": 0})
+
     def failed(self, error: SpecLocalError) -> str:
-        code = "invalid_prompt" if errors.status_of(error) < 500 else "server_error"
-        failure = {"status": "failed", "error": {"code": code, "message": str(error)}}
+        failure = {"status": "failed", "error": _failure(error)}
         return self._event("response.failed", response=self._response() | failure)
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
@@ -336,6 +340,11 @@ class Responses(Exchange):
         event = {"type": kind, "sequence_number": self._n_events, **more}
         self._n_events += 1
         return named(event)
+
+
+def _failure(error: SpecLocalError) -> dict[str, str]:
+    code = "invalid_prompt" if errors.status_of(error) < 500 else "server_error"
+    return {"code": code, "message": str(error)}
 
 
 def _choice(given: object, choice: str) -> object:

@@ -5,6 +5,8 @@ Fields with the value null count as missing, and fields of other programs are ig
 
 import dataclasses
 import json
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -126,19 +129,23 @@ def _listed(value: object) -> object:
 
 
 def _pairs(value: object) -> object:
-    """A mapping from the pairs that llama.cpp's server accepts for logit_bias, too."""
-    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        value = {str(whole(token)): bias for token, bias in value}
+    """Tokens or texts with their biases, from both forms of llama.cpp's server: a mapping, or pairs."""
     if isinstance(value, dict):
-        return {token: float("-inf") if bias is False else bias for token, bias in value.items()}
-    return value
+        value = [[int(key) if _NUMBER.fullmatch(key) else key, bias] for key, bias in value.items()]
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return value
+    return [(whole(key), float("-inf") if bias is False else bias) for key, bias in value]
 
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_NUMBER = re.compile(r"[+-]?[0-9]{1,999}")
 Count = Annotated[int, Field(ge=-1)]
 """A number of tokens; −1: no limit."""
 Stops = Annotated[list[str], Field(max_length=_MAX_STOPS), BeforeValidator(_listed)]
-_Bias = Annotated[dict[Annotated[TokenId, Field(strict=False)], float], BeforeValidator(_pairs)]
+_Bias = Annotated[
+    list[tuple[int | str, float]],
+    BeforeValidator(_pairs),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
 
 
 def _check_schema(value: Any) -> Any:
@@ -237,7 +244,7 @@ class SamplingBody(Part):
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "penalty_window": 2**31 - 1 if self.repeat_last_n == -1 else self.repeat_last_n,
-            "logit_bias": self.logit_bias,
+            "logit_bias": self._bias(),
         }
         given = {
             "seed": None if self.seed in (None, -1) else self.seed % 2**64,  # as llama.cpp, also below zero
@@ -249,6 +256,21 @@ class SamplingBody(Part):
             **self._speed(),
             **_without_none(given | _without_none(more)),
         )
+
+    def _bias(self) -> dict[int, float] | None:
+        """The biases of tokens; numbers that no vocabulary has are ignored, as in llama.cpp's server."""
+        if self.logit_bias is None:
+            return None
+        biases: dict[int, float] = defaultdict(float)
+        for key, bias in self.logit_bias:
+            if isinstance(key, int) and 0 <= key < 2**31:
+                biases[key] += bias
+        return dict(biases)
+
+    def more(self) -> dict[str, Any]:
+        """The fields of `AnswerRequest` that are the same for all protocols."""
+        texts = [(key, bias) for key, bias in self.logit_bias or () if isinstance(key, str)]
+        return {"marks": bool(self.marks), "ignore_end": bool(self.ignore_eos), "text_bias": texts}
 
     def _own_schema(self) -> Usable | None:
         return None if self.json_schema is None else usable(json.dumps(self.json_schema), "json_schema")

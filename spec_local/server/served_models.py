@@ -268,8 +268,8 @@ class ServedModels:
         """Begin to use a model as soon as it is this request's turn, and the model is loaded."""
         if self._n_waiting and self._n_waiting >= self._max_waiting:
             raise Busy(
-                f"{self._n_waiting} requests wait for a model already: try again in {_RETRY_S} s, or start "
-                "the server with more --memory or a larger --queue",
+                f"{self._n_waiting} requests wait for a model already, as many as the server's option "
+                f"--queue allows: try again in {_RETRY_S} s",
                 _RETRY_S,
             )
         self._n_waiting += 1

@@ -503,7 +503,7 @@ def test_recurrent_models_generate_with_drafts(recurrent_model, make_context):
 def test_a_recurrent_model_has_no_trees(recurrent_model, tiny_model, make_context, shape):
     for main, draft in ((recurrent_model, tiny_model), (tiny_model, recurrent_model)):
         session = Session(make_context(main, max_branches=64), make_context(draft, max_branches=64))
-        with pytest.raises(InvalidRequest, match="give --shape chain"):
+        with pytest.raises(InvalidRequest, match="use the shape chain"):
             run(session, shape=shape)
 
 

@@ -125,6 +125,48 @@ def test_memory_for_one(served):
     assert status(server) == {"first": "loaded", "Second": "not loaded"}
 
 
+STREAMS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/responses": {"input": "x"},
+    "/completion": {"prompt": "x"},
+}
+
+
+def test_a_stream_that_waits_for_its_model(served):
+    """Its headers and a sign of life come at once, and then its answer; one whose client goes ends."""
+    server = served("--memory", ONE_MODEL)
+    with (
+        server.stream("/v1/chat/completions", LONG | {"model": "first", "stream": True}) as busy,
+        contextlib.ExitStack() as stack,
+    ):
+        generated = busy.iter_lines()  # kept: the end of an iterator closes its response
+        next(generated)
+        waiting = {}
+        for path, body in STREAMS.items():
+            short = {"model": "Second", "stream": True, "max_tokens": 4, "max_output_tokens": 4}
+            response = stack.enter_context(server.stream(path, body | short))
+            assert response.headers["content-type"].startswith("text/event-stream")
+            waiting[path] = response.iter_lines()
+            assert next(waiting[path]) == ("event: ping" if "messages" in path else ": loading Second")
+        body = STREAMS["/v1/chat/completions"] | {"model": "Second", "stream": True}
+        with server.stream("/v1/chat/completions", body) as leaving:
+            signs = leaving.iter_lines()
+            next(signs)
+            wait_until(lambda: server.metric("num_requests_waiting") == 5)
+        wait_until(lambda: server.metric("num_requests_waiting") == 4)
+        wrong = body | {"temperature": -1}
+        refused = stack.enter_context(server.stream("/v1/chat/completions", wrong)).iter_lines()
+        assert next(refused) == ": loading Second"
+        busy.close()
+        for lines in waiting.values():
+            *_, last = (json.loads(line[6:]) for line in lines if line.startswith("data: {"))
+            assert not last.get("error")
+            assert last.get("type") in (None, "message_stop", "response.incomplete")
+        (error,) = (json.loads(line[6:]) for line in refused if line.startswith("data: {"))
+        assert error["error"]["type"] == "invalid_request_error"
+
+
 def test_a_client_that_goes_loses_its_place(served):
     server = served("--memory", ONE_MODEL, "--queue", 1)
     with server.stream("/v1/chat/completions", LONG | {"model": "first", "stream": True}) as response:

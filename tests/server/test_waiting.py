@@ -147,7 +147,9 @@ def test_errors_name_fields_and_not_options(specdec, models):
             (field,) = speculative
             response = started.post("/v1/completions", {"prompt": "a", "speculative": speculative})
             assert response.status_code == 400
-            assert f'"{field}"' in response.json()["error"]["message"]
+            message = response.json()["error"]["message"]
+            assert f'"{field}"' in message
+            assert "--" not in message
     finally:
         started.stop()
 
@@ -171,6 +173,26 @@ def test_texts_and_control_tokens(server):
     response = server.post("/v1/completions", {"prompt": "a", "speculative": {"shape": "tree"}})
     assert response.status_code == 400
     assert '"shape": "tree"' in response.json()["error"]["message"]
+
+
+def test_a_bias_of_texts_and_of_tokens_that_do_not_exist(server):
+    """As in llama.cpp's server: each token of the text has it, and unknown tokens are ignored."""
+    tokens = server.post("/tokenize", {"content": "zebra"}).json()["tokens"]
+    five = server.post("/tokenize", {"content": "5"}).json()["tokens"]
+    short = {"prompt": "one", "n_predict": 4, "temperature": 0, "return_tokens": True}
+
+    def answer(bias, **more):
+        response = server.post("/completion", short | {"logit_bias": bias} | more)
+        assert response.status_code == 200, response.text
+        return response.json()["tokens"]
+
+    unknown = {"99999999": 90, "-3": 90, str(10**30): False}
+    assert answer(unknown) == answer({}) == answer([[10**9, 90], [-1, False]])
+    assert set(answer({"zebra": 90} | unknown)) <= set(tokens)
+    assert set(answer([["zebra", 90]])) <= set(tokens)
+    assert set(answer([["5", 90]])) <= set(five)  # in a pair, text is text
+    assert set(answer({"5": 90})) == set(answer([[5, 90]])) == {5}
+    assert not {*answer([*([token, 90] for token in five), ["5", False]])} & {*five}  # the biases add up
 
 
 def test_progress_of_a_long_prompt(server):

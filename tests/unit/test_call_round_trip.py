@@ -64,6 +64,15 @@ def is_plain(value):
     return not isinstance(value, str) or (value.strip() == value and value[:1].isalpha())
 
 
+def in_dsml(arguments):
+    return "".join(
+        f'<｜DSML｜parameter name="{name}" string="{str(isinstance(value, str)).lower()}">'
+        f"{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>\n"
+        for name, value in arguments.items()
+    )
+
+
+DSML = (st.dictionaries(IDENTIFIERS, VALUES.filter(lambda v: "</" not in json.dumps(v)), max_size=3), in_dsml)
 WRITE = {  # what no JSON is: the arguments that there may be, and how they are written
     "Gemma 4": (st.dictionaries(NAMES, GEMMA, max_size=3), in_gemma),
     "LFM2": (
@@ -79,6 +88,7 @@ WRITE = {  # what no JSON is: the arguments that there may be, and how they are 
         tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
     ),
 }
+WRITE |= dict.fromkeys(["DeepSeek V3.2", "DeepSeek V4"], DSML)
 JSON = (st.dictionaries(TEXTS, VALUES, max_size=3), None)
 
 
@@ -118,3 +128,14 @@ def test_names_that_look_like_parts_of_a_call(form):
     function = {"name": "a_NUMBER_NAME_ARGUMENTS", "arguments": "{}"}
     written = format_of(FORMS[form]).write([{"id": "a", "type": "function", "function": function}])
     assert "a_NUMBER_NAME_ARGUMENTS" in written
+
+
+@pytest.mark.parametrize("form", ["DeepSeek V3.2", "DeepSeek V4"])
+def test_a_parameter_says_whether_it_is_text(form):
+    known = format_of(FORMS[form])
+    given = {"a": "1", "b": 1, "c": " null\n", "d": None, "e": "", "f": {"g": ["1"]}}
+    arguments = known.written.replace("NAME", "weather").replace("ARGUMENTS", in_dsml(given))
+    (call,) = (
+        ToolCallParser(known, [{"function": {"name": "weather"}}]).finish(known.before + arguments).calls
+    )
+    assert value_of(call) == given

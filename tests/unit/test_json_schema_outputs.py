@@ -147,6 +147,20 @@ def outputs(schema, n, seed=0):
     return [text for text in (sample(grammar, rng) for _ in range(n)) if text is not None]
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    properties=st.dictionaries(NAMES, LEAVES.filter(lambda one: "$ref" not in str(one)), max_size=3),
+    names=_some(pattern=PATTERNS, maxLength=COUNTS) | st.lists(NAMES, max_size=3).map(lambda n: {"enum": n}),
+    more=_some(
+        additionalProperties=st.booleans() | st.just({"type": "null"}), required=st.lists(NAMES, max_size=1)
+    ),
+)
+def test_names_of_listed_and_other_properties(properties, names, more):
+    schema = {"type": "object", "properties": properties, "propertyNames": names} | more
+    for text in outputs(schema, 4):
+        validate(text, schema)
+
+
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SCHEMAS)

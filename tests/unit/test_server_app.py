@@ -43,8 +43,11 @@ class Echo:
     def end(self):
         yield "data: end\n\n"
 
-    def failed(self, error):
+    @classmethod
+    def refused(cls, error):
         return f"data: failed {error}\n\n"
+
+    failed = refused
 
     def whole(self, answers):
         fields = {name: self.body.get(name) for name in ("top_k", "speculative") if name in self.body}

@@ -119,6 +119,21 @@ def test_whole_numbers_have_many_spellings(kind, number):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("given", "bias", "texts"),
+    [
+        ({"5": 1, " x": 2, "+5": 0.5, "-1": 3, str(2**31): 3}, {5: 1.5}, [(" x", 2)]),
+        ([[5, 1], ["5", 2], [5.0, False], [10**30, 3]], {5: float("-inf")}, [("5", 2)]),
+        ({}, {}, []),
+    ],
+)
+def test_biases_of_tokens_and_texts(kind, given, bias, texts):
+    body = {name: value for name, value in VALID.items() if name != "tools"}
+    (request,) = kind(body | {"logit_bias": given}, LOADED).requests
+    assert (request.settings.sampling.logit_bias, request.text_bias) == (bias, texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("seed", "used"), [(-1, None), (-2, 2**64 - 2), (2**63, 2**63)])
 def test_any_seed(kind, seed, used):
     body = {name: value for name, value in VALID.items() if name != "tools"}

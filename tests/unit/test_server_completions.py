@@ -203,7 +203,7 @@ def test_an_answer_without_text():
 def test_llama_settings():
     (request,) = llama(
         n_predict=7, seed=-1, stop=["x"], n_probs=2, json_schema={"type": "null"}, cache_prompt=True,
-        logit_bias=[[3, False], [4, 1.5]],
+        logit_bias=[[3, False], [4, 1.5], [-1, 2], [2**40, 2]],
     ).requests  # fmt: skip
     settings = request.settings
     assert settings.sampling.logit_bias == {3: float("-inf"), 4: 1.5}

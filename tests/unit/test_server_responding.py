@@ -51,7 +51,8 @@ async def respond(exchange, *script, stream=True):
     if stream:
         response = await responding.stream(exchange, answers, lambda: ends.append(1))
     else:
-        response = await responding.whole(exchange, answers, "/v1/chat/completions", lambda: ends.append(1))
+        making = responding.whole(exchange, answers, lambda: ends.append(1))
+        response = await responding.with_signs(making, type(exchange), "/v1/chat/completions")
     parts = []
     if hasattr(response, "body_iterator"):
         async for part in response.body_iterator:
@@ -115,6 +116,91 @@ def test_headers_come_before_the_first_event():
     seconds, first = asyncio.run(main())
     assert first == ": waiting\n\n"
     assert 0.03 <= seconds < 1
+
+
+class Loading:
+    """A stream whose model is being loaded: `loaded` says when it is, and `made` what comes of it."""
+
+    def __init__(self, kind, body):
+        self.exchange, self.answers, self.ends = kind(body | {"stream": True}, LOADED), Answers(1), []
+        self.loaded, self.made = (asyncio.get_running_loop().create_future() for _ in range(2))
+
+    async def make(self):
+        await self.made
+        self.loaded.set_result(None)
+        return await responding.stream(self.exchange, self.answers, lambda: self.ends.append(1))
+
+    def response(self):
+        kind = type(self.exchange)
+        path = "/v1/messages" if kind is Messages else "/v1/chat/completions"
+        return responding.with_signs(self.make(), kind, path, begun=self.loaded, state="loading m")
+
+
+@pytest.mark.parametrize(("kind", "body"), REQUESTS)
+@pytest.mark.parametrize("error", [None, BROKEN])
+def test_a_stream_whose_model_is_being_loaded(kind, body, error):
+    async def main():
+        loading = Loading(kind, body)
+        for event in (STARTED, Delta("a"), ENDED):
+            loading.answers.put(0, event)
+        response = await loading.response()
+        parts = aiter(response.body_iterator)
+        signs = [await anext(parts) for _ in range(3)]
+        if error:
+            loading.made.set_exception(error)
+        else:
+            loading.made.set_result(None)
+        rest = [part async for part in parts]
+        response.end()
+        return signs, "".join(rest), loading.ends
+
+    signs, rest, ends = asyncio.run(main())
+    sign = 'event: ping\ndata: {"type":"ping"}\n\n' if kind is Messages else ": loading m\n\n"
+    assert signs == [sign] * 3
+    if error:
+        assert ends == []
+        (data,) = [json.loads(line[6:]) for line in rest.splitlines() if line.startswith("data: ")]
+        assert data.get("type", "error") == "error"
+        assert (data.get("error") or data)["message"] == str(error)
+    else:
+        assert ends == [1]
+        assert '"a"' in rest
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_client_that_goes_while_its_model_is_being_loaded(is_made):
+    async def main():
+        loading = Loading(ChatCompletions, MESSAGES)
+        response = await loading.response()
+        assert await anext(response.body_iterator)
+        if is_made:
+            loading.made.set_result(None)
+            await asyncio.sleep(0.1)
+        response.end()
+        await asyncio.sleep(0)
+        return loading
+
+    loading = asyncio.run(main())
+    assert loading.made.cancelled() is not is_made
+    assert loading.ends == [1] * is_made
+
+
+@pytest.mark.parametrize("error", [None, BROKEN])
+def test_a_model_that_is_loaded_has_the_first_word(error):
+    """Its stream has signs of its own, and an error that it knows at once is a status."""
+
+    async def main():
+        loading = Loading(ChatCompletions, MESSAGES)
+        loading.answers.put(0, Refused(error) if error else READING)
+        loading.made.set_result(None)
+        response = await loading.response()
+        return await anext(response.body_iterator)
+
+    if error:
+        with pytest.raises(BackendError):
+            asyncio.run(main())
+    else:
+        assert asyncio.run(main()) == ": reading the prompt 1234/8000\n\n"
 
 
 def test_a_fast_object_has_no_white_space():

@@ -49,6 +49,9 @@ FORMS = {  # what tells the template of the form
     "Kimi K2": "…<|tool_calls_section_begin|>…",
     "Command R7B": "…<|START_ACTION|>[…",
     "LFM2": "…List of tools: <|tool_list_start|>[…",
+    "DeepSeek V3.2": "{% set dsml_token = '｜DSML｜' %}…'<' + dsml_token + 'function_calls>'…",
+    "DeepSeek V4": "{% set dsml_token = '｜DSML｜' %}…'<' + dsml_token + 'tool_calls>'…",
+    "Command R": """…Action:\n```json\n[{'"tool_name": "' + name}…""",
 }
 PARIS = '{"city": "Paris"}'
 WEATHER, NOW = ("weather", {"city": "Paris"}), ("time.now", {})
@@ -83,6 +86,18 @@ MARKED = {  # a call of each form, as models write it
         f"{PARIS}}}\n]<|END_ACTION|>"
     ),
     "LFM2": '<|tool_call_start|>[weather(city="Paris")]<|tool_call_end|>',
+    **{
+        f"DeepSeek {version}": (
+            f'<｜DSML｜{block}>\n<｜DSML｜invoke name="weather">\n'
+            '<｜DSML｜parameter name="city" string="true">Paris'
+            f"</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜{block}>"
+        )
+        for version, block in (("V3.2", "function_calls"), ("V4", "tool_calls"))
+    },
+    "Command R": (
+        'Action:\n```json\n[\n    {\n        "tool_name": "weather",\n        "parameters": '
+        f"{PARIS}\n    }}\n]```"
+    ),
 }
 PIECES = [
     *'a \n;{}[]"\\<>|/`',
@@ -110,6 +125,14 @@ PIECES = [
     ),
     *("<|tool_call_begin|>", "functions.weather:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     *("<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>", '{"tool_name": "'),
+    *(
+        "<｜DSML｜invoke name=",
+        '"city" string="true">',
+        "</｜DSML｜invoke>",
+        "｜DSML｜",
+        "Action:",
+        "\n```json",
+    ),
     PARIS,
     *MARKED.values(),
 ]
