@@ -365,3 +365,9 @@ def test_show_drafts_marks_draft_tokens_on_a_terminal_only(terminal, inside, mai
     person.prompt()
     piped = inside("chat", *arguments, stdin=b"hello\n")
     assert b"\x1b" not in piped.stdout
+
+
+def test_a_label_is_apart_from_its_text_on_a_terminal(terminal, main):
+    person = terminal("--main", main, *SHORT)
+    person.prompt()
+    assert "system message: You are brief." in person.say("/system You are brief.")
