@@ -179,7 +179,6 @@ class Markdown(AnswerView):
 
         code = Syntax("", self._language or "text", theme="ansi_dark").highlight(line)
         code.rstrip()
-        code.pad_left(2)
         self._console.print(code, soft_wrap=True)  # hard breaks would be copied
 
     def _finish_block(self) -> None:

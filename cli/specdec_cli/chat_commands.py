@@ -171,8 +171,8 @@ COMMANDS = {
     "/clear": _SlashCommand(_clear, "remove all messages except the system message"),
     "/system": _SlashCommand(_system, "show or change the system message", "[TEXT|none]", ["none"]),
     "/set": _SlashCommand(_set, "show or change settings", "[NAME [VALUE]]", chat_settings.SETTINGS),
-    "/draft": _SlashCommand(_draft, "show or change the proposer", f"[{'|'.join(_PROPOSERS)}]", _PROPOSERS),
-    "/stats": _SlashCommand(_stats, "show statistics of the last answer, and where its time went"),
+    "/draft": _SlashCommand(_draft, "show or change the proposer: on, off, auto …", "[NAME]", _PROPOSERS),
+    "/stats": _SlashCommand(_stats, "show statistics of the last answer, and its time"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
     "/save": _SlashCommand(
         _save, f"save the conversation; with {_STATE} also the KV caches", f"[{_STATE}] FILE", None

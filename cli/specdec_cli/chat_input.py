@@ -88,7 +88,7 @@ def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Read:
 def _message(read: Callable[[str], str]) -> str | Command:
     in_quotes = False
     try:
-        text = read("> ")
+        text = read("> ").removeprefix("\ufeff")  # a byte order mark would hide a command
         if text.startswith("/"):
             return Command.parse(text)
         if not text.lstrip().startswith(_QUOTES):

@@ -47,20 +47,28 @@ class ChatView:
         return self.chat.conversation
 
     def send(self, message: str) -> None:
-        """Send a message and show the answer."""
+        """Send a message and show the answer; files that do not fit are not sent with the next one again."""
         if not message.strip():
             return
         question, attached = self.attached + message, self.attached
         self.attached = ""
         before = self._last_message
         try:
-            self.show_answer(lambda cancelled: self.chat.send(question, cancelled))
+            fits = self.show_answer(lambda cancelled: self.chat.send(question, cancelled))
         finally:
             if self._last_message is before:  # not sent: the files precede the next message
                 self.attached = attached
+        if not fits and len(attached) > len(message):
+            self.attached = ""
+            render.note(
+                "the text of /read was discarded: read a shorter file, or restart with a larger --ctx"
+            )
 
-    def show_answer(self, generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> None:
+    def show_answer(self, generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> bool:
         """Show an answer while it is generated, then its statistics and warnings.
+
+        Returns:
+            whether the message fits into the context; if not, it was not sent.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice, or once if standard input is not a terminal.
@@ -96,7 +104,7 @@ class ChatView:
             render.note(f"this message was not sent: {error}")
             if self._last_message and self.chat.when_full == "stop":
                 render.note(f"earlier messages also take up context: {self._ways_to_make_room()}")
-            return
+            return False
         except (SpecLocalError, KeyboardInterrupt):
             if started:
                 view.end("")
@@ -124,6 +132,7 @@ class ChatView:
             )
             if not interactive():
                 raise KeyboardInterrupt
+        return True
 
     def statistics_line(self, statistics: "Statistics") -> str:
         """The statistics of an answer, and what drafts gained."""

@@ -147,8 +147,8 @@ def _warnings(report: "Report") -> list[str]:
         )
     if report.expected_speedups and is_busy(report.others):
         lines.append(
-            f"the costs are rough: {used_by_others(report.others)} when they were measured. Close them, and run "
-            "specdec tune"
+            f"the costs are rough: {used_by_others(report.others)} when they were measured. Close them, and "
+            "run specdec tune"
         )
     elif report.expected_speedups and not report.expected_speedups[-1].draft_length:
         lines.append("this draft model is too slow to pay off: use a smaller one")

@@ -115,7 +115,7 @@ def _fitting(line: str) -> str:
     wrapped = Wrapped(lambda text, style: parts.append(text), lambda: terminal.width(sys.stderr))
     wrapped(line)
     wrapped.flush()
-    return "".join(parts)
+    return "".join(parts) + line[len(line.rstrip()) :]  # a space before what follows the line
 
 
 def _one_line(text: str) -> str:

@@ -170,7 +170,13 @@ def rendered(screen):
 
 def test_markdown_is_rendered_and_no_text_is_lost(rendered):
     seen = rendered(ANSWER, "")
-    parts = ["A title", "Some words and code", "[red]brackets[/red]", "  def f(x):\n", "return x  # ```"]
+    parts = [
+        "A title",
+        "Some words and code",
+        "[red]brackets[/red]",
+        "\n\ndef f(x):\n",
+        "\n    return x  # ```\n",
+    ]
     for part in [*parts, "~~~", "• one", "Last."]:
         assert part in seen, seen
     assert "*words*" not in seen

@@ -390,3 +390,17 @@ def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
     assert [bool(line) for line in lines] == [True, False, False, True]
     assert "No space left on device): the disk is full, and nothing was lost; free some space" in lines[0]
     assert saved == [view.kept]
+
+
+def test_a_label_is_apart_from_its_text_on_a_terminal(terminal, main):
+    person = terminal("--main", main, *SHORT)
+    person.prompt()
+    assert "system message: You are brief." in person.say("/system You are brief.")
+
+
+def test_help_fits_a_screen(terminal, main):
+    person = terminal("--main", main, *SHORT, width=80)
+    person.prompt()
+    lines = person.say("/help").strip().splitlines()
+    assert 13 < len(lines) <= 24
+    assert max(map(len, lines)) <= 80

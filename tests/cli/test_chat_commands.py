@@ -157,7 +157,21 @@ def test_a_message_that_is_not_sent_changes_nothing(chat, tmp_path):
     assert len(notes) == 2  # there are no messages that /clear could remove
     _, notes = chat("hello", "/read long.txt", "what?", "/clear", "what?", options=["--temp", "0"])
     assert "/clear starts a new conversation" in notes[2]
-    assert len(notes) == 4
+    assert "the text of /read was discarded" in notes[3]
+    assert len(notes) == 5
+
+
+def test_a_file_that_is_too_large_is_not_sent_again(chat, answer, tmp_path):
+    (tmp_path / "long.txt").write_text("word " * 900)
+    answers, notes = chat("/read long.txt", "what?", "hello", options=["--temp", "0"])
+    assert [("not sent" in note, "discarded" in note) for note in notes[1:]] == [(True, False), (False, True)]
+    assert answers == answer("--temp", "0", "hello")
+
+
+def test_a_byte_order_mark_hides_no_command(chat, answer):
+    answers, notes = chat("\ufeff/system none", "\ufeffhello", options=["--temp", "0"])
+    assert notes == ["system message: none"]
+    assert answers == answer("--temp", "0", "hello")
 
 
 def test_save_and_load(chat, tmp_path):
