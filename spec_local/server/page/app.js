@@ -221,6 +221,12 @@ function scrollToEnd() {
   log.scrollTop = log.scrollHeight;
 }
 
+/** What hovers over the turns goes; that of the place that has the focus, to which the arrow keys scroll, moves along. */
+function onScroll() {
+  hideRejected();
+  if (document.activeElement.matches(".corrected")) document.activeElement.dispatchEvent(new FocusEvent("focus"));
+}
+
 // The keyboard
 
 const SHORTCUTS = {
@@ -254,7 +260,7 @@ function start() {
   byId("export-json").addEventListener("click", () => exportAs("application/json", "json", jsonOf(current, settings.system)));
   byId("help-button").addEventListener("click", () => openDialog(byId("help")));
   document.addEventListener("keydown", onKey);
-  byId("turns").addEventListener("scroll", hideRejected);
+  byId("turns").addEventListener("scroll", onScroll);
   addEventListener("pagehide", () => running && store.saveConversation(running.conversation));
   startPanels();
   startSettings();

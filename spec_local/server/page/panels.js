@@ -23,7 +23,8 @@ export function closeCover() {
 function setPanel(name, isOpen) {
   byId(name).hidden = !isOpen;
   byId(`${name}-button`).setAttribute("aria-expanded", isOpen);
-  document.querySelector("main").inert = NARROW.matches && PANELS.some((panel) => !byId(panel).hidden);
+  const isCovered = NARROW.matches && PANELS.some((panel) => !byId(panel).hidden);
+  for (const part of document.querySelectorAll("main > *")) part.inert = isCovered;
 }
 
 function closeAll() {
@@ -44,7 +45,7 @@ export function startPanels() {
     setPanel(name, WIDE.matches);
   }
   byId("statistics-close").addEventListener("click", closeCover);
-  const columns = document.querySelector(".columns"); // it gets the clicks on what is covered
-  columns.addEventListener("click", (event) => event.target === columns && closeCover());
+  const main = document.querySelector("main"); // it gets the clicks on its parts while they are covered
+  main.addEventListener("click", (event) => event.target === main && closeCover());
   NARROW.addEventListener("change", closeAll);
 }
