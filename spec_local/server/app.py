@@ -45,7 +45,8 @@ PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
 """The kind of `Exchange` for each path."""
 PAGE = Path(__file__).with_name("page")
 _PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'",
+    "content-security-policy": "default-src 'self'; img-src 'self' blob:; "  # blob: of the page itself
+    "frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",

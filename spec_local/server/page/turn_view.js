@@ -54,11 +54,8 @@ export class TurnView {
 
   /** A footer that does not change is left alone: one of its buttons may have the focus. */
   fillFooter(state) {
-    const { error, ended, statistics } = this.turn;
-    const shown = JSON.stringify([state, error, ended, statistics]);
-    if (shown === this.shown) return;
-    this.shown = shown;
-    this.footer.replaceChildren(...this.notes(state), ...(state.running ? [] : this.buttons(state)));
+    const filled = element("footer", {}, ...this.notes(state), ...(state.running ? [] : this.buttons(state)));
+    if (!filled.isEqualNode(this.footer)) this.footer.replaceChildren(...filled.childNodes);
   }
 
   /** Reasoning is open until the answer begins; then it is the reader's choice. */
