@@ -310,6 +310,7 @@ def test_marks_in_code_are_asked_for(open_page, monkeypatch):
     page.check("[name=marks_in_code]")
     page.click("#settings button.main")
     until(lambda: lines() == ["underline"] * 4)
+    assert page.locator(".answer [tabindex='0'].corrected").count() == 1
     page.hover(".answer pre .corrected")
     assert page.locator("#rejected").text_content() == "rejected z"
     page.click("#settings-button")
@@ -334,3 +335,29 @@ def test_code_is_copied(open_page, browser, monkeypatch, how):
     until(lambda: page.locator("#status").text_content() == "Copied")
     assert page.evaluate("navigator.clipboard.readText()").strip() == code.strip()
     until(lambda: page.locator(".code button").text_content() == "Copy")
+
+
+def test_drawing_leaves_time_for_the_model(open_page):
+    """An answer that takes long to draw is drawn a fifth of the time, and at its end."""
+    n_drawn = open_page().evaluate(
+        """async () => {
+          const { FormattedText } = await import("/answer.js");
+          const { TurnView } = await import("/turn_view.js");
+          const { newTurn } = await import("/store.js");
+          let now = 0;
+          performance.now = () => now;
+          let n_drawn = 0;
+          FormattedText.prototype.show = function () {
+            n_drawn += 1;
+            now += 50;
+          };
+          const view = new TurnView(newTurn("x"), {});
+          for (; now < 10_000; now += 16) view.update({ running: true, last: false });
+          const n_running = n_drawn;
+          view.update({ running: false, last: true });
+          view.update({ running: false, last: true });
+          return [n_running, n_drawn - n_running];
+        }"""
+    )
+    assert 36 <= n_drawn[0] <= 40  # of 100 ms, with 400 ms of rest
+    assert n_drawn[1] == 4

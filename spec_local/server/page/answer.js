@@ -1,8 +1,9 @@
 // An answer as elements: rendered Markdown with the marks of its draft tokens, drawn again while it grows.
 
 import { byId, element } from "./dom.js";
+import { highlight, languageOf } from "./highlight.js";
 import { blocksOf, sanitized } from "./markdown.js";
-import { mark, order } from "./marks.js";
+import { mark, marksCode, order } from "./marks.js";
 import { textOf } from "./store.js";
 
 export { hideRejected } from "./marks.js";
@@ -21,7 +22,7 @@ export class FormattedText {
 
   /** running: the text will grow, and only its last blocks are parsed and drawn; else those that have changed. */
   show(spans, running) {
-    const state = `${spans.length} ${running}`;
+    const state = `${spans.length} ${running} ${marksCode()}`;
     if (state === this.shown) return;
     this.shown = state;
     const n_kept = running ? this.n_complete : 0;
@@ -30,7 +31,8 @@ export class FormattedText {
     const drawn = blocks.map((block, i) => {
       const before = this.blocks[n_kept + i];
       const isSame = n_kept + i < this.n_complete && before.start === block.start && before.html === block.html;
-      return isSame ? before : drawnBlock(block, spans, blocks[i + 1]?.start ?? Infinity, before);
+      const growing = running && i >= n_complete;
+      return isSame ? before : drawnBlock(block, spans, blocks[i + 1]?.start ?? Infinity, before, growing);
     });
     const kept = this.blocks.slice(0, n_kept);
     this.replace(kept.flatMap(nodesOf), drawn.flatMap(nodesOf));
@@ -56,10 +58,11 @@ function nodesOf(block) {
   return block.nodes;
 }
 
-/** A block as {start, html, nodes}. before: what was drawn in its place. */
-function drawnBlock(block, spans, end, before) {
+/** A block as {start, html, nodes}. before: what was drawn in its place; growing: it is drawn again soon. */
+function drawnBlock(block, spans, end, before, growing) {
   const fragment = sanitized(block.html);
-  mark(fragment, block, spans, end);
+  for (const code of fragment.querySelectorAll("pre code")) highlight(code, growing);
+  mark(fragment, block, spans, end, !growing || marksCode());
   fragment.querySelectorAll("pre").forEach(withCopy);
   fragment.querySelectorAll("table").forEach(withScrolling);
   const nodes = [...fragment.children];
@@ -68,7 +71,7 @@ function drawnBlock(block, spans, end, before) {
 
 /** Put a block of code below its language and a button. */
 function withCopy(pre) {
-  const language = /language-(\S+)/.exec(pre.firstChild.className)?.[1] ?? "";
+  const language = languageOf(pre.firstChild);
   const copy = element("button", { type: "button", class: "quiet", click: copyCode, "aria-label": "Copy the code" }, "Copy");
   const box = element("div", { class: "code" }, element("div", { class: "head" }, element("span", {}, language), copy));
   scrolling(pre, language ? `Code: ${language}` : "Code");

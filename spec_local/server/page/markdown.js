@@ -2,7 +2,6 @@
 //
 // HTML in the text stays text, but for a few tags without attributes. What is rendered is sanitized all the same.
 
-import highlighter from "./vendor/highlight.min.js";
 import "./vendor/markdown-it.umd.min.js";
 import "./vendor/purify.min.js";
 import { completed, held } from "./unfinished.js";
@@ -23,9 +22,6 @@ const SANITIZED = {
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-// Characters of code that are highlighted: so many take about 10 ms (which is spent for each picture of the
-// screen while code arrives), and 0.1 s.
-const HIGHLIGHTED = { running: 20_000, complete: 200_000 };
 
 const markdown = markdownit({ html: true, linkify: true }).disable(["html_block", "fragments_join", "text_join"]);
 markdown.core.ruler.disable("linkify"); // only addresses with a scheme, which a rule of the same name finds
@@ -67,9 +63,8 @@ export function blocksOf(text, { base = 0, running = false } = {}) {
     lines = linesOf(complete, base);
   }
   locate(tokens, lines);
-  const most = running ? HIGHLIGHTED.running : HIGHLIGHTED.complete;
   const blocks = [...grouped(tokens)].map((group) => {
-    const env = { texts: [], most };
+    const env = { texts: [] };
     const html = markdown.renderer.render(group, markdown.options, env);
     return { start: lines[group[0].map[0]].start, html, texts: env.texts };
   });
@@ -146,7 +141,7 @@ const escaped = markdown.utils.escapeHtml;
 
 /** An attribute that names the text of a token, for `marks.js`. */
 function named(token, env) {
-  return `data-text="${env.texts.push(token.places) - 1}"`;
+  return `data-text="${env.texts.push(token.places ?? []) - 1}"`;
 }
 
 rules.text = (tokens, i, options, env) => `<span ${named(tokens[i], env)}>${escaped(tokens[i].content)}</span>`;
@@ -160,10 +155,8 @@ rules.html_inline = (tokens, i, ...rest) => (TAGS.test(tokens[i].content) ? toke
 rules.fence = rules.code_block = (tokens, i, options, env) => {
   const { content, info } = tokens[i];
   const [language] = markdown.utils.unescapeAll(info).trim().split(/\s+/);
-  const isKnown = content.length <= env.most && highlighter.getLanguage(language);
-  const html = isKnown ? highlighter.highlight(content, { language, ignoreIllegals: true }).value : escaped(content);
   const kind = language && `class="language-${escaped(language)}"`;
-  return `<pre><code ${kind} ${named(tokens[i], env)}>${html}</code></pre>\n`;
+  return `<pre><code ${kind} ${named(tokens[i], env)}>${escaped(content)}</code></pre>\n`;
 };
 
 rules.link_open = (tokens, i, options, env, renderer) => {

@@ -4,16 +4,20 @@ import { element } from "./dom.js";
 
 /**
  * Mark the texts of a block. root: its elements, which are changed; block: as `blocksOf` returns it; spans: of
- * the whole text; end: where the next block begins.
+ * the whole text; end: where the next block begins; inCode: blocks of code have marks, too.
  *
  * Each rejection is marked once: at the first character of its span that is shown, or else in between.
  */
-export function mark(root, block, spans, end) {
+export function mark(root, block, spans, end, inCode) {
   const marker = new Marker(spans, block.start, end);
   const holders = [...root.querySelectorAll("[data-text]")];
   for (const holder of holders) {
     const places = block.texts[holder.dataset.text];
     holder.removeAttribute("data-text");
+    if (!inCode && holder.matches("pre code")) {
+      marker.skip(places);
+      continue;
+    }
     let n = 0;
     for (const node of textsIn(holder)) node.replaceWith(...marker.pieces(node.data, places.slice(n, (n += node.length))));
   }
@@ -49,6 +53,11 @@ class Marker {
     while (this.starts[this.current] > place) this.current -= 1;
     while (this.starts[this.current + 1] <= place) this.current += 1;
     return this.current;
+  }
+
+  /** Leave out the marks of characters at places. */
+  skip(places) {
+    while (places.length && this.unmarked[0] <= this.at(places.at(-1))) this.unmarked.shift();
   }
 
   /** Yield a text, whose characters are at places, as texts and marks. */
@@ -100,9 +109,13 @@ export function order(parent) {
   placesIn(parent).forEach((place, i) => (place.tabIndex = i ? -1 : 0));
 }
 
+/** Return whether marks in code are shown. */
+export function marksCode() {
+  return document.body.classList.contains("marked-code");
+}
+
 function placesIn(parent) {
-  const hidden = document.body.classList.contains("marked-code") ? [] : ["code *"];
-  return parent.querySelectorAll([".corrected", ...hidden.map((selector) => `:not(${selector})`)].join(""));
+  return parent.querySelectorAll(marksCode() ? ".corrected" : ".corrected:not(code *)");
 }
 
 /** Go to the next place with the arrow keys. */

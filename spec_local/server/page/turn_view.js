@@ -12,6 +12,8 @@ const ENDINGS = {
   length: "The answer reached the maximum number of tokens.",
 };
 
+const REST = 4; // while an answer runs, drawing it takes a fifth of the time at most: the model needs the processor
+
 export class TurnView {
   /** actions: what the buttons do: copy, regenerate, edit, shareSpeed and showVersion, each called with the turn. */
   constructor(turn, actions) {
@@ -32,6 +34,7 @@ export class TurnView {
     this.formats = [new FormattedText(this.reasoning), new FormattedText(this.answer)];
     this.reasoning.replaceChildren();
     this.answer.replaceChildren();
+    this.due = 0; // when it may be drawn again, in milliseconds
     this.answering = false;
     this.details.open = false;
   }
@@ -44,8 +47,13 @@ export class TurnView {
     const { running } = state;
     const { turn } = this;
     const [reasoning, answer] = this.formats;
-    reasoning.show(turn.reasoning, running);
-    answer.show(turn.answer, running);
+    const now = performance.now();
+    if (!running || now >= this.due) {
+      reasoning.show(turn.reasoning, running);
+      answer.show(turn.answer, running);
+      const end = performance.now();
+      this.due = end + REST * (end - now);
+    }
     this.details.hidden = !turn.reasoning.length;
     this.foldReasoning(running);
     this.element.classList.toggle("running", running);
