@@ -263,7 +263,7 @@ function start() {
   byId("turns").addEventListener("scroll", onScroll);
   addEventListener("pagehide", () => running && store.saveConversation(running.conversation));
   startPanels();
-  startSettings();
+  startSettings(updateTurns);
   conversations = store.loadConversations().conversations;
   const last = conversations.find((conversation) => conversation.id === store.loadCurrent());
   if (last) show(last);

@@ -42,9 +42,13 @@ function switchTheme() {
   apply();
 }
 
-export function startSettings() {
+/** changed: called when the dialog has been used. */
+export function startSettings(changed) {
   byId("settings-button").addEventListener("click", openSettings);
-  byId("settings").addEventListener("close", read);
+  byId("settings").addEventListener("close", () => {
+    read();
+    changed();
+  });
   byId("theme-button").addEventListener("click", switchTheme);
   apply();
 }
