@@ -4,19 +4,21 @@
     python docs/images/make_screenshots.py http://localhost:8080
 
 The pictures in docs/images show Qwen2.5-Coder 1.5B in Q8_0 with its 0.5B sibling in Q4_0, on a machine that
-does nothing else. Both show the same answer.
+does nothing else. All show the same answer: light, dark, and on a phone with the statistics.
 """
 
 import argparse
 import shutil
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 WARM_UP = "Name three primes."
 QUESTION = "Write a Python function for the n-th Fibonacci number, then the same with type hints. Code only."
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_MS = 300_000
+PICTURES = Path(__file__).parent
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 def ask(browser: Browser, address: str, question: str) -> Page:
@@ -44,7 +46,11 @@ def main() -> None:
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
             page.locator(".answer .corrected:not(.blank)").first.hover()
-            page.screenshot(path=Path(__file__).with_name(f"serve-{theme}.png"))
+            page.screenshot(path=PICTURES / f"serve-{theme}.png")
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size(PHONE)
+        page.click("#statistics-button")
+        page.screenshot(path=PICTURES / "serve-phone.png")
         browser.close()
 
 

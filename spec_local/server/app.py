@@ -45,8 +45,8 @@ PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
 """The kind of `Exchange` for each path."""
 PAGE = Path(__file__).with_name("page")
 _PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; img-src 'self' blob:; "  # blob: of the page itself
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",

@@ -185,6 +185,10 @@ def ask(page, question):
     until(lambda: page.locator("#status").text_content() in ("The answer is complete.",))
 
 
+def text_of(page, selector):
+    return [element.text_content() for element in page.query_selector_all(selector)]
+
+
 def until(condition, timeout=10):
     deadline = time.monotonic() + timeout
     while not condition():

@@ -5,11 +5,7 @@ import re
 
 import pytest
 
-from tests.page.conftest import HOSTILE, Served, ask, until
-
-
-def text_of(page, selector):
-    return [element.text_content() for element in page.query_selector_all(selector)]
+from tests.page.conftest import HOSTILE, Served, ask, text_of, until
 
 
 def test_marks_and_rejected_tokens(open_page):
@@ -144,7 +140,7 @@ def test_conversations_are_kept(open_page):
     page.reload()
     assert text_of(page, "nav .open") == ["two"]
     with page.expect_download() as download:
-        page.click("#export")
+        page.click("#export-json")
     exported = json.loads(download.value.path().read_text())
     assert exported["messages"][-1] == {"role": "assistant", "content": "You said two"}
 

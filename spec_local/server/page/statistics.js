@@ -39,10 +39,19 @@ export function speedup(statistics) {
   return (statistics.predicted_per_second * statistics.plain_ms) / 1e3;
 }
 
+export function tokensPerSecond(value) {
+  return `${number(value)} tokens/s`;
+}
+
+/** How many draft tokens were accepted. */
+export function ofDrafts({ draft_n, draft_n_accepted }) {
+  return draft_n ? `${draft_n_accepted} of ${draft_n} (${percent(draft_n_accepted / draft_n)})` : "none drafted";
+}
+
 /** One line about an answer. */
 export function summary(statistics) {
   const parts = [`${statistics.predicted_n} tokens`];
-  if (statistics.predicted_per_second) parts.push(`${number(statistics.predicted_per_second)} tokens/s`);
+  if (statistics.predicted_per_second) parts.push(tokensPerSecond(statistics.predicted_per_second));
   const times = speedup(statistics);
   if (times) parts.push(`${times.toFixed(1)}× plain decoding`);
   if (statistics.draft_n) parts.push(`${percent(statistics.draft_n_accepted / statistics.draft_n)} of drafts accepted`);
@@ -61,14 +70,14 @@ function hint() {
 function ofAnswer(statistics) {
   const times = speedup(statistics);
   const speed = statistics.predicted_per_second ? number(statistics.predicted_per_second) : "…";
-  const { draft_n, draft_n_accepted, steps_n, predicted_n } = statistics;
+  const { steps_n, predicted_n } = statistics;
   return [
     element("p", { class: "speed" }, element("strong", {}, speed), " tokens/s"),
     element("p", { class: "note" }, times ? `${times.toFixed(1)}× plain decoding` : " "),
     section(
       "Draft tokens",
       table([
-        ["accepted", draft_n ? `${draft_n_accepted} of ${draft_n} (${percent(draft_n_accepted / draft_n)})` : "none drafted"],
+        ["accepted", ofDrafts(statistics)],
         ["tokens per step", steps_n ? (predicted_n / steps_n).toFixed(2) : "…"],
       ]),
     ),

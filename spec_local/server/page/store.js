@@ -1,9 +1,10 @@
 // What the browser keeps: settings and conversations. Damaged data is left out, and a full storage reported.
 //
-// A conversation is {id, name, changed, turns}; a turn is {question, reasoning, answer, statistics, ended,
-// error}. `reasoning` and `answer` are lists of spans {text, kind, rejected}, as the server sends them.
-// `changed` is in milliseconds. Each conversation has a key of its own, so that two tabs do not overwrite
-// each other's.
+// A conversation is {id, name, changed, turns, last}; a turn is {question, files, reasoning, answer, statistics, model,
+// ended, error, parent}. `parent` is the index in `turns` of the turn before it, -1: none, and `last` that of the last
+// turn that is shown: see conversation.js. `files` are {name, text}. `reasoning` and `answer` are lists of spans {text,
+// kind, rejected}, as the server sends them. `changed` is in milliseconds. Each conversation has a key of its own, so
+// that two tabs do not overwrite each other's.
 
 const SETTINGS = "specdec.settings";
 const CURRENT = "specdec.current";
@@ -59,11 +60,12 @@ export function deleteConversation(conversation) {
 
 export function newConversation() {
   const random = crypto.getRandomValues(new Uint32Array(2));
-  return { id: [...random].map((n) => n.toString(36)).join(""), name: "", changed: Date.now(), turns: [] };
+  return { id: [...random].map((n) => n.toString(36)).join(""), name: "", changed: Date.now(), turns: [], last: -1 };
 }
 
-export function newTurn(question) {
-  return { question, reasoning: [], answer: [], statistics: null, ended: "", error: "" };
+/** A turn without an answer. parent: the index of the turn before it, -1: none. */
+export function newTurn(question, files, parent) {
+  return { question, files, reasoning: [], answer: [], statistics: null, model: "", ended: "", error: "", parent };
 }
 
 /** The id of the conversation that was shown last. */
@@ -122,19 +124,29 @@ function conversationFrom(stored) {
   if (!isObject(stored) || typeof stored.id !== "string" || !Array.isArray(stored.turns)) return null;
   const turns = stored.turns.map(turnFrom);
   if (turns.includes(null)) return null;
-  return { id: stored.id, name: String(stored.name ?? ""), changed: Number(stored.changed) || 0, turns };
+  const last = Number.isInteger(stored.last) && turns[stored.last] ? stored.last : turns.length - 1;
+  return { id: stored.id, name: String(stored.name ?? ""), changed: Number(stored.changed) || 0, turns, last };
 }
 
-function turnFrom(stored) {
+/** Before there were versions and files, each turn followed the one at the index before its own. */
+function turnFrom(stored, index) {
   if (!isObject(stored) || typeof stored.question !== "string") return null;
   if (![stored.reasoning, stored.answer].every((spans) => Array.isArray(spans) && spans.every(isSpan))) return null;
-  const { question, reasoning, answer } = stored;
+  const { question, reasoning, answer, files = [], parent = index - 1 } = stored;
+  if (!Array.isArray(files) || !files.every(isFile)) return null;
+  if (!Number.isInteger(parent) || parent < -1 || parent >= index) return null;
   const statistics = isStatistics(stored.statistics) ? stored.statistics : null;
-  return { question, reasoning, answer, statistics, ended: String(stored.ended ?? ""), error: String(stored.error ?? "") };
+  const [model, ended, error] = [stored.model, stored.ended, stored.error].map((text) => String(text ?? ""));
+  const lost = ended || error ? error : "The page was closed before the answer ended.";
+  return { question, files, reasoning, answer, statistics, model, ended, error: lost, parent };
 }
 
 function isSpan(span) {
   return isObject(span) && typeof span.text === "string" && typeof span.kind === "string" && Array.isArray(span.rejected);
+}
+
+function isFile(file) {
+  return isObject(file) && typeof file.name === "string" && typeof file.text === "string";
 }
 
 function isStatistics(value) {

@@ -2,8 +2,10 @@
 
 import { FormattedText } from "./answer.js";
 import { element } from "./dom.js";
+import { sentFile } from "./files.js";
 import { summary } from "./statistics.js";
 import { textOf } from "./store.js";
+import { versionSwitch } from "./versions.js";
 
 const ENDINGS = {
   stopped: "Stopped.",
@@ -13,7 +15,7 @@ const ENDINGS = {
 const REST = 4; // while an answer runs, drawing it takes a fifth of the time at most: the model needs the processor
 
 export class TurnView {
-  /** actions: what the buttons do: copy, regenerate and edit, each called with the turn. */
+  /** actions: what the buttons do: copy, regenerate, edit, shareSpeed and showVersion, each called with the turn. */
   constructor(turn, actions) {
     this.turn = turn;
     this.actions = actions;
@@ -21,8 +23,9 @@ export class TurnView {
     this.details = element("details", { class: "reasoning" }, element("summary", {}, "Reasoning"), this.reasoning);
     this.answer = element("div", { class: "answer" });
     this.footer = element("footer");
-    const question = element("div", { class: "question" }, turn.question);
-    this.element = element("article", {}, question, this.details, this.answer, this.footer);
+    const question = element("div", { class: "question" }, turn.question, ...turn.files.map(sentFile));
+    const name = `Question: ${turn.question || turn.files[0]?.name}`;
+    this.element = element("article", { "aria-label": name, tabindex: -1 }, question, this.details, this.answer, this.footer);
     this.clear();
   }
 
@@ -36,9 +39,13 @@ export class TurnView {
     this.details.open = false;
   }
 
-  /** Show the turn as it is now, or soon, if drawing has just taken long. */
-  update({ running, last }) {
+  /**
+   * Show the turn as it is now, or soon, if drawing has just taken long. running: its answer is; waiting: for the
+   * models; busy: some answer is running; version, n_versions: which version of the turn it is, from 1.
+   */
+  update(state) {
     clearTimeout(this.timer);
+    const { running } = state;
     const { turn } = this;
     const [reasoning, answer] = this.formats;
     const now = performance.now();
@@ -48,12 +55,18 @@ export class TurnView {
       const end = performance.now();
       this.due = end + REST * (end - now);
     } else {
-      this.timer = setTimeout(() => this.update({ running, last }), this.due - now);
+      this.timer = setTimeout(() => this.update(state), this.due - now);
     }
     this.details.hidden = !turn.reasoning.length;
     this.foldReasoning(running);
     this.element.classList.toggle("running", running);
-    this.footer.replaceChildren(...this.notes(), ...(running ? [] : this.buttons(last)));
+    this.fillFooter(state);
+  }
+
+  /** A footer that does not change is left alone: one of its buttons may have the focus. */
+  fillFooter(state) {
+    const filled = element("footer", {}, ...this.notes(state), ...(state.running ? [] : this.buttons(state)));
+    if (!filled.isEqualNode(this.footer)) this.footer.replaceChildren(...filled.childNodes);
   }
 
   /** Reasoning is open until the answer begins; then it is the reader's choice. */
@@ -64,8 +77,9 @@ export class TurnView {
     this.answering = answering;
   }
 
-  *notes() {
+  *notes({ waiting }) {
     const { error, ended, statistics } = this.turn;
+    if (waiting) yield element("p", { class: "note" }, "Waiting for the models to load …");
     if (error) yield element("p", { class: "error" }, error);
     else if (ENDINGS[ended]) yield element("p", { class: "note" }, ENDINGS[ended]);
     if (statistics) yield element("p", { class: "note" }, summary(statistics));
@@ -73,13 +87,16 @@ export class TurnView {
     if (parts.some((part) => part.querySelector(".accepted, .corrected"))) yield legend();
   }
 
-  *buttons(last) {
+  *buttons({ busy, version, n_versions }) {
     const { turn, actions } = this;
     const button = (name, action) => element("button", { type: "button", class: "quiet", click: () => action(turn) }, name);
     if (turn.answer.length) yield button("Copy", actions.copy);
-    if (!last) return;
-    yield button(turn.error ? "Retry" : "Regenerate", actions.regenerate);
-    yield button("Edit question", actions.edit);
+    if (!busy) {
+      yield button(turn.error ? "Retry" : "Regenerate", actions.regenerate);
+      yield button("Edit question", actions.edit);
+    }
+    if (turn.statistics?.predicted_per_second) yield button("Share speed", actions.shareSpeed);
+    if (n_versions > 1 && !busy) yield versionSwitch(version, n_versions, (number) => actions.showVersion(turn, number));
   }
 }
 

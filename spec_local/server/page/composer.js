@@ -1,0 +1,136 @@
+// The question that is being written: its text, its files, and the turn that it edits.
+
+import { byId } from "./dom.js";
+import { bytesOf, chip, mostBytes, readFile } from "./files.js";
+import { notify } from "./notices.js";
+
+export class Composer {
+  /** send: called with {question, files, edited}, where edited is a turn or null; n_ctx: returns the context's tokens. */
+  constructor(send, n_ctx) {
+    this.send = send;
+    this.n_ctx = n_ctx;
+    this.field = byId("question");
+    this.files = [];
+    this.edited = null; // the turn whose question is being edited
+    this.before = null; // what was written before: {question, files}
+    this.isRunning = false; // an answer is
+    this.listen();
+  }
+
+  edit(turn) {
+    this.before ??= { question: this.field.value, files: this.files };
+    this.edited = turn;
+    byId("editing").hidden = false;
+    this.write(turn);
+    this.field.focus();
+  }
+
+  stopEditing() {
+    if (!this.edited) return;
+    this.write(this.before);
+    this.edited = this.before = null;
+    byId("editing").hidden = true;
+  }
+
+  /** Say whether an answer is running: it can be stopped, and no question sent. */
+  setRunning(isRunning) {
+    const [hidden, shown] = isRunning ? [byId("send"), byId("stop")] : [byId("stop"), byId("send")];
+    const hadFocus = document.activeElement === hidden;
+    this.isRunning = isRunning;
+    hidden.hidden = true;
+    shown.hidden = false;
+    if (hadFocus) shown.focus();
+  }
+
+  write({ question, files }) {
+    this.field.value = question;
+    this.grow();
+    this.files = files;
+    this.listFiles();
+  }
+
+  /** Make the field as high as its text, up to a third of the page. */
+  grow() {
+    this.field.rows = Math.min(8, this.field.value.split("\n").length);
+  }
+
+  submit() {
+    const question = this.field.value.trim();
+    const { files, edited } = this;
+    if (this.isRunning || !(question || files.length)) return;
+    if (edited) this.stopEditing();
+    else this.write({ question: "", files: [] });
+    this.send({ question, files, edited });
+  }
+
+  /** Attach files; one line says why some are not. */
+  async attach(given) {
+    const refused = [];
+    for (const file of given) {
+      try {
+        const read = await readFile(file, bytesOf(this.files), mostBytes(this.n_ctx()));
+        this.files = [...this.files, read];
+      } catch (error) {
+        refused.push(error.message);
+      }
+    }
+    this.listFiles();
+    if (refused.length) notify(refused.join(" "));
+  }
+
+  remove(file) {
+    const at = this.files.indexOf(file);
+    this.files = this.files.filter((other) => other !== file);
+    this.listFiles();
+    const buttons = byId("files").querySelectorAll("button");
+    (buttons[Math.min(at, buttons.length - 1)] ?? byId("attach")).focus();
+  }
+
+  listFiles() {
+    byId("files").replaceChildren(...this.files.map((file) => chip(file, () => this.remove(file))));
+    byId("files").hidden = !this.files.length;
+  }
+
+  listen() {
+    const chooser = byId("file-chooser");
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.submit();
+    });
+    this.field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.submit();
+    });
+    this.field.addEventListener("input", () => this.grow());
+    byId("editing").querySelector("button").addEventListener("click", () => {
+      this.stopEditing();
+      this.field.focus();
+    });
+    byId("attach").addEventListener("click", () => chooser.click());
+    chooser.addEventListener("change", async () => {
+      await this.attach(chooser.files);
+      chooser.value = ""; // so that the same file can be chosen again
+      this.field.focus();
+    });
+    this.listenToDrops();
+  }
+
+  /** Files may be dropped anywhere on the page; without this, the browser would leave it to show them. */
+  listenToDrops() {
+    const { body } = document;
+    const ends = () => body.classList.remove("dropping");
+    body.addEventListener("dragover", (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      body.classList.add("dropping");
+    });
+    body.addEventListener("dragleave", (event) => event.relatedTarget || ends());
+    body.addEventListener("drop", (event) => {
+      if (!event.dataTransfer.files.length) return;
+      event.preventDefault();
+      ends();
+      this.attach([...event.dataTransfer.files]);
+    });
+  }
+}

@@ -1,0 +1,124 @@
+// The server: its models, whether they are loaded, what their calls cost, and its key.
+
+import * as api from "./api.js";
+import { byId, element } from "./dom.js";
+import { notify } from "./notices.js";
+import { openDialog } from "./panels.js";
+import { loadModel, saveModel } from "./store.js";
+
+const RETRY_MS = 1500; // between two looks at whether the models are loaded
+
+/**
+ * What is known of the server. model: the chosen one if there are several, or null; names: of the model and its
+ * draft, for people; n_ctx: tokens of its context; costs: what /costs returned; plain_ms: of a step without draft
+ * tokens, measured by the server, or in the last answer.
+ */
+export const server = { model: null, names: "", n_ctx: undefined, costs: null, plain_ms: undefined };
+let onChange;
+
+/** changed: called when something is known that was not. */
+export function startConnection(changed) {
+  onChange = changed;
+  byId("models").addEventListener("change", chooseModel);
+  connect();
+}
+
+export async function connect() {
+  try {
+    await look();
+  } catch (error) {
+    if (error.status === 401) askForKey("");
+    else if (error.status === 503) untilReady();
+    else notify(error.message, "Try again", connect);
+  }
+}
+
+async function look() {
+  const isLoaded = await listModels();
+  server.names = server.model ?? "";
+  if (isLoaded) {
+    const props = await api.get(`props${query()}`);
+    const draft = props.draft && `draft ${props.draft}`;
+    const says = (...parts) => parts.filter(Boolean).join(", ");
+    server.names = says(server.model ?? props.model, draft);
+    server.n_ctx = props.n_ctx;
+    const shown = says(!server.model && props.model, draft); // the list shows which one is chosen
+    byId("model").textContent = `${shown && `${shown} · `}${props.n_ctx} tokens of context`;
+    byId("model").title = `${byId("model").textContent} · specdec ${props.version}`;
+    refreshCosts();
+  } else {
+    byId("model").textContent = "is loaded when you ask";
+  }
+  notify("");
+}
+
+/** Show the models if there are several; return whether the chosen one, or the only one, is loaded. */
+async function listModels() {
+  const served = (await api.get("v1/models")).data;
+  const isLoaded = ({ meta }) => meta.status === "loaded";
+  const wanted = server.model ?? loadModel();
+  const chosen = served.find(({ id }) => id === wanted) ?? served.find(isLoaded) ?? served[0];
+  server.model = served.length > 1 ? chosen.id : null;
+  byId("models").hidden = !server.model;
+  byId("models").replaceChildren(...served.map(({ id }) => element("option", { value: id }, id)));
+  byId("models").value = chosen.id;
+  return isLoaded(chosen);
+}
+
+function chooseModel() {
+  server.model = byId("models").value;
+  saveModel(server.model);
+  server.costs = null;
+  server.plain_ms = undefined;
+  onChange();
+  connect();
+}
+
+/** The part of an address that names the chosen model. */
+function query() {
+  return server.model ? `?model=${encodeURIComponent(server.model)}` : "";
+}
+
+export async function refreshCosts() {
+  try {
+    server.costs = await api.get(`costs${query()}`);
+    const plain = server.costs.main?.find(([n]) => n === 1);
+    if (plain) server.plain_ms ??= 1e3 * plain[1];
+    onChange();
+  } catch {
+    // They are shown when the server answers again.
+  }
+}
+
+let ready = null; // a promise, while the models are being loaded
+
+/** Wait until the models are loaded; the notice says what it waits for. */
+export function untilReady() {
+  ready ??= poll().finally(() => (ready = null));
+  return ready;
+}
+
+async function poll() {
+  notify("The models are being loaded …");
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    try {
+      await api.get("health");
+      return await look();
+    } catch (error) {
+      if (error.status === 401) return askForKey("");
+      notify(error.message.replace(/: try again soon$/, " …")); // the page tries again itself
+    }
+  }
+}
+
+export function askForKey(message) {
+  const dialog = byId("key");
+  dialog.querySelector(".error").textContent = message;
+  dialog.onclose = () => {
+    if (dialog.returnValue !== "done") return;
+    api.useKey(dialog.querySelector("input").value);
+    connect();
+  };
+  if (!dialog.open) openDialog(dialog);
+}

@@ -1,0 +1,45 @@
+// What can be taken from the page: conversations as Markdown and as JSON.
+
+import { messagesOf, pathOf } from "./conversation.js";
+import { element } from "./dom.js";
+import { messageOf } from "./files.js";
+import { summary } from "./statistics.js";
+import { textOf } from "./store.js";
+
+/** Give a user a file. name: of a conversation or the like; characters that files may not have are left out. */
+export function download(blob, name, extension) {
+  const address = URL.createObjectURL(blob);
+  const safe = name.replace(/[^\p{L}\p{N} ._-]/gu, "").trim() || "conversation";
+  element("a", { href: address, download: `${safe}.${extension}` }).click();
+  URL.revokeObjectURL(address);
+}
+
+/** The turns that are shown, as Markdown. */
+export function markdownOf(conversation) {
+  const parts = [`# ${conversation.name.replace(/\s+/g, " ") || "Conversation"}`];
+  for (const turn of pathOf(conversation)) {
+    parts.push("## Question", closed(messageOf(turn)), `## Answer${turn.model && ` (${turn.model})`}`);
+    if (turn.reasoning.length) {
+      parts.push("<details><summary>Reasoning</summary>", closed(textOf(turn.reasoning)), "</details>");
+    }
+    parts.push(closed(textOf(turn.answer)));
+    if (turn.statistics) parts.push(`*${summary(turn.statistics)}*`);
+    if (turn.error) parts.push(`*${turn.error}*`);
+  }
+  return `${parts.filter(Boolean).join("\n\n")}\n`;
+}
+
+/** All versions of all turns, and the messages of those that are shown. */
+export function jsonOf(conversation, system) {
+  return JSON.stringify({ ...conversation, messages: messagesOf(pathOf(conversation), system) }, null, 2);
+}
+
+/** Markdown whose last code block ends: an answer may have been stopped in one. */
+function closed(text) {
+  let fence = "";
+  for (const [, run, rest] of text.matchAll(/^ {0,3}(`{3,}|~{3,})(.*)$/gm)) {
+    if (!fence) fence = run;
+    else if (run.startsWith(fence) && !rest.trim()) fence = "";
+  }
+  return fence ? `${text.trim()}\n${fence}` : text.trim();
+}

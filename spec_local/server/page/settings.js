@@ -1,0 +1,54 @@
+// The settings: their dialog, and what they change on the page.
+
+import { byId } from "./dom.js";
+import { openDialog } from "./panels.js";
+import { DEFAULTS, loadSettings, saveSettings } from "./store.js";
+
+export const settings = loadSettings();
+
+function fieldOf(name) {
+  return byId("settings").querySelector(`[name=${name}]`);
+}
+
+function openSettings() {
+  for (const [name, value] of Object.entries(settings)) {
+    const field = fieldOf(name);
+    if (field.type === "checkbox") field.checked = value;
+    else field.value = value ?? "";
+  }
+  openDialog(byId("settings"));
+}
+
+function read() {
+  for (const [name, value] of Object.entries(DEFAULTS)) {
+    const field = fieldOf(name);
+    if (field.type === "checkbox") settings[name] = field.checked;
+    else if (value === null) settings[name] = Number.isFinite(field.valueAsNumber) ? field.valueAsNumber : null;
+    else settings[name] = field.value;
+  }
+  apply();
+}
+
+function apply() {
+  document.documentElement.dataset.theme = settings.theme;
+  document.body.classList.toggle("marked", settings.marks);
+  document.body.classList.toggle("marked-code", settings.marks && settings.marks_in_code);
+  saveSettings(settings);
+}
+
+function switchTheme() {
+  const isDark = settings.theme ? settings.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  settings.theme = isDark ? "light" : "dark";
+  apply();
+}
+
+/** changed: called when the dialog has been used. */
+export function startSettings(changed) {
+  byId("settings-button").addEventListener("click", openSettings);
+  byId("settings").addEventListener("close", () => {
+    read();
+    changed();
+  });
+  byId("theme-button").addEventListener("click", switchTheme);
+  apply();
+}
