@@ -351,7 +351,7 @@ def test_drawing_leaves_time_for_the_model(open_page):
             n_drawn += 1;
             now += 50;
           };
-          const view = new TurnView(newTurn("x"), {});
+          const view = new TurnView(newTurn("x", [], null), {});
           for (; now < 10_000; now += 16) view.update({ running: true, last: false });
           const n_running = n_drawn;
           view.update({ running: false, last: true });
@@ -369,7 +369,7 @@ def test_the_last_text_before_a_pause_is_drawn(open_page):
         """async () => {
           const { TurnView } = await import("/turn_view.js");
           const { newTurn } = await import("/store.js");
-          const turn = newTurn("x");
+          const turn = newTurn("x", [], null);
           const view = new TurnView(turn, {});
           document.getElementById("turns").append(view.element);
           view.update({ running: true, last: false });
