@@ -60,6 +60,7 @@ def test_the_costs_of_tune_are_used(fresh_inside, model):
     for seconds, pays in (({"1": 0.1, "64": 0.1}, True), ({"1": 2.0}, False)):
         for path in fresh_inside.folder.rglob("costs/*.json"):
             known = json.loads(path.read_text())
+            known["others"] = 0.0 if pays else 1.5
             known["seconds"] = {"1": 1.0, "64": 1.5} if known["model"] == "one.gguf" else seconds
             path.write_text(json.dumps(known))
         done = fresh_inside("models", "check", main, draft, *TINY)
@@ -69,7 +70,10 @@ def test_the_costs_of_tune_are_used(fresh_inside, model):
         assert times == sorted(times)
         assert (times[-1] > 2) is pays
         assert ("none" in report["length"].split()[5]) is not pays
-        assert (b"too slow" in done.stderr) is not pays
+        assert (b"the costs are rough: other programs used 1.5 of" in done.stderr) is not pays
+    for path in fresh_inside.folder.rglob("costs/*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"others": 0.0}))
+    assert b"too slow" in fresh_inside("models", "check", main, draft, *TINY).stderr
 
 
 def coverage(share):
