@@ -5,7 +5,7 @@ import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama import reproducible
+from spec_local.llama import reproducible, runtime
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.reproducible import open_reproducible_rows
@@ -204,7 +204,7 @@ def test_drawn_drafts_are_refused_above_temperature_0(path_of):
 
 
 def test_a_gpu_is_refused(path_of, monkeypatch):
-    monkeypatch.setattr(reproducible.runtime.library(), "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: True)
     with pytest.raises(InvalidRequest, match="--gpu-layers 0"):
         Session.open(path_of("Q4_K_M"), reproducible=True)
     Session.open(path_of("Q4_K_M"), reproducible=True, gpu_layers=0).close()
