@@ -81,6 +81,10 @@ def _regenerate(view: "ChatView", rest: str) -> None:
     view.show_answer(view.chat.regenerate)
 
 
+def _continue(view: "ChatView", rest: str) -> None:
+    view.show_answer(view.chat.continue_answer, "the answer cannot go on")
+
+
 def _undo(view: "ChatView", rest: str) -> None:
     question = view.conversation.undo()
     if question is None:
@@ -167,6 +171,7 @@ def _shortened(text: str) -> str:
 COMMANDS = {
     "/help": _SlashCommand(_help, "list the commands"),
     "/regen": _SlashCommand(_regenerate, "replace the last answer with another one"),
+    "/continue": _SlashCommand(_continue, "go on with the last answer where it was cut"),
     "/undo": _SlashCommand(_undo, "remove the last message and its answer"),
     "/clear": _SlashCommand(_clear, "remove all messages except the system message"),
     "/system": _SlashCommand(_system, "show or change the system message", "[TEXT|none]", ["none"]),

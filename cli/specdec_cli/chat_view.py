@@ -64,8 +64,15 @@ class ChatView:
                 "the text of /read was discarded: read a shorter file, or restart with a larger --ctx"
             )
 
-    def show_answer(self, generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> bool:
+    def show_answer(
+        self,
+        generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"],
+        refusal: str = "this message was not sent",
+    ) -> bool:
         """Show an answer while it is generated, then its statistics and warnings.
+
+        Args:
+            refusal: said where the context is too small.
 
         Returns:
             whether the message fits into the context; if not, it was not sent.
@@ -101,7 +108,7 @@ class ChatView:
                     elif isinstance(event, MessagesDropped):
                         n_dropped += event.n_messages  # shown after the answer
         except ContextOverflow as error:
-            render.note(f"this message was not sent: {error}")
+            render.note(f"{refusal}: {error}")
             if self._last_message and self.chat.when_full == "stop":
                 render.note(f"earlier messages also take up context: {self._ways_to_make_room()}")
             return False
@@ -124,6 +131,8 @@ class ChatView:
             render.note(f"{full}: {self._ways_to_make_room()}; for a larger one, restart with --ctx")
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
+        elif done.reason == "length" and interactive():
+            render.note(f"cut at {self.chat.settings.max_tokens} tokens: /continue")
         if done.reason == "cancelled":
             render.note(
                 "(stopped)"

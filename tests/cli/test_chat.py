@@ -40,9 +40,11 @@ def test_a_conversation(terminal, main):
         "/help",
     ):
         assert part in banner
-    for message in ("hello there", "and again"):
-        (line,) = statistics_lines(person.say(message))
+    for message in ("hello there", "and again", "/continue"):
+        seen = person.say(message)
+        (line,) = statistics_lines(seen)
         assert "12 tokens in" in line
+        assert "cut at 12 tokens: /continue" in seen
     assert "12 tokens in" in person.say("/stats")
     assert len(person.say("").strip()) < 4
     person.type("\x04")  # Ctrl-D
@@ -81,6 +83,11 @@ def test_interrupting_an_answer(terminal, main):
     person.enter("more")
     wait_for_text(person)
     person.type("\x03\x03")  # pressed twice, it does not end the chat
+    person.until("(stopped)")
+    person.prompt()
+    person.enter("/continue")
+    wait_for_text(person)
+    person.type("\x03")
     person.until("(stopped)")
     person.prompt()
     assert statistics_lines(person.say("/stats"))

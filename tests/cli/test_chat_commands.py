@@ -42,6 +42,15 @@ def test_regen_replaces_the_answer(chat, answer):
     assert regenerated.removeprefix(first) == alone
 
 
+def test_continue_goes_on_with_a_cut_answer(chat, answer):
+    answers, notes = chat("/continue", "hello", "/continue", "/stats", options=["--seed", "7"])
+    assert "there is no answer to continue" in notes[0]
+    whole = answer("--seed", "7", "-n", "24", "hello")
+    first = answer("--seed", "7", "hello")
+    assert answers == first + whole.removeprefix(first[:-1])
+    assert notes[-1].startswith("2 messages")
+
+
 def test_undo_removes_a_message_and_its_answer(chat):
     answers, notes = chat("hello", "something else", "/undo", "again", options=["--temp", "0"])
     without, _ = chat("hello", "again", options=["--temp", "0"])
