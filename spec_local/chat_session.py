@@ -183,8 +183,11 @@ class ChatSession:
         return Splitter() if self.settings.constrained else self.conversation.splitter()
 
     @checked
-    def save(self, path: Path | str, *, with_state: bool = False) -> int:
+    def save(self, path: Path | str, *, with_state: bool = False, with_paths: bool = False) -> int:
         """Save the conversation; `with_state`: also both models' KV caches, in `state_path(path)`.
+
+        Args:
+            with_paths: also save where the models' files are, for `spec_local.chat.saved_chat.paths_of`.
 
         Returns:
             the size of the state in bytes.
@@ -194,7 +197,9 @@ class ChatSession:
             ContextOverflow: there is not enough memory for a copy of the KV caches.
         """
         path = Path(path)
-        saved_chat.save(self.conversation, path)
+        rows = (self.session.main, self.session.draft) if with_paths else ()
+        paths = dict.fromkeys(row.model.path for row in rows if row)  # a head may be in the main model's file
+        saved_chat.save(self.conversation, path, list(paths))
         return self.session.save_state(state_path(path)) if with_state else 0
 
     @checked
@@ -202,7 +207,8 @@ class ChatSession:
         """Continue a saved conversation, with the saved KV caches if there are any.
 
         Args:
-            log: receives one line if a state cannot be used; the models then read the conversation again.
+            log: receives one line if a state cannot be used, and one if the conversation was with another
+                model; the models then read the conversation again.
 
         Returns:
             the number of tokens of the conversation that are in the main model's KV cache.
@@ -213,7 +219,7 @@ class ChatSession:
         """
         self._check_idle()
         path = Path(path)
-        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
+        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template, log)
         if (file := state_path(path)).exists():
             try:
                 self.session.load_state(file)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,6 +72,13 @@ def chat(
             if not load.exists():
                 raise InvalidRequest("there is no conversation to continue: start one with specdec chat")
         models = models.with_models(model, draft_model)
+        if continue_ and load and not models.main:  # the conversation's own models
+            from spec_local.chat.saved_chat import paths_of
+
+            own = [str(path) for path in paths_of(load)]
+            models = replace(
+                models, main=next(iter(own), None), draft=models.draft or next(iter(own[1:]), None)
+            )
         settings = generation_settings(models, sampling)
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate, start_template_process

@@ -190,7 +190,7 @@ class ChatView:
             return
         try:
             self.kept.parent.mkdir(parents=True, exist_ok=True)
-            self.chat.save(self.kept)
+            self.chat.save(self.kept, with_paths=True)
             self._unkept = False
         except (SpecLocalError, OSError) as error:  # the disk may be full: the next answer tries again
             if not self._unkept:

@@ -117,7 +117,7 @@ def test_editing_a_message(terminal, main):
     assert person.leaves_with() == 0
 
 
-def test_the_conversation_and_the_history_are_kept(terminal, main, unmeasured):
+def test_the_conversation_and_the_history_are_kept(terminal, main, draft, unmeasured):
     """Privately. Messages of several lines, by Alt-Enter or pasted, stay together."""
     unmeasured.one_line(unmeasured("chat", "--main", main, "--continue"), 2)
     person = terminal("--main", main, *SHORT, specdec=unmeasured)
@@ -131,8 +131,10 @@ def test_the_conversation_and_the_history_are_kept(terminal, main, unmeasured):
     assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, history)] == [0o600, 0o600]
     lines = [line for line in history.read_text().splitlines() if line.startswith("+")]
     assert lines == ["+one", "+two", "+three", "+four", "+five"]
-    person = terminal("--main", main, *SHORT, "-C", specdec=unmeasured)
-    assert "loaded 4 messages" in person.prompt()
+    person = terminal(*SHORT, "-C", specdec=unmeasured)
+    begun = person.prompt()
+    assert "main main.gguf" in begun  # its own model
+    assert "loaded 4 messages" in begun
     assert "one" not in person.say("/undo")
     person.type("\x1b[A\x1b[A")  # arrow up
     person.until("three", "four", "five")
@@ -140,6 +142,8 @@ def test_the_conversation_and_the_history_are_kept(terminal, main, unmeasured):
     person.prompt()
     person.type("\x04")
     assert person.leaves_with() == 0
+    other = unmeasured("chat", "--main", draft, *SHORT, "-C")
+    assert b"this conversation was with main.gguf; draft.gguf goes on with it: give" in other.stderr
     piped = unmeasured("chat", "--main", main, *SHORT, stdin=b"other\n")  # not on a terminal: not kept
     assert piped.returncode == 0
     assert "one" in kept.read_text()
@@ -382,7 +386,7 @@ def test_show_drafts_marks_draft_tokens_on_a_terminal_only(terminal, inside, mai
 def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
     left, saved = [errno.ENOSPC, errno.ENOSPC, 0, errno.ENOSPC], []
 
-    def save(path):
+    def save(path, with_paths):
         if code := left.pop(0):
             with saving(path):
                 raise OSError(code, os.strerror(code))

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat_session import ChatSession, MessagesDropped, state_path
@@ -360,6 +361,26 @@ def test_the_state_of_another_conversation_is_not_used(chat, tmp_path):
     state_path(path).write_bytes(b"rubbish")
     c.load(path, lines.append)
     assert "is not a saved state" in lines[0]
+
+
+@ONE_KIND
+def test_another_model_tokenizes_the_whole_conversation(chat, models, make_context, tmp_path):
+    c = chat()
+    list(c.send("hello"))
+    c.save(tmp_path / "chat.json", with_paths=True)
+    assert saved_chat.paths_of(tmp_path / "chat.json") == [model.path for model in models]
+    other, lines = models[1], []
+    template = ChatTemplate(other)
+    loaded = saved_chat.load(tmp_path / "chat.json", other, template, lines.append)
+    assert c.conversation.answer_tokens
+    assert loaded.ask("and?") == Conversation(other, template, c.conversation.messages).ask("and?")
+    assert lines == [
+        f"this conversation was with {models[0].path.name}; {other.path.name} goes on with it: "
+        "give the other as main model"
+    ]
+    c.save(tmp_path / "chat.json")
+    assert str(tmp_path) not in (tmp_path / "chat.json").read_text()
+    assert saved_chat.paths_of(tmp_path / "chat.json") == []
 
 
 @ONE_KIND
