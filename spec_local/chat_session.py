@@ -15,6 +15,7 @@ from spec_local.arguments import checked, checked_fields
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.language_model import common_prefix
 from spec_local.core.reasoning import Splitter
 from spec_local.core.text import bytes_of, overlap
@@ -167,6 +168,25 @@ class ChatSession:
             return "", []
 
         return self._answer(resume, cancelled)
+
+    @checked
+    def use(self, session: Session) -> None:
+        """Go on with another session, whose models read the conversation again.
+
+        With the same main model, the answers keep their tokens.
+
+        Raises:
+            ModelError: the model has no chat template, or it rejects the messages; nothing has changed.
+            InvalidRequest: an answer is being generated.
+        """
+        self._check_idle()
+        model, before = session.main.model, self.conversation
+        conversation = Conversation(model, ChatTemplate(model), before.messages)
+        if conversation.messages:
+            conversation.template.render(conversation.messages)
+        if model.path == before.model.path:
+            conversation.restore(before.answer_tokens)
+        self.session, self.conversation = session, conversation
 
     def splitter(self) -> Splitter:
         """A new splitter of the answer that is being generated: it separates the reasoning from the answer.

@@ -86,14 +86,16 @@ def chat(
         from spec_local.llama import runtime
         from specdec_cli.chat_commands import completions, run_command
         from specdec_cli.chat_input import Command, EndOfChat, interactive, message_reader
+        from specdec_cli.chat_models import ChatModels
         from specdec_cli.chat_view import ChatView
 
         runtime.set_verbose(verbose > 1)
         start_template_process()
-        with models.open(render.note) as session:
+        with (opened := ChatModels(models, sampling)) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
             chat_session = ChatSession(session, conversation, settings, when_full)
             view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap, hide_thinking)
+            view.models = opened
             if verbose:
                 render.notes(render.setting_lines(session))
             if interactive():

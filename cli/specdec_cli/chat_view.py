@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spec_local.chat_session import ChatEvent, ChatSession
     from spec_local.engine.events import Statistics
     from spec_local.session import Session
+    from specdec_cli.chat_models import ChatModels
 
 _LARGE = 5e8  # bytes that take a while to write
 
@@ -23,7 +24,7 @@ _LARGE = 5e8  # bytes that take a while to write
 class ChatView:
     """attached: text of files that precedes the next message. last: statistics of the last answer.
 
-    kept: file to which the conversation is saved after each answer; None: none.
+    kept: file to which the conversation is saved after each answer; None: none. models: of the session.
     """
 
     chat: "ChatSession"
@@ -35,12 +36,26 @@ class ChatView:
     attached: str = field(default="", init=False)
     last: "Statistics | None" = field(default=None, init=False)
     kept: Path | None = field(default=None, init=False)
+    models: "ChatModels" = field(init=False)
     _legend_shown: bool = field(default=False, init=False)
     _unkept: bool = field(default=False, init=False)
 
     @property
     def session(self) -> "Session":
         return self.chat.session
+
+    @property
+    def n_ctx(self) -> int:
+        """The context size in tokens. On assignment, the models are opened again.
+
+        Raises:
+            SpecLocalError: on assignment; the size is not possible, and the old one is in use.
+        """
+        return self.session.main.n_ctx
+
+    @n_ctx.setter
+    def n_ctx(self, n_tokens: int) -> None:
+        self.models.reopen(self.chat, ctx=n_tokens)
 
     @property
     def conversation(self) -> "Conversation":

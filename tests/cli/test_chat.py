@@ -1,5 +1,6 @@
 """specdec chat on a pseudo-terminal and through pipes."""
 
+import base64
 import errno
 import json
 import os
@@ -401,6 +402,16 @@ def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
     assert [bool(line) for line in lines] == [True, False, False, True]
     assert "No space left on device): the disk is full, and nothing was lost; free some space" in lines[0]
     assert saved == [view.kept]
+
+
+def test_copy_through_the_terminal(terminal, main):
+    person = terminal("--main", main, *SHORT, env={"PATH": "/nowhere", "DISPLAY": ""})
+    person.prompt()
+    person.say("hello")
+    person.enter("/copy")
+    person.child.expect(r"\x1b\]52;c;([A-Za-z0-9+/=]+)\x07")
+    copied = base64.b64decode(person.child.match[1]).decode("utf-8", "replace")
+    assert f"copied the last answer ({len(copied)} characters)" in person.prompt()
 
 
 def test_a_label_is_apart_from_its_text_on_a_terminal(terminal, main):
