@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_local.errors import ContextOverflow, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from specdec_cli import answer_view, render, thinking_view
 from specdec_cli.chat_input import interactive, quiet
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_cli.chat_models import ChatModels
 
 _LARGE = 5e8  # bytes that take a while to write
+_ROOM = 1024  # tokens for an answer, in a context that is opened for a long message; and the step of its size
 
 
 @dataclass
@@ -62,7 +63,11 @@ class ChatView:
         return self.chat.conversation
 
     def send(self, message: str) -> None:
-        """Send a message and show the answer; files that do not fit are not sent with the next one again."""
+        """Send a message and show the answer.
+
+        A message that does not fit can be sent with a larger context; otherwise, files that do not fit are
+        not sent with the next message again.
+        """
         if not message.strip():
             return
         question, attached = self.attached + message, self.attached
@@ -73,11 +78,34 @@ class ChatView:
         finally:
             if self._last_message is before:  # not sent: the files precede the next message
                 self.attached = attached
-        if not fits and len(attached) > len(message):
+        if not fits and self._enlarged(question):
+            self.send(message)
+        elif not fits and len(attached) > len(message):
             self.attached = ""
             render.note(
-                "the text of /read was discarded: read a shorter file, or restart with a larger --ctx"
+                "the text of /read was discarded: read a shorter file, or open a larger context: /set ctx N"
             )
+
+    def _enlarged(self, question: str) -> bool:
+        """Offer to open the models again with a context in which a question fits; return whether it does."""
+        if not interactive():
+            return False
+        asked: Message = {"role": "user", "content": question}
+        n_tokens = len(self.conversation.following([*self.conversation.messages, asked]).prompt())
+        n_ctx = self.session.main.model.n_ctx((n_tokens // _ROOM + 2) * _ROOM)
+        if not self.n_ctx < n_tokens < n_ctx:
+            return False
+        offer = f"Open the models again with a context of {n_ctx} tokens, and send it?"
+        try:
+            if not render.confirmed(offer, InvalidRequest("standard error is no terminal: nobody was asked")):
+                return False
+            self.n_ctx = n_ctx
+        except KeyboardInterrupt:
+            return False
+        except SpecLocalError as error:
+            render.note(f"specdec: {error}")
+            return False
+        return True
 
     def show_answer(
         self,
@@ -143,7 +171,7 @@ class ChatView:
             render.note(self.statistics_line(done.statistics))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
-            render.note(f"{full}: {self._ways_to_make_room()}; for a larger one, restart with --ctx")
+            render.note(f"{full}: {self._ways_to_make_room()}; /set ctx N opens a larger one")
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
         elif done.reason == "length" and interactive():

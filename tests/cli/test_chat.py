@@ -4,6 +4,7 @@ import base64
 import errno
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -402,6 +403,25 @@ def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
     assert [bool(line) for line in lines] == [True, False, False, True]
     assert "No space left on device): the disk is full, and nothing was lost; free some space" in lines[0]
     assert saved == [view.kept]
+
+
+def test_a_message_larger_than_the_context_can_be_sent_with_a_larger_one(terminal, main):
+    person = terminal("--main", main, *SHORT)
+    person.prompt()
+    person.say("hello")
+    pasted = "\n".join(f"line {i}" for i in range(300))
+    for answer in ("n\r", "\x03"):
+        person.enter(f"\x1b[200~{pasted}\x1b[201~")
+        person.until("tokens, and send it? [y/N]:")
+        person.type(answer)
+        person.prompt()
+        assert "ctx = 512" in person.say("/set ctx")
+    person.enter(f"\x1b[200~{pasted}\x1b[201~")
+    size = int(re.search(r"context of (\d+) tokens", person.until("[y/N]:"))[1])
+    person.type("y\r")
+    assert "12 tokens in" in person.prompt()
+    assert f"ctx = {size}" in person.say("/set ctx")
+    assert "4 messages, " in person.say("/stats")
 
 
 def test_copy_through_the_terminal(terminal, main):
