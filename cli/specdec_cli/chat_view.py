@@ -168,7 +168,7 @@ class ChatView:
         self._keep()
         self.last = done.statistics
         if self.show_statistics:
-            render.note(self.statistics_line(done.statistics))
+            render.note(render.plain_statistics(done.statistics, self._gain(done.statistics)))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
             render.note(f"{full}: {self._ways_to_make_room()}; /set ctx N opens a larger one")
@@ -187,8 +187,11 @@ class ChatView:
         return True
 
     def statistics_line(self, statistics: "Statistics") -> str:
-        """The statistics of an answer, and what drafts gained."""
-        return render.statistics_line(statistics, render.gain(self.session, self.chat.settings, statistics))
+        """All statistics of an answer, and what drafts gained."""
+        return render.statistics_line(statistics, self._gain(statistics))
+
+    def _gain(self, statistics: "Statistics") -> str:
+        return render.gain(self.session, self.chat.settings, statistics)
 
     def _ways_to_make_room(self) -> str:
         clear = "/clear starts a new conversation"
