@@ -14,9 +14,11 @@ from typing import Literal
 from spec_local.arguments import checked, checked_fields
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
+from spec_local.chat.messages import Message
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.language_model import common_prefix
 from spec_local.core.reasoning import Splitter
-from spec_local.core.text import bytes_of
+from spec_local.core.text import bytes_of, overlap
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.session import Done, Session, Text
@@ -37,6 +39,16 @@ class MessagesDropped:
     """The context was full, and the oldest `n_messages` messages were removed from the conversation."""
 
     n_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """An answer as generated, with its reasoning; is_whole: the model or a stop string ended it."""
+
+    message: Message
+    text: str
+    tokens: list[int]
+    is_whole: bool
 
 
 ChatEvent = Prefilled | MessagesDropped | Text | Done
@@ -60,6 +72,8 @@ class ChatSession:
     when_full: WhenFull = "stop"
     _attempt: int = field(default=0, init=False)
     _n_drops: int = field(default=0, init=False)
+    _last: _Generated | None = field(default=None, init=False)
+    _begun: str = field(default="", init=False)  # text of the answer before its first event
     _generating: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
@@ -95,9 +109,10 @@ class ChatSession:
             SpecLocalError: see `Session.generate`.
         """
 
-        def ask() -> None:
+        def ask() -> tuple[str, list[int]]:
             self.conversation.ask(message)
             self._attempt = 0
+            return "", []
 
         return self._answer(ask, cancelled)
 
@@ -109,22 +124,90 @@ class ChatSession:
             InvalidRequest: there is no answer to replace.
         """
 
-        def retry() -> None:
+        def retry() -> tuple[str, list[int]]:
             self.conversation.undo_answer()
             self._attempt += 1
+            return "", []
 
         return self._answer(retry, cancelled)
+
+    @checked
+    def continue_answer(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+        """Continue the last answer where it was cut, and yield the rest.
+
+        The models continue its tokens as they were generated, so that the rest is distributed as that of an
+        answer that was not cut; with a seed and verifier ``exact-match``, it is the same. Of a loaded answer
+        with reasoning, the text is tokenized. `max_tokens` limits the rest.
+
+        Raises (with the first event):
+            InvalidRequest: there is no answer, it is complete, or it cannot be continued: a grammar or a
+                reasoning budget would start again, and a stop string could have begun before the cut.
+            ContextOverflow: the context is full.
+        """
+
+        def resume() -> tuple[str, list[int]]:
+            messages, last = self.conversation.messages, self._last
+            if not messages or messages[-1]["role"] != "assistant":
+                raise InvalidRequest("there is no answer to continue: ask something first")
+            if self.settings.constrained or self.settings.reasoning_budget is not None:
+                raise InvalidRequest(
+                    "an answer under a grammar or a reasoning budget cannot be continued: generate it again"
+                )
+            is_last = last is not None and last.message is messages[-1]
+            text = last.text if last and is_last else messages[-1]["content"]
+            if last and is_last and last.is_whole:
+                raise InvalidRequest("the last answer is complete: send another message")
+            if begun := [stop for stop in self.settings.stops if overlap(text, stop)]:
+                raise InvalidRequest(
+                    f"the answer was cut where the stop string {begun[0]!r} may begin: generate it again"
+                )
+            if last and is_last:
+                self.conversation.undo_answer()
+                return last.text, [*last.tokens]
+            self.conversation.prompt()
+            return "", []
+
+        return self._answer(resume, cancelled)
+
+    @checked
+    def use(self, session: Session) -> None:
+        """Go on with another session, whose models read the conversation again.
+
+        With the same main model, the answers keep their tokens.
+
+        Raises:
+            ModelError: the model has no chat template, or it rejects the messages; nothing has changed.
+            InvalidRequest: an answer is being generated.
+        """
+        self._check_idle()
+        model, before = session.main.model, self.conversation
+        conversation = Conversation(model, ChatTemplate(model), before.messages)
+        if conversation.messages:
+            conversation.template.render(conversation.messages)
+        if model.path == before.model.path:
+            conversation.restore(before.answer_tokens)
+        self.session, self.conversation = session, conversation
 
     def splitter(self) -> Splitter:
         """A new splitter of the answer that is being generated: it separates the reasoning from the answer.
 
-        Under a grammar, which holds from the first token on, all of the text is the answer.
+        Under a grammar, which holds from the first token on, all of the text is the answer. Of an answer that
+        is continued, it is to read the rest.
         """
+        splitter = self._splitter()
+        if self._begun:
+            splitter.skip(self._begun)
+        return splitter
+
+    def _splitter(self) -> Splitter:
         return Splitter() if self.settings.constrained else self.conversation.splitter()
 
     @checked
-    def save(self, path: Path | str, *, with_state: bool = False) -> int:
+    def save(self, path: Path | str, *, with_state: bool = False, with_paths: bool = False) -> int:
         """Save the conversation; `with_state`: also both models' KV caches, in `state_path(path)`.
+
+        Args:
+            with_paths: also save where the models' files are, for `spec_local.chat.saved_chat.paths_of`.
 
         Returns:
             the size of the state in bytes.
@@ -134,7 +217,9 @@ class ChatSession:
             ContextOverflow: there is not enough memory for a copy of the KV caches.
         """
         path = Path(path)
-        saved_chat.save(self.conversation, path)
+        rows = (self.session.main, self.session.draft) if with_paths else ()
+        paths = dict.fromkeys(row.model.path for row in rows if row)  # a head may be in the main model's file
+        saved_chat.save(self.conversation, path, list(paths))
         return self.session.save_state(state_path(path)) if with_state else 0
 
     @checked
@@ -142,7 +227,8 @@ class ChatSession:
         """Continue a saved conversation, with the saved KV caches if there are any.
 
         Args:
-            log: receives one line if a state cannot be used; the models then read the conversation again.
+            log: receives one line if a state cannot be used, and one if the conversation was with another
+                model; the models then read the conversation again.
 
         Returns:
             the number of tokens of the conversation that are in the main model's KV cache.
@@ -153,7 +239,7 @@ class ChatSession:
         """
         self._check_idle()
         path = Path(path)
-        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
+        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template, log)
         if (file := state_path(path)).exists():
             try:
                 self.session.load_state(file)
@@ -162,7 +248,9 @@ class ChatSession:
         self.conversation = conversation
         return common_prefix(self.session.main.cached, conversation.tokens)
 
-    def _answer(self, begin: Callable[[], None], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
+    def _answer(
+        self, begin: Callable[[], tuple[str, list[int]]], cancelled: Callable[[], bool]
+    ) -> Iterator[ChatEvent]:
         mine = False
         try:
             with self._lock:
@@ -177,18 +265,22 @@ class ChatSession:
         if self._generating:
             raise InvalidRequest("an answer is still being generated: read or close its events first")
 
-    def _events(self, begin: Callable[[], None], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
-        content, tokens, reason = "", list[int](), None
+    def _events(
+        self, begin: Callable[[], tuple[str, list[int]]], cancelled: Callable[[], bool]
+    ) -> Iterator[ChatEvent]:
+        """Yield the events of an answer; begin: returns the text and the tokens that it already has."""
         statistics = None  # of the part generated before messages were dropped
-        before = list(self.conversation.messages)
-        begin()
-        splitter = self.splitter()
+        before, reason = list(self.conversation.messages), None
+        content, tokens = begin()
+        is_new = self.conversation.messages[-1]["role"] != "assistant"
+        n_begun, self._begun = len(tokens), content
+        splitter = self._splitter()
         try:
-            if dropped := self._make_room(0):
+            if dropped := self._make_room(n_begun):
                 yield MessagesDropped(dropped)
             while reason is None:
                 prompt = [*self.conversation.prompt(), *tokens]
-                settings = self._settings(len(tokens))
+                settings = self._settings(len(tokens) - n_begun)
                 for event in self.session.generate(prompt, settings, cancelled=cancelled):
                     if isinstance(event, Text):
                         content += event.text
@@ -208,6 +300,8 @@ class ChatSession:
                 content = bytes_of(content).decode("utf-8", "surrogateescape")
                 parts = splitter.finish(content)
                 self.conversation.answer(parts.answer, tokens, parts.reasoning)
+                message = self.conversation.messages[-1]
+                self._last = _Generated(message, content, tokens, reason == "stop") if is_new else None
             else:
                 self.conversation.messages[:] = before
 

@@ -203,7 +203,7 @@ class Session:
             session = cls(*rows[0], rows[1:])
             if draft and isinstance(session.draft, LlamaRow) and (wrong := _advice(session)):
                 log(wrong)
-            elif session.vocabulary_map:
+            elif session.vocabulary_map and session.vocabulary_map.is_new:  # said once
                 share = session.vocabulary_map.share
                 log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
             if datastore:

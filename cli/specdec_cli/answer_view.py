@@ -215,6 +215,22 @@ _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])( |$)")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 
 
+def code_blocks(text: str) -> list[str]:
+    """Return the code between the fences of a Markdown text; the last fence may be missing."""
+    blocks: list[list[str]] = []
+    open_fence = ""
+    for line in text.split("\n"):
+        fence = _FENCE.match(line)
+        if not open_fence and fence:
+            open_fence = fence[1]
+            blocks.append([])
+        elif fence and not fence[2].strip() and fence[1].startswith(open_fence):
+            open_fence = ""
+        elif open_fence:
+            blocks[-1].append(line)
+    return ["\n".join(block) for block in blocks]
+
+
 def view(
     piece: Callable[[int], bytes], *, show_drafts: bool = False, markdown: bool = False, wrap: bool = False
 ) -> AnswerView:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,6 +72,13 @@ def chat(
             if not load.exists():
                 raise InvalidRequest("there is no conversation to continue: start one with specdec chat")
         models = models.with_models(model, draft_model)
+        if continue_ and load and not models.main:  # the conversation's own models
+            from spec_local.chat.saved_chat import paths_of
+
+            own = [str(path) for path in paths_of(load)]
+            models = replace(
+                models, main=next(iter(own), None), draft=models.draft or next(iter(own[1:]), None)
+            )
         settings = generation_settings(models, sampling)
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate, start_template_process
@@ -78,14 +86,16 @@ def chat(
         from spec_local.llama import runtime
         from specdec_cli.chat_commands import completions, run_command
         from specdec_cli.chat_input import Command, EndOfChat, interactive, message_reader
+        from specdec_cli.chat_models import ChatModels
         from specdec_cli.chat_view import ChatView
 
         runtime.set_verbose(verbose > 1)
         start_template_process()
-        with models.open(render.note) as session:
+        with (opened := ChatModels(models, sampling)) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
             chat_session = ChatSession(session, conversation, settings, when_full)
             view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap, hide_thinking)
+            view.models = opened
             if verbose:
                 render.notes(render.setting_lines(session))
             if interactive():

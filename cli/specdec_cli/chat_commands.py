@@ -1,5 +1,6 @@
 """The slash commands of a chat: their names, arguments, help and actions."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
-from specdec_cli import chat_settings, render, terminal
+from specdec_cli import answer_view, chat_settings, clipboard, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ def _regenerate(view: "ChatView", rest: str) -> None:
     view.show_answer(view.chat.regenerate)
 
 
+def _continue(view: "ChatView", rest: str) -> None:
+    view.show_answer(view.chat.continue_answer, "the answer cannot go on")
+
+
 def _undo(view: "ChatView", rest: str) -> None:
     question = view.conversation.undo()
     if question is None:
@@ -108,6 +113,33 @@ def _draft(view: "ChatView", rest: str) -> None:
             policy="adaptive" if policy == "off" and proposer != "none" else policy,
         )
     render.note(view.speculation())
+
+
+def _model(view: "ChatView", rest: str) -> None:
+    try:
+        main, draft, *more = [*shlex.split(rest), "", ""]
+    except ValueError:
+        raise InvalidRequest(f"/model {_shortened(rest)} has an open quotation mark: close it") from None
+    if any(more):
+        raise InvalidRequest(f"/model {_shortened(rest)} names more than two models: quote file names")
+    if main:
+        view.models.reopen(view.chat, main=main, draft=draft or None)
+        view.last = None
+    render.note(view.banner())
+
+
+def _copy(view: "ChatView", rest: str) -> None:
+    answers = [m["content"] for m in view.conversation.messages if m["role"] == "assistant"]
+    if not answers:
+        raise InvalidRequest("there is no answer yet: send a message first")
+    text, what = answers[-1], "the last answer"
+    if rest:
+        blocks = answer_view.code_blocks(text)
+        if not (rest.isdecimal() and 1 <= int(rest) <= len(blocks)):
+            raise InvalidRequest(f"/copy {rest[:20]}: the last answer has {len(blocks)} blocks of code")
+        text, what = blocks[int(rest) - 1], f"block {rest} of its code"
+    clipboard.copy(text)
+    render.note(f"copied {what} ({len(text)} characters)")
 
 
 def _stats(view: "ChatView", rest: str) -> None:
@@ -167,11 +199,14 @@ def _shortened(text: str) -> str:
 COMMANDS = {
     "/help": _SlashCommand(_help, "list the commands"),
     "/regen": _SlashCommand(_regenerate, "replace the last answer with another one"),
+    "/continue": _SlashCommand(_continue, "go on with the last answer where it was cut"),
     "/undo": _SlashCommand(_undo, "remove the last message and its answer"),
     "/clear": _SlashCommand(_clear, "remove all messages except the system message"),
     "/system": _SlashCommand(_system, "show or change the system message", "[TEXT|none]", ["none"]),
     "/set": _SlashCommand(_set, "show or change settings", "[NAME [VALUE]]", chat_settings.SETTINGS),
     "/draft": _SlashCommand(_draft, "show or change the proposer: on, off, auto …", "[NAME]", _PROPOSERS),
+    "/model": _SlashCommand(_model, "show or change the models", "[MAIN [DRAFT]]", None),
+    "/copy": _SlashCommand(_copy, "copy the last answer, or its N-th block of code", "[N]"),
     "/stats": _SlashCommand(_stats, "show statistics of the last answer, and its time"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
     "/save": _SlashCommand(

@@ -87,6 +87,13 @@ def _number(text: str) -> float:
     return value
 
 
+def _size(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
 def _optional_int(text: str) -> int | None:
     return None if text == "none" else int(text)
 
@@ -122,6 +129,7 @@ SETTINGS = {
     "stop": _Setting("settings", "stops", "a text at which answers end (\\n: newline), or none", _stops),
     "policy": _Setting("settings", "policy", "adaptive, fixed, confidence or off", str),
     "draft-max": _Setting("settings", "draft_max", "an integer, or none", _optional_int),
+    "ctx": _Setting("view", "n_ctx", "a number of tokens", _size),
     "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),
     "show-drafts": _Setting("view", "show_drafts", "on or off", _switch),
     "hide-thinking": _Setting("view", "hide_thinking", "on or off", _switch),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_local.errors import ContextOverflow, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from specdec_cli import answer_view, render, thinking_view
 from specdec_cli.chat_input import interactive, quiet
 
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from spec_local.chat_session import ChatEvent, ChatSession
     from spec_local.engine.events import Statistics
     from spec_local.session import Session
+    from specdec_cli.chat_models import ChatModels
 
 _LARGE = 5e8  # bytes that take a while to write
+_ROOM = 1024  # tokens for an answer, in a context that is opened for a long message; and the step of its size
 
 
 @dataclass
 class ChatView:
     """attached: text of files that precedes the next message. last: statistics of the last answer.
 
-    kept: file to which the conversation is saved after each answer; None: none.
+    kept: file to which the conversation is saved after each answer; None: none. models: of the session.
     """
 
     chat: "ChatSession"
@@ -35,6 +37,7 @@ class ChatView:
     attached: str = field(default="", init=False)
     last: "Statistics | None" = field(default=None, init=False)
     kept: Path | None = field(default=None, init=False)
+    models: "ChatModels" = field(init=False)
     _legend_shown: bool = field(default=False, init=False)
     _unkept: bool = field(default=False, init=False)
 
@@ -43,11 +46,28 @@ class ChatView:
         return self.chat.session
 
     @property
+    def n_ctx(self) -> int:
+        """The context size in tokens. On assignment, the models are opened again.
+
+        Raises:
+            SpecLocalError: on assignment; the size is not possible, and the old one is in use.
+        """
+        return self.session.main.n_ctx
+
+    @n_ctx.setter
+    def n_ctx(self, n_tokens: int) -> None:
+        self.models.reopen(self.chat, ctx=n_tokens)
+
+    @property
     def conversation(self) -> "Conversation":
         return self.chat.conversation
 
     def send(self, message: str) -> None:
-        """Send a message and show the answer; files that do not fit are not sent with the next one again."""
+        """Send a message and show the answer.
+
+        A message that does not fit can be sent with a larger context; otherwise, files that do not fit are
+        not sent with the next message again.
+        """
         if not message.strip():
             return
         question, attached = self.attached + message, self.attached
@@ -58,14 +78,44 @@ class ChatView:
         finally:
             if self._last_message is before:  # not sent: the files precede the next message
                 self.attached = attached
-        if not fits and len(attached) > len(message):
+        if not fits and self._enlarged(question):
+            self.send(message)
+        elif not fits and len(attached) > len(message):
             self.attached = ""
             render.note(
-                "the text of /read was discarded: read a shorter file, or restart with a larger --ctx"
+                "the text of /read was discarded: read a shorter file, or open a larger context: /set ctx N"
             )
 
-    def show_answer(self, generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> bool:
+    def _enlarged(self, question: str) -> bool:
+        """Offer to open the models again with a context in which a question fits; return whether it does."""
+        if not interactive():
+            return False
+        asked: Message = {"role": "user", "content": question}
+        n_tokens = len(self.conversation.following([*self.conversation.messages, asked]).prompt())
+        n_ctx = self.session.main.model.n_ctx((n_tokens // _ROOM + 2) * _ROOM)
+        if not self.n_ctx < n_tokens < n_ctx:
+            return False
+        offer = f"Open the models again with a context of {n_ctx} tokens, and send it?"
+        try:
+            if not render.confirmed(offer, InvalidRequest("standard error is no terminal: nobody was asked")):
+                return False
+            self.n_ctx = n_ctx
+        except KeyboardInterrupt:
+            return False
+        except SpecLocalError as error:
+            render.note(f"specdec: {error}")
+            return False
+        return True
+
+    def show_answer(
+        self,
+        generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"],
+        refusal: str = "this message was not sent",
+    ) -> bool:
         """Show an answer while it is generated, then its statistics and warnings.
+
+        Args:
+            refusal: said where the context is too small.
 
         Returns:
             whether the message fits into the context; if not, it was not sent.
@@ -101,7 +151,7 @@ class ChatView:
                     elif isinstance(event, MessagesDropped):
                         n_dropped += event.n_messages  # shown after the answer
         except ContextOverflow as error:
-            render.note(f"this message was not sent: {error}")
+            render.note(f"{refusal}: {error}")
             if self._last_message and self.chat.when_full == "stop":
                 render.note(f"earlier messages also take up context: {self._ways_to_make_room()}")
             return False
@@ -118,12 +168,14 @@ class ChatView:
         self._keep()
         self.last = done.statistics
         if self.show_statistics:
-            render.note(self.statistics_line(done.statistics))
+            render.note(render.plain_statistics(done.statistics, self._gain(done.statistics)))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
-            render.note(f"{full}: {self._ways_to_make_room()}; for a larger one, restart with --ctx")
+            render.note(f"{full}: {self._ways_to_make_room()}; /set ctx N opens a larger one")
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
+        elif done.reason == "length" and interactive():
+            render.note(f"cut at {self.chat.settings.max_tokens} tokens: /continue")
         if done.reason == "cancelled":
             render.note(
                 "(stopped)"
@@ -135,8 +187,11 @@ class ChatView:
         return True
 
     def statistics_line(self, statistics: "Statistics") -> str:
-        """The statistics of an answer, and what drafts gained."""
-        return render.statistics_line(statistics, render.gain(self.session, self.chat.settings, statistics))
+        """All statistics of an answer, and what drafts gained."""
+        return render.statistics_line(statistics, self._gain(statistics))
+
+    def _gain(self, statistics: "Statistics") -> str:
+        return render.gain(self.session, self.chat.settings, statistics)
 
     def _ways_to_make_room(self) -> str:
         clear = "/clear starts a new conversation"
@@ -181,7 +236,7 @@ class ChatView:
             return
         try:
             self.kept.parent.mkdir(parents=True, exist_ok=True)
-            self.chat.save(self.kept)
+            self.chat.save(self.kept, with_paths=True)
             self._unkept = False
         except (SpecLocalError, OSError) as error:  # the disk may be full: the next answer tries again
             if not self._unkept:

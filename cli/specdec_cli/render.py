@@ -204,6 +204,16 @@ def gain(session: "Session", settings: "GenerationSettings", s: "Statistics") ->
     return f"about {speed:.1f} times as fast as without drafts"
 
 
+def plain_statistics(s: "Statistics", gain: str = "") -> str:
+    """Return what most people want to know of an answer as one line; gain: what `gain` returns for it."""
+    parts = [f"{s.predicted_n} tokens in {s.predicted_s:.1f} s ({s.tokens_per_second:.1f} tokens/s)"]
+    if gain:
+        parts.append(gain)
+    if s.draft_n:
+        parts.append(f"{s.draft_n_accepted} of {s.predicted_n} tokens drafted")
+    return ", ".join(parts)
+
+
 def statistics_line(s: "Statistics", gain: str = "") -> str:
     """Return the statistics of an answer as one line; gain: what `gain` returns for it."""
     parts = [

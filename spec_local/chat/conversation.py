@@ -167,13 +167,18 @@ class Conversation:
         found = self.parser().finish(content)
         is_continued = self.messages[-1]["role"] == "assistant"
         message: Message = self.messages.pop() if is_continued else {"role": "assistant", "content": ""}
-        message = message | {"content": message["content"] + found.text}
+        text = bytes_of(message["content"] + found.text)  # joins the halves of a character
+        message = message | {"content": text.decode("utf-8", "surrogateescape")}
         if found.calls:
             message["tool_calls"] = [call.message for call in found.calls]
         if reasoning:
             message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
         elif self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
-            self._segments.append(_Segment(*spelled, len(self.messages)))
+            part, kept = spelled
+            if self._segments[-1].answer == len(self.messages):  # it is continued
+                begun = self._segments.pop()
+                part, kept = begun.part + part, begun.tokens + kept
+            self._segments.append(_Segment(part, kept, len(self.messages)))
         self.messages.append(message)
         self.last_answer = message
 

@@ -2,11 +2,13 @@
 
 An answer is saved with its tokens and its offset in the rendered conversation. Both are checked on loading:
 tokens that do not spell the text (because the file was edited or the model differs) are ignored, and the text
-is tokenized.
+is tokenized, and so are all answers if the file names another model.
 """
 
 import base64
+import itertools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -53,18 +55,22 @@ class _Message(BaseModel):
 
 
 class _File(BaseModel):
-    """model: the file name of the main model, only for human readers."""
+    """model: the file name of the main model. paths: see `save`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal["specdec conversation"]
     version: Literal[1]
     model: str
+    paths: list[str] = []
     messages: list[_Message]
 
 
-def save(conversation: Conversation, path: Path) -> None:
+def save(conversation: Conversation, path: Path, paths: Sequence[Path] = ()) -> None:
     """Write a conversation atomically; only the user can read the file.
+
+    Args:
+        paths: of the main and the draft model, for `paths_of`.
 
     Raises:
         InvalidRequest: the file cannot be written; an existing file is unchanged.
@@ -87,19 +93,56 @@ def save(conversation: Conversation, path: Path) -> None:
         format="specdec conversation",
         version=_VERSION,
         model=printable(conversation.model.path.name),
+        paths=[printable(str(path.absolute())) for path in paths],
         messages=messages,
     )
     with saving(path) as temporary:
         temporary.write_text(_json(file), encoding="utf-8")
 
 
-def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
+def paths_of(path: Path) -> list[Path]:
+    """The files of the main and the draft model with which a conversation was saved, as far as they exist.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or is not a conversation.
+    """
+    files = map(Path, _read(path).paths)
+    return list(itertools.takewhile(Path.is_file, files))
+
+
+def load(
+    path: Path, model: Model, template: ChatTemplate, log: Callable[[str], None] = lambda line: None
+) -> Conversation:
     """Read a conversation, to continue it with any model.
+
+    Args:
+        log: receives one line if it was saved with another model.
 
     Raises:
         InvalidRequest: the file cannot be read, or is not a conversation; the message names the first error.
         ModelError: the model's template rejects the messages.
     """
+    file = _read(path)
+    loaded = [_message(path, i, m) for i, m in enumerate(file.messages)]
+    try:
+        messages = messages_of(loaded)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path} is not a saved conversation: {error}") from None
+    conversation = Conversation(model, template, messages)
+    if file.model != (name := printable(model.path.name)):  # its tokens would split the text in other places
+        log(f"this conversation was with {file.model}; {name} goes on with it: give the other as main model")
+        return conversation
+    conversation.restore(
+        {
+            i: AnswerTokens(m.generated.offset, m.generated.tokens)
+            for i, m in enumerate(file.messages)
+            if m.generated and m.role == "assistant"
+        }
+    )
+    return conversation
+
+
+def _read(path: Path) -> _File:
     with reading(path) as opened:
         text = opened.read(_MAX_BYTES + 1)
     if len(text) > _MAX_BYTES:
@@ -112,25 +155,11 @@ def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
     if isinstance(version, int) and version > _VERSION:
         raise InvalidRequest(f"{path} was written by a newer specdec (format {version}): update specdec")
     try:
-        file = _File.model_validate(content)
+        return _File.model_validate(content)
     except ValidationError as error:
         raise InvalidRequest(
             f"{path} is not a saved conversation ({describe(error)}): fix or delete the file"
         ) from None
-    loaded = [_message(path, i, m) for i, m in enumerate(file.messages)]
-    try:
-        messages = messages_of(loaded)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{path} is not a saved conversation: {error}") from None
-    conversation = Conversation(model, template, messages)
-    conversation.restore(
-        {
-            i: AnswerTokens(m.generated.offset, m.generated.tokens)
-            for i, m in enumerate(file.messages)
-            if m.generated and m.role == "assistant"
-        }
-    )
-    return conversation
 
 
 def _message(path: Path, i: int, message: _Message) -> dict[str, object]:
@@ -149,7 +178,7 @@ def _message(path: Path, i: int, message: _Message) -> dict[str, object]:
 
 def _json(file: _File) -> str:
     """Format with one line per message, so that files can be read and compared."""
-    head: dict[str, Any] = file.model_dump(exclude={"messages"})
+    head: dict[str, Any] = file.model_dump(exclude={"messages", *(() if file.paths else ("paths",))})
     lines = [json.dumps(m.model_dump(exclude_none=True), ensure_ascii=False) for m in file.messages]
     body = ",\n".join(f"  {line}" for line in lines)
     return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n{body}\n]}}\n'

@@ -49,6 +49,7 @@ class VocabularyMap:
 
     Attributes:
         main_ids, draft_ids: intp (n,), ids of the shared tokens in both vocabularies; `main_ids` ascend.
+        is_new: whether they were compared now.
 
     Args:
         shared: integers (2, n), `main_ids` and `draft_ids` of these vocabularies; None: compare them.
@@ -62,6 +63,7 @@ class VocabularyMap:
         self, main: Vocabulary, draft: DraftVocabulary, shared: NDArray[np.integer] | None = None
     ) -> None:
         self._main, self._draft = main, draft
+        self.is_new = shared is None
         ids = _shared(main, draft) if shared is None else shared.astype(np.intp)
         self.main_ids, self.draft_ids = ids
         sizes = np.array([[main.n_tokens], [draft.n_tokens]])

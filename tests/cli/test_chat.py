@@ -1,8 +1,10 @@
 """specdec chat on a pseudo-terminal and through pipes."""
 
+import base64
 import errno
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -40,9 +42,11 @@ def test_a_conversation(terminal, main):
         "/help",
     ):
         assert part in banner
-    for message in ("hello there", "and again"):
-        (line,) = statistics_lines(person.say(message))
+    for message in ("hello there", "and again", "/continue"):
+        seen = person.say(message)
+        (line,) = statistics_lines(seen)
         assert "12 tokens in" in line
+        assert "cut at 12 tokens: /continue" in seen
     assert "12 tokens in" in person.say("/stats")
     assert len(person.say("").strip()) < 4
     person.type("\x04")  # Ctrl-D
@@ -71,7 +75,7 @@ def test_interrupting_an_answer(terminal, main):
     person.type("the next message\x03")
     seen = person.until("(stopped)")
     (line,) = statistics_lines(seen)
-    assert "first token" in line
+    assert re.search(r"\d tokens in \d+\.\d s", line)
     assert "next message" not in seen
     assert "^C" not in seen
     person.prompt()
@@ -81,6 +85,11 @@ def test_interrupting_an_answer(terminal, main):
     person.enter("more")
     wait_for_text(person)
     person.type("\x03\x03")  # pressed twice, it does not end the chat
+    person.until("(stopped)")
+    person.prompt()
+    person.enter("/continue")
+    wait_for_text(person)
+    person.type("\x03")
     person.until("(stopped)")
     person.prompt()
     assert statistics_lines(person.say("/stats"))
@@ -110,7 +119,7 @@ def test_editing_a_message(terminal, main):
     assert person.leaves_with() == 0
 
 
-def test_the_conversation_and_the_history_are_kept(terminal, main, unmeasured):
+def test_the_conversation_and_the_history_are_kept(terminal, main, draft, unmeasured):
     """Privately. Messages of several lines, by Alt-Enter or pasted, stay together."""
     unmeasured.one_line(unmeasured("chat", "--main", main, "--continue"), 2)
     person = terminal("--main", main, *SHORT, specdec=unmeasured)
@@ -124,8 +133,10 @@ def test_the_conversation_and_the_history_are_kept(terminal, main, unmeasured):
     assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, history)] == [0o600, 0o600]
     lines = [line for line in history.read_text().splitlines() if line.startswith("+")]
     assert lines == ["+one", "+two", "+three", "+four", "+five"]
-    person = terminal("--main", main, *SHORT, "-C", specdec=unmeasured)
-    assert "loaded 4 messages" in person.prompt()
+    person = terminal(*SHORT, "-C", specdec=unmeasured)
+    begun = person.prompt()
+    assert "main main.gguf" in begun  # its own model
+    assert "loaded 4 messages" in begun
     assert "one" not in person.say("/undo")
     person.type("\x1b[A\x1b[A")  # arrow up
     person.until("three", "four", "five")
@@ -133,6 +144,8 @@ def test_the_conversation_and_the_history_are_kept(terminal, main, unmeasured):
     person.prompt()
     person.type("\x04")
     assert person.leaves_with() == 0
+    other = unmeasured("chat", "--main", draft, *SHORT, "-C")
+    assert b"this conversation was with main.gguf; draft.gguf goes on with it: give" in other.stderr
     piped = unmeasured("chat", "--main", main, *SHORT, stdin=b"other\n")  # not on a terminal: not kept
     assert piped.returncode == 0
     assert "one" in kept.read_text()
@@ -279,8 +292,9 @@ def test_a_recurrent_model_speculates(inside, tmp_path):
     assert done.returncode == 0, done.stderr
     plain = inside("chat", "--main", paths[0], *SHORT, "--temp", 0, "--no-spec", stdin=lines)
     assert done.stdout == plain.stdout
-    assert done.stderr.count(b"12 tokens in 12 steps") == 0
-    assert plain.stderr.count(b"12 tokens in 12 steps") == 4
+    assert done.stderr.count(b" of 12 tokens drafted") == 4
+    assert plain.stderr.count(b"12 tokens in ") == 4
+    assert b"drafted" not in plain.stderr
 
 
 def test_interrupt_during_imports(specdec, tmp_path):
@@ -375,7 +389,7 @@ def test_show_drafts_marks_draft_tokens_on_a_terminal_only(terminal, inside, mai
 def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
     left, saved = [errno.ENOSPC, errno.ENOSPC, 0, errno.ENOSPC], []
 
-    def save(path):
+    def save(path, with_paths):
         if code := left.pop(0):
             with saving(path):
                 raise OSError(code, os.strerror(code))
@@ -390,6 +404,35 @@ def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
     assert [bool(line) for line in lines] == [True, False, False, True]
     assert "No space left on device): the disk is full, and nothing was lost; free some space" in lines[0]
     assert saved == [view.kept]
+
+
+def test_a_message_larger_than_the_context_can_be_sent_with_a_larger_one(terminal, main):
+    person = terminal("--main", main, *SHORT)
+    person.prompt()
+    person.say("hello")
+    pasted = "\n".join(f"line {i}" for i in range(300))
+    for answer in ("n\r", "\x03"):
+        person.enter(f"\x1b[200~{pasted}\x1b[201~")
+        person.until("tokens, and send it? [y/N]:")
+        person.type(answer)
+        person.prompt()
+        assert "ctx = 512" in person.say("/set ctx")
+    person.enter(f"\x1b[200~{pasted}\x1b[201~")
+    size = int(re.search(r"context of (\d+) tokens", person.until("[y/N]:"))[1])
+    person.type("y\r")
+    assert "12 tokens in" in person.prompt()
+    assert f"ctx = {size}" in person.say("/set ctx")
+    assert "4 messages, " in person.say("/stats")
+
+
+def test_copy_through_the_terminal(terminal, main):
+    person = terminal("--main", main, *SHORT, env={"PATH": "/nowhere", "DISPLAY": ""})
+    person.prompt()
+    person.say("hello")
+    person.enter("/copy")
+    person.child.expect(r"\x1b\]52;c;([A-Za-z0-9+/=]+)\x07")
+    copied = base64.b64decode(person.child.match[1]).decode("utf-8", "replace")
+    assert f"copied the last answer ({len(copied)} characters)" in person.prompt()
 
 
 def test_a_label_is_apart_from_its_text_on_a_terminal(terminal, main):

@@ -13,9 +13,11 @@ OPTIONS = ["--threads", "1", "--ctx", "512", "-n", "12", "--no-stats"]
 def chat(inside, main, tmp_path):
     """A function that sends lines to a chat and returns its answers (stdout) and notes (stderr)."""
 
-    def run(*lines, options=(), model=main, code=0):
+    def run(*lines, options=(), model=main, code=0, env=None):
         typed = "".join(f"{line}\n" for line in lines)
-        done = inside("chat", "--main", model, *OPTIONS, *options, stdin=typed.encode(), cwd=tmp_path)
+        done = inside(
+            "chat", "--main", model, *OPTIONS, *options, stdin=typed.encode(), cwd=tmp_path, env=env
+        )
         assert done.returncode == code, done.stderr.decode()
         assert b"Traceback" not in done.stderr
         return done.stdout, done.stderr.decode().splitlines()[1:]  # the first line is the banner
@@ -40,6 +42,15 @@ def test_regen_replaces_the_answer(chat, answer):
     alone, _ = chat("hello", "and now?", options=["--seed", "8"])
     regenerated, _ = chat("hello", "/regen", "/set seed 8", "and now?", options=["--seed", "7"])
     assert regenerated.removeprefix(first) == alone
+
+
+def test_continue_goes_on_with_a_cut_answer(chat, answer):
+    answers, notes = chat("/continue", "hello", "/continue", "/stats", options=["--seed", "7"])
+    assert "there is no answer to continue" in notes[0]
+    whole = answer("--seed", "7", "-n", "24", "hello")
+    first = answer("--seed", "7", "hello")
+    assert answers == first + whole.removeprefix(first[:-1])
+    assert notes[-1].startswith("2 messages")
 
 
 def test_undo_removes_a_message_and_its_answer(chat):
@@ -87,6 +98,11 @@ INVALID = [
     ("/draft wild", "/draft wild is unknown"),
     ("/draft draft", "there is no draft model"),
     ("/stats", "there is no answer yet"),
+    ("/copy", "there is no answer yet"),
+    ("/model absent.gguf", "absent.gguf"),
+    ("/model 'a", "open quotation mark"),
+    ("/model a b c", "more than two models"),
+    ("/set ctx 0", "give a number of tokens"),
     ("/regen", "no answer"),
     ("/undo", "nothing to undo"),
     ("/undo twice", "/undo takes no arguments"),
@@ -113,6 +129,56 @@ def test_errors_do_not_end_the_chat(chat):
         assert error in note, line
     assert notes[len(INVALID)].startswith("/help")
     assert all(any(note.startswith(f"{name} ") for note in notes[len(INVALID) :]) for name in COMMANDS)
+
+
+def test_model_and_ctx_keep_the_conversation(inside, chat, draft, main):
+    whole, _ = chat("hello", "and again", options=["--temp", "0"])
+    answers, notes = chat(
+        "hello", "/set ctx 300", f"/model {main}", "and again", "/model", "/stats", options=["--temp", "0"]
+    )
+    assert answers == whole
+    assert notes[0] == "ctx = 300"
+    assert "main main.gguf" in notes[1]
+    assert notes[1] == notes[2]
+    assert "of 300 tokens" in notes[-1]
+    answers, notes = chat(
+        "hello",
+        f"/model '{draft}' {main}",
+        "/undo",
+        "hello",
+        "/model x.gguf",
+        "/model",
+        options=["--temp", "0"],
+    )
+    assert "main draft.gguf · draft main.gguf" in notes[-1]
+    assert "removed: hello" in notes
+    assert "x.gguf does not exist" in notes[-2]
+    other = inside("generate", "--main", draft, *OPTIONS[:-1], "--temp", "0", "hello").stdout
+    assert answers.endswith(other + b"\n")
+
+
+def test_copy_uses_the_clipboard_of_the_desktop(chat, tmp_path):
+    program = tmp_path / "bin/xclip"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/used\ncat > {tmp_path}/copied\n')
+    program.chmod(0o755)
+    saved = tmp_path / "chat.json"
+    content = "So:\n\n```python\nprint(1)\n\n```\nor\n~~~\n```\n~~~\n"
+    message = {"role": "assistant", "content": content}
+    file = {"format": "specdec conversation", "version": 1, "model": "main.gguf"}
+    question = {"role": "user", "content": "How?"}
+    saved.write_text(json.dumps({**file, "messages": [question, message]}))
+    desktop = {"DISPLAY": ":9", "WAYLAND_DISPLAY": "", "SSH_CONNECTION": ""}
+    copied = []
+    for command in ("/copy", "/copy 1", "/copy 2", "/copy 3"):
+        environment = {"PATH": f"{program.parent}:/bin", **desktop}
+        _, notes = chat(command, options=["--load", saved], env=environment)
+        copied.append((tmp_path / "copied").read_text())
+    assert copied[:3] == [content, "print(1)\n", "```"]
+    assert "has 2 blocks of code" in notes[-1]
+    assert (tmp_path / "used").read_text() == "-selection clipboard\n"
+    _, notes = chat("/copy", options=["--load", saved], env={"PATH": "/nowhere", "DISPLAY": ""})
+    assert "there is no clipboard" in notes[-1]
 
 
 def test_draft_changes_the_proposer(inside, main, draft):

@@ -265,6 +265,9 @@ def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     assert b"draft model: different vocabulary, which covers" in done.stderr
     assert b"proposers: draft" in done.stderr
+    again = inside("generate", *arguments, "--policy", "fixed", "-v")
+    assert b"different vocabulary" not in again.stderr  # said once
+    assert b"proposers: draft" in again.stderr
 
 
 def test_one_line_about_a_draft_that_cannot_help(inside, main, tmp_path):

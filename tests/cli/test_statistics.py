@@ -34,6 +34,13 @@ def test_gain(made, opened, words):
     assert render.gain(opened, GenerationSettings(), made) == words
 
 
+def test_the_plain_line():
+    made = Statistics(predicted_n=96, predicted_s=4.8, n_steps=40, draft_n=90, draft_n_accepted=71)
+    line = "96 tokens in 4.8 s (20.0 tokens/s), so fast, 71 of 96 tokens drafted"
+    assert render.plain_statistics(made, "so fast") == line
+    assert render.plain_statistics(statistics(5.0, draft_n=0)) == "100 tokens in 5.0 s (20.0 tokens/s)"
+
+
 def test_the_gain_follows_the_speed():
     assert render.statistics_line(statistics(5.0), "so fast").startswith(
         "20.0 tokens/s · so fast · 100 tokens"

@@ -1,11 +1,13 @@
 """ChatSession: interrupted answers, regenerated answers, a full context, and saving."""
 
+import contextlib
 import itertools
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat_session import ChatSession, MessagesDropped, state_path
@@ -114,11 +116,92 @@ def test_regenerate_adds_1_to_the_seed(chat):
     assert text_of(c.send("hello")) == alone[0]  # a new question uses the seed itself
 
 
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_cut_answer_continues_as_if_it_had_not_been_cut(chat, temperature):
+    """After a limit of tokens and after Ctrl-C, without reading anything again."""
+    settings = replace(GREEDY, sampling=SamplingSettings(temperature=temperature, repeat_penalty=1.1), seed=3)
+    whole = chat(replace(settings, max_tokens=30))
+    text = text_of(whole.send("hello"))
+    c = chat(replace(settings, max_tokens=10))
+    parts = [text_of(c.send("hello"))]
+    events = list(c.continue_answer(cancelled_at_call(4)))
+    (read,) = (event.statistics for event in events if isinstance(event, Prefilled))
+    if not c.session.main.model.is_recurrent:
+        assert read.prompt_n <= 1
+    parts.append(text_of(events))
+    c.settings = replace(settings, max_tokens=20 - len(tokens_of(events)))
+    parts.append(text_of(c.continue_answer()))
+    assert all(parts)
+    assert "".join(parts) == text
+    assert c.conversation.messages == whole.conversation.messages
+    assert c.conversation.answer_tokens == whole.conversation.answer_tokens
+    c.settings = whole.settings
+    assert text_of(c.send("and?")) == text_of(whole.send("and?"))
+
+
+@ONE_KIND
+def test_a_cut_character_continues(chat):
+    c = chat()
+    pieces = {c.session.main.model.vocabulary.piece(token): token for token in range(300)}
+    for byte in "😀".encode():
+        sampling = replace(GREEDY.sampling, logit_bias={pieces[bytes([byte])]: 1e3})
+        c.settings = replace(GREEDY, max_tokens=1, sampling=sampling)
+        list(c.continue_answer() if c.conversation.messages else c.send("hello"))
+    assert c.conversation.messages[-1] == {"role": "assistant", "content": "😀"}
+
+
+@ONE_KIND
+def test_a_loaded_answer_continues(chat, tmp_path):
+    whole = chat()
+    text = text_of(whole.send("hello"))
+    c = chat(replace(GREEDY, max_tokens=5))
+    begun = text_of(c.send("hello"))
+    c.save(tmp_path / "chat.json")
+    loaded = chat(replace(GREEDY, max_tokens=4))
+    loaded.load(tmp_path / "chat.json")
+    parts = [begun, text_of(loaded.continue_answer())]
+    loaded.settings = replace(GREEDY, max_tokens=3)
+    parts.append(text_of(loaded.continue_answer()))
+    assert all(parts)
+    assert "".join(parts) == text
+    assert loaded.conversation.messages[-1]["content"] == "".join(parts)
+
+
+@ONE_KIND
+def test_answers_that_cannot_be_continued(chat):
+    c = chat()
+    for ask in (lambda: None, lambda: c.conversation.messages.append({"role": "user", "content": "x"})):
+        ask()
+        with pytest.raises(InvalidRequest, match="no answer to continue"):
+            list(c.continue_answer())
+    c.conversation.clear()
+    text = text_of(c.send("hello"))
+    before = list(c.conversation.messages)
+    for more, error in (
+        ({"grammar": 'root ::= "a"'}, "under a grammar"),
+        ({"reasoning_budget": 5}, "budget"),
+        ({"stops": [f"{text[-1]}…"]}, "may begin"),
+    ):
+        c.settings = replace(GREEDY, **more)
+        with pytest.raises(InvalidRequest, match=error):
+            list(c.continue_answer())
+    assert c.conversation.messages == before
+    c.settings = replace(GREEDY, stops=[text[-3:]])
+    list(c.regenerate())
+    with pytest.raises(InvalidRequest, match="complete"):
+        list(c.continue_answer())
+
+
 def test_a_full_context_ends_an_answer(chat):
     endless = GenerationSettings(sampling=SamplingSettings(temperature=0), policy="fixed")
     c = chat(endless, n_ctx=96)
     *_, done = c.send("hello")
     assert done.reason == "context"
+    answered = list(c.conversation.messages)
+    for _ in range(2):
+        with contextlib.suppress(ContextOverflow):
+            assert not text_of(c.continue_answer())
+        assert c.conversation.messages == answered
     with pytest.raises(ContextOverflow):
         list(c.send("more"))
     assert len(c.conversation.messages) == 2
@@ -278,6 +361,26 @@ def test_the_state_of_another_conversation_is_not_used(chat, tmp_path):
     state_path(path).write_bytes(b"rubbish")
     c.load(path, lines.append)
     assert "is not a saved state" in lines[0]
+
+
+@ONE_KIND
+def test_another_model_tokenizes_the_whole_conversation(chat, models, make_context, tmp_path):
+    c = chat()
+    list(c.send("hello"))
+    c.save(tmp_path / "chat.json", with_paths=True)
+    assert saved_chat.paths_of(tmp_path / "chat.json") == [model.path for model in models]
+    other, lines = models[1], []
+    template = ChatTemplate(other)
+    loaded = saved_chat.load(tmp_path / "chat.json", other, template, lines.append)
+    assert c.conversation.answer_tokens
+    assert loaded.ask("and?") == Conversation(other, template, c.conversation.messages).ask("and?")
+    assert lines == [
+        f"this conversation was with {models[0].path.name}; {other.path.name} goes on with it: "
+        "give the other as main model"
+    ]
+    c.save(tmp_path / "chat.json")
+    assert str(tmp_path) not in (tmp_path / "chat.json").read_text()
+    assert saved_chat.paths_of(tmp_path / "chat.json") == []
 
 
 @ONE_KIND

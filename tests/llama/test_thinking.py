@@ -55,6 +55,32 @@ def chat(sessions, kind):
     return ChatSession(sessions[kind], Conversation(model, ChatTemplate(model)), GREEDY)
 
 
+def test_an_answer_cut_anywhere_continues(chat):
+    """Within the reasoning, its markers and the answer; the splitter divides only the rest."""
+    whole = text_of(chat.send("a"))
+    messages = list(chat.conversation.messages)
+    for n in range(1, len(whole.encode())):
+        chat.conversation.clear()
+        chat.settings = replace(GREEDY, max_tokens=n)
+        text = text_of(chat.send("a"))
+        if text == whole:
+            break
+        cut = chat.conversation.messages[-1]
+        chat.settings = GREEDY
+        splitter, rest, shown = None, "", ["", ""]
+        for event in chat.continue_answer():
+            splitter = splitter or chat.splitter()
+            if isinstance(event, Text):
+                rest += event.text
+                shown = [a + b for a, b in zip(shown, splitter.feed(event.text), strict=True)]
+        assert text + rest == whole
+        assert chat.conversation.messages == messages
+        assert messages[-1]["content"].endswith(shown[1])
+        if cut["content"] and ANSWER.startswith(cut["content"]):  # not a part of a marker
+            assert cut["content"] + shown[1] == messages[-1]["content"]
+    assert n > 5
+
+
 def spelled(model, tokens):
     pieces = [model.vocabulary.piece(t, special=True) for t in tokens if t != model.vocabulary.bos]
     return b"".join(pieces).decode()
