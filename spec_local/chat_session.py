@@ -21,7 +21,7 @@ from spec_local.core.reasoning import Splitter
 from spec_local.core.text import bytes_of, overlap
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.session import Done, Session, Text
+from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
 
 _SEED_STRIDE = 1_000_003  # larger than any number of regenerations in practice
@@ -279,7 +279,7 @@ class ChatSession:
             if dropped := self._make_room(n_begun):
                 yield MessagesDropped(dropped)
             while reason is None:
-                prompt = [*self.conversation.prompt(), *tokens]
+                prompt = ChatPrompt([*self.conversation.prompt(), *tokens], splitter, len(tokens))
                 settings = self._settings(len(tokens) - n_begun)
                 for event in self.session.generate(prompt, settings, cancelled=cancelled):
                     if isinstance(event, Text):

@@ -20,7 +20,7 @@ from pydantic import InstanceOf
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.loading import LoadSettings, load
 from spec_local.answers.lock import Answer, SessionLock
-from spec_local.answers.running import RunningAnswers
+from spec_local.answers.running import ChatPrompt, Prompt, RunningAnswers
 from spec_local.answers.text import Done, RowEvent, Text
 from spec_local.answers.vocabulary_store import vocabulary_map
 from spec_local.arguments import Int32, Printable, checked
@@ -51,7 +51,7 @@ from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.settings import GenerationSettings
 
-__all__ = ["Done", "RowEvent", "Session", "Text"]
+__all__ = ["ChatPrompt", "Done", "RowEvent", "Session", "Text"]
 
 _DEFAULTS = GenerationSettings()
 
@@ -235,7 +235,7 @@ class Session:
     @checked
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         settings: GenerationSettings = _DEFAULTS,
         *,
         cancelled: Callable[[], bool] = lambda: False,
@@ -245,7 +245,8 @@ class Session:
         """Generate an answer with exactly the main model's distribution.
 
         Args:
-            prompt: text or token ids.
+            prompt: text or token ids; or a `ChatPrompt`, which also tells a reasoning budget what the answer
+                begins with.
             settings: settings of this answer.
             cancelled: called between model calls; True ends the answer.
             clock: returns the time in seconds.
@@ -370,13 +371,14 @@ class Session:
         last = self._chat or Conversation(model, ChatTemplate(model))
         tool_use = ToolUse(last.template, tools, tool_choice, json_schema=settings.json_schema)
         chat, settings = last.following(messages, tool_use), tool_use.settings(settings)
-        answer = self._start(chat.prompt(), settings, cancelled, clock, chat)
+        tokens = chat.prompt()
+        answer = self._start(ChatPrompt(tokens, chat.splitter()), settings, cancelled, clock, chat)
         self._chat, self._chat_is_constrained = chat, settings.constrained and not settings.call_grammar
         return answer
 
     def _start(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         settings: GenerationSettings,
         cancelled: Callable[[], bool],
         clock: Callable[[], float],
@@ -393,7 +395,7 @@ class Session:
     @checked
     def generate_many(
         self,
-        prompts: InstanceOf[Iterable[str | Sequence[int] | None]],
+        prompts: InstanceOf[Iterable[Prompt | None]],
         settings: GenerationSettings | InstanceOf[Iterable[GenerationSettings]] = _DEFAULTS,
         *,
         max_rows: Int32 | None = None,
@@ -410,7 +412,7 @@ class Session:
         that the weights are read once for all. A beginning that prompts share is evaluated once.
 
         Args:
-            prompts: texts or token ids. The next one is taken when there is a free row. None: there is none
+            prompts: as for `generate`. The next one is taken when there is a free row. None: there is none
                 yet; the running answers go on, and after their next step the iterator is asked again. It may
                 wait only if no answer is running.
             settings: of all answers, or of each; it advances together with `prompts`. The seed of all answers

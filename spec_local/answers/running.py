@@ -1,17 +1,20 @@
 """The answers that a session is generating: from prompts and settings to events."""
 
+import copy
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import InstanceOf
+
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
-from spec_local.arguments import checked
+from spec_local.arguments import checked, checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
-from spec_local.core.reasoning import markers_of, splitter_after
+from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.core.thought_limit import ThoughtLimit
@@ -30,12 +33,35 @@ _MAX_GRAMMARS = 4  # a large one takes megabytes, and a second to make: agents i
 _BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
 
 
+@checked_fields
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The tokens of a conversation, with what its answer begins with.
+
+    Args:
+        tokens: of the conversation, and of the answer so far.
+        splitter: of the answer's text; not changed.
+        n_answered: number of the last tokens, which the model generated and the splitter has not read.
+    """
+
+    tokens: Sequence[int]
+    splitter: Splitter
+    n_answered: int = 0
+
+
+Prompt = str | Sequence[int] | InstanceOf[ChatPrompt]
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedPrompt:
-    """A prompt to answer. index: its number. cancelled: called between calls; True ends the answer."""
+    """A prompt to answer.
+
+    index: its number. cancelled: called between calls; True ends the answer. chat: None for other text.
+    """
 
     index: int
     tokens: Sequence[int]
+    chat: ChatPrompt | None
     settings: GenerationSettings
     cancelled: Callable[[], bool]
 
@@ -67,7 +93,7 @@ class RunningAnswers:
     def check(
         self,
         index: int,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         settings: GenerationSettings,
         cancelled: Callable[[], bool],
     ) -> CheckedPrompt:
@@ -78,7 +104,9 @@ class RunningAnswers:
             ContextOverflow: the prompt is too long.
         """
         vocabulary = self._main.model.vocabulary
-        tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
+        chat = prompt if isinstance(prompt, ChatPrompt) else None
+        given = prompt.tokens if isinstance(prompt, ChatPrompt) else prompt
+        tokens = vocabulary.tokenize(given, add_special=True) if isinstance(given, str) else given
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
@@ -88,7 +116,7 @@ class RunningAnswers:
                 "reproducible output above temperature 0 needs the verifier exact-match: give it"
             )
         check_prompt(self._main, tokens)
-        return CheckedPrompt(index, tokens, settings, lambda: self._ending() or cancelled())
+        return CheckedPrompt(index, tokens, chat, settings, lambda: self._ending() or cancelled())
 
     def begin(self, prompt: CheckedPrompt, slot: Slot, clock: Callable[[], float]) -> Running:
         """Prepare an answer in a slot that is not in use.
@@ -100,9 +128,7 @@ class RunningAnswers:
         settings = prompt.settings
         if vocabulary.suppressed:
             settings = settings.without(vocabulary.suppressed)
-        sampler = Sampler(
-            settings.sampling, self._constraint(settings, prompt.tokens), n_prompt=len(prompt.tokens)
-        )
+        sampler = Sampler(settings.sampling, self._constraint(settings, prompt), n_prompt=len(prompt.tokens))
         request = Request(
             slot.main,
             prompt.tokens,
@@ -146,7 +172,7 @@ class RunningAnswers:
     def many(
         self,
         engine: Engine,
-        prompts: Iterator[tuple[str | Sequence[int] | None, GenerationSettings]],
+        prompts: Iterator[tuple[Prompt | None, GenerationSettings]],
         n_rows: int,
         cancelled: Callable[[int], bool],
         on_read: Callable[[int, int, int], None],
@@ -217,21 +243,26 @@ class RunningAnswers:
         if self._factory.datastore:
             self._factory.datastore.add_answer(output, before)
 
-    def _constraint(self, settings: GenerationSettings, prompt: Sequence[int]) -> Constraint | None:
+    def _constraint(self, settings: GenerationSettings, prompt: CheckedPrompt) -> Constraint | None:
         grammar = self._grammar_start(settings)
         state = grammar or self._thought_limit(settings.reasoning_budget, prompt)
         return Constraint(state) if state else None
 
-    def _thought_limit(self, n_tokens: int | None, prompt: Sequence[int]) -> State | None:
+    def _thought_limit(self, n_tokens: int | None, prompt: CheckedPrompt) -> State | None:
         model = self._main.model
         markers = markers_of(model.chat_template or "")
         if n_tokens is None or not markers:
             return None
         piece = functools.partial(model.vocabulary.piece, special=True)
-        splitter = splitter_after(model.chat_template or "", piece, prompt)
+        chat = prompt.chat
+        if chat:
+            splitter = copy.copy(chat.splitter)
+        else:
+            splitter = splitter_after(model.chat_template or "", piece, prompt.tokens)
         splitter.feed("")  # the prompt may have opened the reasoning
+        answered = prompt.tokens[len(prompt.tokens) - chat.n_answered :] if chat else ()
         closing = model.vocabulary.continuation(markers.closed)
-        return ThoughtLimit(splitter, n_tokens, closing, piece, model.vocabulary.n_tokens).start()
+        return ThoughtLimit(splitter, n_tokens, closing, piece, model.vocabulary.n_tokens).start(answered)
 
     def _grammar_start(self, settings: GenerationSettings) -> State | None:
         if not settings.constrained:
@@ -255,9 +286,7 @@ class RunningAnswers:
 
 
 @checked
-def _item(
-    prompt: str | Sequence[int], settings: GenerationSettings
-) -> tuple[str | Sequence[int], GenerationSettings]:
+def _item(prompt: Prompt, settings: GenerationSettings) -> tuple[Prompt, GenerationSettings]:
     """Check the types of a prompt and its settings, which come from an iterable."""
     return prompt, settings
 

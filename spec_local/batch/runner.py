@@ -27,7 +27,7 @@ from spec_local.core.sampling import UNCHANGED
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError, SpecLocalError
-from spec_local.session import Done, Session, Text
+from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
 from spec_local.validation import describe
 
@@ -162,7 +162,7 @@ def run(
     steps: dict[int, list[Text]] = {}
     failures: list[tuple[Entry, SpecLocalError]] = []
 
-    def prompts() -> Iterator[Sequence[int]]:
+    def prompts() -> Iterator[ChatPrompt | Sequence[int]]:
         for entry in entries:
             if cancelled():
                 return
@@ -174,7 +174,8 @@ def run(
                 continue
             started.append(entry)
             splitters.append(entry.request.splitter(session.main.model, tokens, entry.settings))
-            yield tokens
+            is_chat = not entry.request.is_plain(session.main.model)
+            yield ChatPrompt(tokens, splitters[-1]) if is_chat else tokens
 
     def failed() -> Iterator[Outcome]:
         while failures:

@@ -39,8 +39,18 @@ class ThoughtLimit:
     begun: Sequence[int] = ()
     n_closed: int | None = None
 
-    def start(self) -> State | None:
-        """This state; None: any token may follow."""
+    def start(self, answered: Sequence[int] = ()) -> State | None:
+        """The state after the answer's tokens so far, if this is that of its beginning.
+
+        Returns:
+            None: any token may follow.
+        """
+        state = self._resolved()
+        for token in answered:
+            state = state.after(token) if state else None
+        return state
+
+    def _resolved(self) -> State | None:
         if self.splitter.is_past_reasoning:
             return self.rest
         if self.n_left or not self.splitter.is_reasoning:
@@ -80,7 +90,7 @@ class ThoughtLimit:
         splitter.feed(self.piece(token).decode("latin-1"))  # markers are ASCII
         begun = [*self.begun, token][-len(self.closing) :]
         following = replace(self, splitter=splitter, n_left=self.n_left - counts, rest=rest, begun=begun)
-        return following.start()
+        return following._resolved()
 
     def forced(self, n: int) -> Sequence[tuple[int, float]]:
         if self.n_closed is not None:

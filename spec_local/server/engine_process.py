@@ -39,7 +39,7 @@ from spec_local.server.events import (
     Token,
 )
 from spec_local.server.prompt_tokens import infill_tokens, mixed_tokens, prompt_tokens
-from spec_local.session import Done, Session, Text
+from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
 
 _CHATS_PER_ROW = 4  # conversations whose tokens are known: a token takes a few bytes, a row's cache megabytes
@@ -271,7 +271,7 @@ class EngineProcess:
 
     # Decoding
 
-    def _prompts(self) -> Iterator[Sequence[int] | None]:
+    def _prompts(self) -> Iterator[ChatPrompt | Sequence[int] | None]:
         """The prompts that are ready, in the order in which they came; None: there is none now."""
         for number in range(sys.maxsize):
             running = None
@@ -288,7 +288,7 @@ class EngineProcess:
             running.started = time.monotonic()
             self._running[number] = running
             self._settings = running.settings
-            yield running.tokens
+            yield ChatPrompt(running.tokens, running.splitter) if running.chat else running.tokens
 
     def _is_cancelled(self, id: int) -> bool:
         return self._closing or id in self._cancelled

@@ -11,7 +11,7 @@ from spec_local.chat_session import ChatSession
 from spec_local.core.language_model import common_prefix
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
-from spec_local.session import Session, Text
+from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import THINKING_TEMPLATES, StandIn
 from tests.llama.answers import text_of
@@ -147,11 +147,50 @@ def test_a_budget_of_the_reasoning(chat, more):
     assert chat.conversation.messages[-1]["reasoning_content"] == THOUGHT
 
 
+def test_a_budget_goes_on_where_messages_are_dropped(chat, monkeypatch):
+    """As if the context were full after each token, so that the answer's tokens are in the next prompt."""
+    generate = chat.session.generate
+
+    def one_token(prompt, settings, **options):
+        for event in generate(prompt, settings, max_tokens=1, **options):
+            is_full = isinstance(event, Done) and event.reason == "length"
+            yield replace(event, reason="context") if is_full else event
+
+    monkeypatch.setattr(chat.session, "generate", one_token)
+    monkeypatch.setattr(chat, "_make_room", lambda n_generated: 1)
+    chat.settings = replace(GREEDY, reasoning_budget=2)
+    list(chat.send("a"))
+    assert chat.conversation.messages[-1]["reasoning_content"] == "Hm, what?"
+    assert chat.conversation.messages[-1]["content"].endswith(ANSWER)
+
+
 def test_no_reasoning_at_all(chat):
     chat.settings = replace(GREEDY, reasoning_budget=0)
     list(chat.send("a"))
     assert "reasoning_content" not in chat.conversation.messages[-1]
     assert chat.conversation.messages[-1]["content"].endswith(ANSWER)
+
+
+@pytest.mark.parametrize("begun", ["text", "reasoning"])
+@pytest.mark.parametrize("kind", ["both markers", "opened"], indirect=True)
+def test_a_budget_of_reasoning_that_the_message_began(sessions, kind, begun):
+    session = sessions[kind]
+    message = {
+        "text": {"content": "<think>\nHm, "},
+        "reasoning": {"content": "", "reasoning_content": "Hm, "},
+    }
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", **message[begun]}]
+    closed = text_of(session.chat(messages, replace(GREEDY, reasoning_budget=0)))
+    assert closed.startswith("\n</think>\n\n")
+    closed = text_of(session.chat(messages, replace(GREEDY, reasoning_budget=1)))
+    assert closed.startswith("what?\n</think>\n\n")
+    free = text_of(session.chat(messages, replace(GREEDY, reasoning_budget=100)))
+    assert free == f"what?\n\nThe sky\n</think>\n\n{ANSWER}"
+    # The same text in a question opens nothing.
+    question = [{"role": "user", "content": f"<think>\nHm, {'a' * 80}"}]
+    list(session.chat(question, replace(GREEDY, reasoning_budget=100)))
+    assert session.answer["reasoning_content"] == THOUGHT
+    assert session.answer["content"] == ANSWER
 
 
 def test_under_a_grammar_all_of_the_output_is_the_answer(chat):

@@ -8,7 +8,7 @@ import pytest
 
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
-from spec_local.core.reasoning import markers_of, splitter_after
+from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.core.sampling import Sampler
 from spec_local.core.thought_limit import ThoughtLimit
 from spec_local.lookups.forced import ForcedTokens
@@ -27,7 +27,15 @@ CLOSING = [LINE, CLOSE]
 def limit(n, *prompt, rest=None, closing=CLOSING):
     splitter = splitter_after("{{ '</think>' }}", PIECES.__getitem__, prompt)
     splitter.feed("")
-    return ThoughtLimit(splitter, n, closing, PIECES.__getitem__, len(PIECES), rest).start()
+    return opened(n, splitter, rest=rest, closing=closing).start()
+
+
+def opened(n, splitter=None, *, rest=None, closing=CLOSING):
+    """The limit in an answer; splitter: of its text; None: the prompt has opened the reasoning."""
+    if not splitter:
+        splitter = splitter_after("{{ '</think>' }}", PIECES.__getitem__, [OPEN])
+        splitter.feed("")
+    return ThoughtLimit(splitter, n, closing, PIECES.__getitem__, len(PIECES), rest)
 
 
 def after(state, *tokens):
@@ -100,7 +108,22 @@ def test_every_model_that_reasons_has_a_closing():
         assert markers.closed.strip().endswith(markers.closings[0])
 
 
-@pytest.mark.parametrize(
+def answer(state, rng, rule="exact-match", shape=None, *, drafting=False, n=4, begun=()):
+    """The tokens of an answer, and the number of draft tokens accepted.
+
+    The models have three tokens, so that all outcomes can be enumerated: a, the line break, the marker.
+    """
+    constraint = Constraint(state) if state else None
+    sampler = Sampler(unfiltered(), constraint)
+    draft = DraftModel(FakeModel(3, seed=9), sampler, shape, n_vocab=3) if drafting and shape else None
+    lookups = [ForcedTokens(constraint)] if drafting and constraint else []
+    proposer = CombinedProposer(Policy(), draft, lookups, constraint=constraint) if drafting else None
+    options = {"draft_max": 2, "max_tokens": n, "sampler": sampler}
+    tokens, end = generate(FakeModel(3, seed=1), [0, 1, *begun], proposer, rng=rng, rule=rule, **options)
+    return tuple(tokens), end.statistics.draft_n_accepted
+
+
+every_rule = pytest.mark.parametrize(
     ("rule", "shape"),
     [
         ("exact-match", None),
@@ -112,22 +135,18 @@ def test_every_model_that_reasons_has_a_closing():
     ],
     ids=["forced", "token", "block", "coupled", "best first", "traversal"],
 )
+
+
+@every_rule
 def test_the_output_distribution_is_that_of_plain_decoding(cached_logits, rule, shape):
     n_drafted = 0
 
     def run(rng, drafting, n=4, budget=2):
         nonlocal n_drafted
-        # Three tokens, so that all outcomes can be enumerated: a, the line break, the marker.
         state = limit(budget, OPEN) if budget else None
-        constraint = Constraint(state) if state else None
-        sampler = Sampler(unfiltered(), constraint)
-        draft = DraftModel(FakeModel(3, seed=9), sampler, shape, n_vocab=3) if drafting and shape else None
-        lookups = [ForcedTokens(constraint)] if drafting else []
-        proposer = CombinedProposer(Policy(), draft, lookups, constraint=constraint) if drafting else None
-        options = {"draft_max": 2, "max_tokens": n, "sampler": sampler}
-        tokens, end = generate(FakeModel(3, seed=1), [0, 1], proposer, rng=rng, rule=rule, **options)
-        n_drafted += end.statistics.draft_n_accepted
-        return tuple(tokens)
+        tokens, n_accepted = answer(state, rng, rule, shape, drafting=drafting, n=n)
+        n_drafted += n_accepted
+        return tokens
 
     plain = enumerate_outcomes(partial(run, drafting=False))
     drafted = enumerate_outcomes(partial(run, drafting=True))
@@ -141,3 +160,29 @@ def test_the_output_distribution_is_that_of_plain_decoding(cached_logits, rule, 
         if CLOSE not in first:
             closing = CLOSING[first[-1:] == (LINE,) :]
             assert all(list(answer[2 : 2 + len(closing)]) == closing for answer in found)
+
+
+@pytest.mark.parametrize("begun", [[A], [LINE], [A, LINE], [A, A], [A, A, LINE], [A, A, LINE, CLOSE]])
+@every_rule
+def test_an_answer_that_is_read_again_goes_on_as_before(cached_logits, rule, shape, begun):
+    """Its tokens count, the closing goes on where it was, and nothing is forced after the reasoning."""
+    whole = enumerate_outcomes(lambda rng: answer(limit(2, OPEN), rng, n=len(begun) + 2)[0])
+    same = {tokens[len(begun) :]: p for tokens, p in whole.items() if tokens[: len(begun)] == tuple(begun)}
+
+    def rest(rng):
+        state = opened(2).start(begun)
+        return answer(state, rng, rule, shape, drafting=True, n=2, begun=begun)[0]
+
+    continued = enumerate_outcomes(rest)
+    total = sum(same.values())
+    assert continued.keys() == same.keys()
+    assert all(abs(p - same[tokens] / total) < 1e-12 for tokens, p in continued.items())
+
+
+def test_the_text_that_an_answer_begins_with_may_open_the_reasoning():
+    """The tokens of the prompt alone do not show it: a question may have the same text."""
+    splitter = Splitter(markers_of("</think>"))
+    splitter.skip("<think>Hm")
+    assert choices(opened(0, splitter).start()) == [LINE]
+    splitter.skip(", well.</think>")
+    assert opened(0, splitter).start() is None
