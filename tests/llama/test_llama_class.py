@@ -195,7 +195,7 @@ def test_defaults_are_those_of_llama_cpp(settings_of):
     assert found.sampling == SamplingSettings(temperature=0.8, **usual)
     assert (found.seed, found.max_tokens, found.policy) == (None, None, "fixed")
     assert settings_of(lambda llama: llama("a")).sampling == SamplingSettings(temperature=0.8, **usual)
-    chat = settings_of(lambda llama: llama.create_chat_completion(MESSAGES))
+    chat = settings_of(lambda llama: llama.create_chat_completion(MESSAGES, max_tokens=8))
     assert chat.sampling == SamplingSettings(temperature=0.2, **usual)
     ours, theirs = (inspect.signature(each.generate).parameters for each in (Llama, llama_cpp.Llama))
     assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]
