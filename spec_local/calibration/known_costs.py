@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from spec_local.calibration import cost_store
+from spec_local.calibration.cost_store import StoredCosts
 from spec_local.calibration.measure import measure
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
@@ -19,7 +20,8 @@ from spec_local.system.machine import OtherPrograms, is_busy
 # budget bounds what that costs, and calls correct them.
 ON_CPU = {2: 1.2, 4: 1.5, 8: 2.3, 16: 4.2, 32: 7.8, 64: 15.5}
 ON_GPU = {2: 1.03, 4: 1.08, 8: 1.15, 16: 1.35, 32: 2.2, 64: 3.6}
-_CHECKED_FOR = 86_400.0  # seconds; so that a busy machine does not spoil the costs for longer than a day
+_CHECKED_FOR = 86_400.0  # seconds; a machine that is hot, say, does not spoil the costs for longer than a day
+_BUSY_CHECKED_FOR = 600.0  # the same for costs that were measured while other programs were busy
 
 
 class KnownCosts:
@@ -33,17 +35,16 @@ class KnownCosts:
     def __init__(self) -> None:
         self.calls: tuple[CostModel, CostModel | None] | None = None
         self.log: Callable[[str], None] = lambda line: None
-        self._checked: list[float] = []  # of each model, as in the store
+        self._since: list[StoredCosts] = []  # of each model, at the start
         self._programs = OtherPrograms()
 
     def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
         """`calls`; if need be, from disk or estimated from two calls in these contexts, not in use."""
         if not self.calls:
-            is_quiet = not is_busy(self._programs.cores())  # while the models were loaded
-            known = [_known(row, rows, is_quiet) for row, rows in ((main, None), (draft, 1)) if row]
+            known = [_known(row, rows) for row, rows in ((main, None), (draft, 1)) if row]
             self._programs = OtherPrograms()
-            self._checked = [checked for _, checked in known]
-            self.calls = known[0][0], known[1][0] if draft else None
+            self._since = known
+            self.calls = known[0].costs, known[1].costs if draft else None
         return self.calls
 
     def measured(
@@ -74,30 +75,28 @@ class KnownCosts:
 
     def save(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> None:
         """Write `calls` to disk, if they are known, and forget them."""
-        for row, table, checked in zip((main, draft), self.calls or (), self._checked, strict=False):
+        others = self._programs.cores()
+        for row, table, since in zip((main, draft), self.calls or (), self._since, strict=False):
             if row and table:
-                cost_store.save(row, table, checked, self._programs.cores())
+                cost_store.save(row, table, since.checked, max(since.others, others))
         self.calls = None
 
 
-def _known(row: LlamaRow | HeadRow, rows: int | None, is_quiet: bool) -> tuple[CostModel, float]:
-    """Costs of a context, and when they were checked.
-
-    Those of a day ago are checked, and those of a busy machine as soon as it is quiet.
-    """
+def _known(row: LlamaRow | HeadRow, rows: int | None) -> StoredCosts:
+    """Costs of a context. If they were checked now, `others` is 0."""
     now, estimates = time.time(), _estimates(row)
     if found := cost_store.read(row):
         costs = found.costs
-        if 0.0 <= now - found.checked < _CHECKED_FOR and not (is_quiet and is_busy(found.others)):
-            return costs, found.checked
+        if 0.0 <= now - found.checked < (_BUSY_CHECKED_FOR if is_busy(found.others) else _CHECKED_FOR):
+            return found
         # The machine may have been busy then, and sizes that seem expensive are not tried again.
         for _ in range(2):
             timed = _timed(row, (1, 8), rows)
             if costs.agrees_with(timed):
                 costs.observe(1, timed.seconds(1))  # scales the costs of all sizes to the current speed
-                return costs, now
-        return CostModel(timed.costs, estimates), now
-    return CostModel(_timed(row, (1,), rows).costs, estimates), now
+                return StoredCosts(costs, now, 0.0)
+        return StoredCosts(CostModel(timed.costs, estimates), now, 0.0)
+    return StoredCosts(CostModel(_timed(row, (1,), rows).costs, estimates), now, 0.0)
 
 
 def _estimates(row: LlamaRow | HeadRow) -> dict[int, float]:

@@ -190,18 +190,20 @@ def test_stored_costs_are_used_if_one_of_two_checks_agrees(
     assert stored(path)["checked"] == pytest.approx(known["checked"], abs=1000)
 
 
-@pytest.mark.parametrize(("busy_then", "busy_now", "checked"), [(1, 0, True), (1, 1, False), (0, 0, False)])
-def test_costs_of_a_busy_machine_are_checked_once_it_is_quiet(
-    answer, open_session, own_cache, monkeypatch, busy_then, busy_now, checked
+@pytest.mark.parametrize(("others", "age", "checked"), [(1, 700, True), (1, 300, False), (0, 700, False)])
+def test_costs_of_a_busy_machine_are_checked_after_ten_minutes(
+    answer, own_cache, monkeypatch, others, age, checked
 ):
-    def others(cores):
+    def others_use(cores):
         monkeypatch.setattr("spec_local.system.machine.OtherPrograms.cores", lambda self: float(cores))
 
-    others(busy_then)
+    others_use(others)
     answer()
     (path,) = files(own_cache)
-    assert stored(path)["others"] == busy_then
-    path.write_text(json.dumps(stored(path) | {"seconds": {"1": 7.0, "8": 7.7}, "estimates": {}}))
+    known = stored(path)
+    assert known["others"] == others
+    known |= {"seconds": {"1": 7.0, "8": 7.7}, "estimates": {}, "checked": known["checked"] - age}
+    path.write_text(json.dumps(known))
     timed = []
 
     def measured(*args, **kwargs):
@@ -209,10 +211,10 @@ def test_costs_of_a_busy_machine_are_checked_once_it_is_quiet(
         return CostModel({1: 1.0, 8: 1.1})
 
     monkeypatch.setattr("spec_local.calibration.known_costs.measure", measured)
-    others(busy_now)
+    others_use(0)
     answer()
     assert bool(timed) == checked
-    assert stored(path)["others"] == busy_now
+    assert stored(path)["others"] == (0 if checked else others)
 
 
 def test_an_interrupted_answer_saves_costs(open_session, own_cache):
