@@ -27,9 +27,8 @@ from spec_local import Done, GenerationSettings, SamplingSettings, Session
 
 QUESTION = "Write a Python class for a least recently used cache, and explain how it works."
 LOOP = [sys.executable, "-c", "while True: pass"]
-WAITS = {
-    "plain, all threads": {"GOMP_SPINCOUNT": "300000"}
-}  # libgomp's default; that it is set turns ours off
+# libgomp's own value; that it is set turns ours off
+WAITS = {"plain, all threads": {"GOMP_SPINCOUNT": "300000"}}
 
 
 def answer_when_asked(options: argparse.Namespace) -> None:
@@ -116,6 +115,9 @@ def main() -> None:
     if options.variant:
         answer_when_asked(options)
     else:
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+        )  # ends what it has started, too
         compare(options)
 
 
@@ -126,12 +128,13 @@ def compare(options: argparse.Namespace) -> None:
         loads[options.beside] = [
             ["sh", "-c", f"while {shlex.join(['sh', '-c', options.beside])}; do :; done"]
         ]
-    names = ["plain", *["drafts"] * bool(options.draft), "plain, all threads"]
-    variants: dict[str, Variant | LlamaBench] = {name: Variant(name) for name in names}
-    if options.llama_cpp_bin:
-        variants["llama-bench"] = LlamaBench(options)
+    variants: dict[str, Variant | LlamaBench] = {}
     rates: dict[tuple[str, str], list[float]] = {}
     try:
+        for name in ("plain", *["drafts"] * bool(options.draft), "plain, all threads"):
+            variants[name] = Variant(name)
+        if options.llama_cpp_bin:
+            variants["llama-bench"] = LlamaBench(options)
         for i in range(options.rounds):
             for load, commands in loads.items():
                 with beside(commands):

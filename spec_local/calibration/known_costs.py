@@ -36,7 +36,7 @@ class KnownCosts:
         self.calls: tuple[CostModel, CostModel | None] | None = None
         self.log: Callable[[str], None] = lambda line: None
         self._since: list[StoredCosts] = []  # of each model, at the start
-        self._programs = OtherPrograms()
+        self._programs: OtherPrograms  # since the calls are known
 
     def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
         """`calls`; if need be, from disk or estimated from two calls in these contexts, not in use."""
@@ -75,8 +75,10 @@ class KnownCosts:
 
     def save(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> None:
         """Write `calls` to disk, if they are known, and forget them."""
+        if not self.calls:
+            return
         others = self._programs.cores()
-        for row, table, since in zip((main, draft), self.calls or (), self._since, strict=False):
+        for row, table, since in zip((main, draft), self.calls, self._since, strict=False):
             if row and table:
                 cost_store.save(row, table, since.checked, max(since.others, others))
         self.calls = None

@@ -12,11 +12,12 @@ import psutil
 
 from spec_local.errors import ContextOverflow
 from spec_local.system.files import format_size
+from spec_local.system.processors import control_groups
 
 _MADV_DONTNEED = 4
 _SHORTAGE = re.compile(r"allocat|bad_alloc|insufficient memory|out of memory|SIGKILL", re.IGNORECASE)
-_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-"""The file that names this process's control groups, and the folder that has them."""
+_ROOT = Path("/")
+"""The folder that holds ``proc`` and ``sys``."""
 _REST = 150_000_000
 """Bytes that a process takes beside a model."""
 mapped_files = threading.RLock()
@@ -36,16 +37,12 @@ def _left_of_limits() -> Iterator[int]:
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             yield limit - psutil.Process().memory_info().vms
-    groups, root = _GROUPS
-    with contextlib.suppress(OSError, StopIteration):
-        lines = groups.read_text().splitlines()
-        own = root / next(line[4:] for line in lines if line.startswith("0::/"))
-        for folder in [own, *own.parents][: len(own.parts) - len(root.parts) + 1]:
-            with contextlib.suppress(OSError, ValueError):  # there is no file, or no limit in it
-                limit = int((folder / "memory.max").read_text())
-                used = int((folder / "memory.current").read_text())
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield limit - used + int(stat["inactive_file"])  # files in the cache that can be dropped
+    for folder in control_groups(_ROOT):
+        with contextlib.suppress(OSError, ValueError):  # there is no file, or no limit in it
+            limit = int((folder / "memory.max").read_text())
+            used = int((folder / "memory.current").read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield limit - used + int(stat["inactive_file"])  # files in the cache that can be dropped
 
 
 def shortage(path: Path, size: int, reason: str, *, on_gpu: bool = False) -> ContextOverflow | None:

@@ -133,8 +133,7 @@ class Model:
         if not handle:
             reason = runtime.failure_reason()
             size = sum(part.stat().st_size for part in parts(self.path))
-            on_gpu = bool(self.gpu_layers and lib.llama_supports_gpu_offload())
-            if self._has_weights and (short := shortage(self.path, size, reason, on_gpu=on_gpu)):
+            if self._has_weights and (short := shortage(self.path, size, reason, on_gpu=self.is_on_gpu)):
                 raise short
             raise ModelFileError(
                 f"{self.path} cannot be loaded ({reason}): "

@@ -97,7 +97,7 @@ def is_busy(other_programs: float) -> bool:
 
 
 def used_by_others(cores: float) -> str:
-    """Return the words for that."""
+    """Return in words how many cores other programs used on average."""
     return f"other programs used {cores:.1f} of {default_threads()} cores"
 
 

@@ -67,7 +67,7 @@ def container_limit(root: Path = Path("/")) -> float | None:
     (``cpu.cfs_quota_us``).
     """
     quotas = []
-    for folder in _groups(root):
+    for folder in control_groups(root):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             if (folder / "cpu.max").exists():
                 quota, period = (folder / "cpu.max").read_text().split()
@@ -78,8 +78,10 @@ def container_limit(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups of this process, and of those around them.
+def control_groups(root: Path = Path("/")) -> Iterator[Path]:
+    """Yield the folders of the control groups that limit this process: its own, and those around them.
+
+    Those of version 2, and of version 1 those of the processors.
 
     In a container, the process often has a path that only the machine around it has: then its own group is
     at the top.

@@ -105,14 +105,16 @@ def test_a_process_that_the_system_kills(whole, monkeypatch):
 
 
 def test_memory_is_left_of_the_limits_of_a_container(tmp_path, monkeypatch):
-    folder = tmp_path / "a/b"
+    groups, process = tmp_path / "sys/fs/cgroup", tmp_path / "proc/self"
+    folder = groups / "a/b"
     folder.mkdir(parents=True)
+    process.mkdir(parents=True)
     facts = {"max": "1000000", "current": "900000", "stat": "anon 5\ninactive_file 300000\n"}
     for name, content in facts.items():
         (folder / f"memory.{name}").write_text(content)
-    (tmp_path / "a/memory.max").write_text("max")
-    (tmp_path / "cgroup").write_text("1:cpu:/\n0::/a/b\n")
-    monkeypatch.setattr("spec_local.llama.memory._GROUPS", (tmp_path / "cgroup", tmp_path))
+    (groups / "a/memory.max").write_text("max")
+    (process / "cgroup").write_text("1:cpu:/\n0::/a/b\n")
+    monkeypatch.setattr("spec_local.llama.memory._ROOT", tmp_path)
     assert free_memory() == 400_000
     (folder / "memory.current").write_text("2000000")
     assert free_memory() == 0
