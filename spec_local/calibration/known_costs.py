@@ -36,13 +36,12 @@ class KnownCosts:
         self.calls: tuple[CostModel, CostModel | None] | None = None
         self.log: Callable[[str], None] = lambda line: None
         self._since: list[StoredCosts] = []  # of each model, at the start
-        self._programs: OtherPrograms  # since the calls are known
+        self._programs = OtherPrograms()
 
     def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
         """`calls`; if need be, from disk or estimated from two calls in these contexts, not in use."""
         if not self.calls:
             known = [_known(row, rows) for row, rows in ((main, None), (draft, 1)) if row]
-            self._programs = OtherPrograms()
             self._since = known
             self.calls = known[0].costs, known[1].costs if draft else None
         return self.calls
