@@ -4,8 +4,10 @@
 
 Each variant is a process that has loaded its models: plain decoding and drafts, each with the number of
 threads that follows the load, and plain decoding with all threads always. `llama-bench` is started each time.
-In each round, all of them answer on the idle machine, then beside one and two endless loops, and beside a
-command, which is repeated. Figures are medians, in tokens per second and relative to the idle machine.
+In each round, they answer in turns on the idle machine, then beside one and two endless loops, then beside a
+command, which is repeated. Those that do not follow the load take minutes beside it: of these, only
+`llama-bench` answers, and only beside loops. Figures are medians with the lowest and the highest, in tokens
+per second, and relative to the idle machine.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from spec_local import Done, GenerationSettings, SamplingSettings, Session
 
 QUESTION = "Write a Python class for a least recently used cache, and explain how it works."
 LOOP = [sys.executable, "-c", "while True: pass"]
+FOLLOW = ("plain", "drafts")  # variants whose number of threads follows the load
 # libgomp's own value; that it is set turns ours off
 WAITS = {"plain, all threads": {"GOMP_SPINCOUNT": "300000"}}
 
@@ -59,6 +62,7 @@ class Variant:
             env=os.environ | WAITS.get(name, {}),
         )
         self._line()
+        self.rate()  # warms up: the costs are measured, and the weights packed
 
     def _line(self) -> str:
         assert self._process.stdout
@@ -131,7 +135,7 @@ def compare(options: argparse.Namespace) -> None:
     variants: dict[str, Variant | LlamaBench] = {}
     rates: dict[tuple[str, str], list[float]] = {}
     try:
-        for name in ("plain", *["drafts"] * bool(options.draft), "plain, all threads"):
+        for name in (*FOLLOW[: 2 if options.draft else 1], "plain, all threads"):
             variants[name] = Variant(name)
         if options.llama_cpp_bin:
             variants["llama-bench"] = LlamaBench(options)
@@ -139,6 +143,8 @@ def compare(options: argparse.Namespace) -> None:
             for load, commands in loads.items():
                 with beside(commands):
                     for name, variant in variants.items():
+                        if not _answers(name, load):
+                            continue
                         note(f"round {i + 1} of {options.rounds}: {name}, {load}")
                         rates.setdefault((name, load), []).append(variant.rate())
     finally:
@@ -147,10 +153,22 @@ def compare(options: argparse.Namespace) -> None:
     print(machine() + "\n")
     rows = []
     for name in variants:
-        middle = {load: median(rates[name, load]) for load in loads}
-        shares = (f"{rate:.1f} ({rate / middle['idle']:.2f})" for rate in middle.values())
-        rows.append([name, *shares])
+        idle = median(rates[name, "idle"])
+        rows.append([name, *(_cell(rates.get((name, load), []), idle) for load in loads)])
     table(["tokens per second (relative to idle)", *loads], rows)
+
+
+def _answers(variant: str, load: str) -> bool:
+    return (
+        variant in FOLLOW or load == "idle" or (variant == "llama-bench" and load.endswith(("loop", "loops")))
+    )
+
+
+def _cell(rates: list[float], idle: float) -> str:
+    if not rates:
+        return "-"
+    middle = median(rates)
+    return f"{middle:.1f} [{min(rates):.1f}, {max(rates):.1f}] ({middle / idle:.2f})"
 
 
 if __name__ == "__main__":
