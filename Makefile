@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format wheels clean
 
 demo: .venv/checked
 	$(BIN)/specdec models pull starter
@@ -35,8 +35,7 @@ format: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/bin/python pyproject.toml
-	@echo "Installing; llama.cpp is compiled, which takes some minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]'
+	$(BIN)/python tools/install.py serve
 	@touch $@
 
 # A native build of llama.cpp can crash at its first decode (virtual machines claim instructions that they do
@@ -65,6 +64,10 @@ format: .venv/installed-dev
 .venv/npm/installed: .venv/bin/python tests/server/client_libraries.package.json
 	mkdir -p .venv/npm && cp tests/server/client_libraries.package.json .venv/npm/package.json
 	npm install --silent --no-audit --no-fund --prefix .venv/npm && touch $@ || echo "npm packages could not be installed." >&2
+
+# Wheels that can be installed without a compiler, for this kind of processor and system.
+wheels: .venv/bin/python
+	$(BIN)/python tools/build_wheels.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

@@ -118,15 +118,18 @@ def identity() -> str:
 
 
 def rebuild() -> str | None:
-    """Compile the kernels for processes that have not loaded them yet.
+    """Compile the kernels for processes that have not loaded them yet: the best that work on this machine.
 
     Returns None on success, otherwise the reason for the failure.
     """
     from spec_local.kernels import build
 
-    _state.found = None
     try:
-        return build.build()
+        for name in build.reported():
+            _state.found = None
+            if (reason := build.build((name,))) or _found()[0].instruction_set:
+                return reason  # else the processor lacks what it reports
+        return build.unsupported()
     except Exception as error:  # for example, CXX cannot be parsed
         return _one_line(error)
 

@@ -1,3 +1,8 @@
+#ifdef SPECDEC_LEAVE_OUT  // this library is for a processor that has better instructions, or lacks these
+#include "operations.h"
+
+const specdec::Kernels *specdec::kernels_avx512_vnni() { return nullptr; }
+#else
 #include "simd_avx512.h"
 #include "attention.h"
 #include "multiply.h"
@@ -8,3 +13,4 @@ const specdec::Kernels *specdec::kernels_avx512_vnni() {
                                     pack_floats, multiply_floats, attend};
     return &kernels;
 }
+#endif

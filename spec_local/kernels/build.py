@@ -1,7 +1,10 @@
-"""Compile the kernels on this machine against the installed llama.cpp.
+"""Compile the kernels against the installed llama.cpp.
 
-The library's file name contains a digest of the sources, the llama.cpp build and the compiler flags, so that
-a library that does not match them is never loaded.
+The library's file name contains a digest of the sources, the version of llama-cpp-python and the compiler
+flags, so that a library that does not match them is never loaded. A wheel contains one for all instruction
+sets; ``specdec doctor --fix`` compiles one for this machine's, which takes a third of the time.
+
+    python -m spec_local.kernels.build     # for all instruction sets
 """
 
 import functools
@@ -9,10 +12,11 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from spec_local.kernels import records
 from spec_local.system import machine, native_build
 from spec_local.system.native_build import SUFFIX
 from spec_local.system.processors import usable_processors
@@ -29,6 +33,10 @@ _EXTRA_FLAGS = {
         *("-mfma", "-mf16c"),
     ),
 }
+
+# The set of each of these files.
+_SETS = {"avx512_vnni": "avx512.cpp", "avx_vnni": "avxvnni.cpp", "avx2": "avx2.cpp"}
+_LEAVE_OUT = "-DSPECDEC_LEAVE_OUT"
 
 # Best first. The names are those of `Kernels::name`; the features are spelled as on Linux.
 INSTRUCTION_SETS = {
@@ -68,7 +76,7 @@ def folders() -> list[Path]:
 
 def digest() -> str:
     """Return a digest of everything that the library is compiled from, as 16 hexadecimal digits."""
-    known = hashlib.sha256(json.dumps([machine.llama_cpp_build(), _FLAGS, _EXTRA_FLAGS]).encode())
+    known = hashlib.sha256(json.dumps([machine.binding_version(), _FLAGS, _EXTRA_FLAGS]).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         known.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return known.hexdigest()[:16]
@@ -76,8 +84,7 @@ def digest() -> str:
 
 def built() -> Path | None:
     """Return the library for these sources and this llama.cpp, or None if it has not been built."""
-    name = _name()
-    return next((folder / name for folder in folders() if (folder / name).is_file()), None)
+    return native_build.find(_name(), "kernels", folders())
 
 
 def outdated() -> bool:
@@ -85,25 +92,23 @@ def outdated() -> bool:
     return any(True for folder in folders() for _ in folder.glob(f"{_PREFIX}*{SUFFIX}"))
 
 
-def build() -> str | None:
-    """Compile the library and remove earlier ones.
+def build(sets: Collection[str] = tuple(INSTRUCTION_SETS)) -> str | None:
+    """Compile the library for some instruction sets, and remove earlier ones.
 
     Returns None on success, otherwise the reason for the failure in one line.
     """
     if reason := unsupported():
         return reason
-    return native_build.install(_name(), folders(), _PREFIX, _make)
+    return native_build.install(_name(), folders(), _PREFIX, functools.partial(_make, sets))
 
 
-def _make(compiler: Sequence[str], library: Path) -> str | None:
+def _make(sets: Collection[str], compiler: Sequence[str], library: Path) -> str | None:
     headers = native_build.headers()
     if not headers:
         return "llama-cpp-python was installed without its headers: reinstall it"
-    if reason := _compile(compiler, headers, library):
+    if reason := _compile(compiler, headers, library, sets):
         return reason
-    # So that the self-test and the measurements run again.
-    for path in library.parent.parent.glob(f"{library.stem}*.json"):
-        path.unlink(missing_ok=True)
+    records.forget(library.parent.parent / library.name)  # the self-test and the measurements run again
     return None
 
 
@@ -117,13 +122,14 @@ def compile_command(compiler: Sequence[str], headers: Path, source: Path, to: Pa
     return [*compiler, *flags, "-c", str(source), "-o", str(to)]
 
 
-def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | None:
+def _compile(compiler: Sequence[str], headers: Path, library: Path, sets: Collection[str]) -> str | None:
     """Compile all sources in parallel and link them. Returns None on success, otherwise the reason."""
     work = library.parent
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(work / f"{source.stem}.o") for source in sources]
+    left_out = {file for name, file in _SETS.items() if name not in sets}
     commands = [
-        compile_command(compiler, headers, source, Path(o))
+        [*compile_command(compiler, headers, source, Path(o)), *[_LEAVE_OUT] * (source.name in left_out)]
         for source, o in zip(sources, objects, strict=True)
     ]
     with ThreadPoolExecutor(usable_processors().hardware_threads) as pool:
@@ -133,3 +139,7 @@ def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | Non
     libraries = native_build.link_options("ggml-base", "ggml-cpu")
     link = [*compiler, "-shared", "-pthread", *objects, "-o", str(library), *libraries]
     return native_build.run(work, link)
+
+
+if __name__ == "__main__":
+    sys.exit(build())

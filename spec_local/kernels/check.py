@@ -2,23 +2,22 @@
 
 A processor can report instructions that it cannot execute, especially in a virtual machine, and executing one
 of them kills the process. Each candidate is therefore tested in a child process,
-``python -m spec_local.kernels.check LIBRARY INSTRUCTION_SET``. The result is stored next to the library,
-together with the processor that it applies to: another machine that shares the disk runs the tests again.
+``python -m spec_local.kernels.check LIBRARY INSTRUCTION_SET``. The result is stored together with the
+processor and the build of llama.cpp that it applies to (`records`): another machine that shares the disk runs
+the tests again.
 """
 
 import contextlib
-import hashlib
 import sys
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from spec_local.kernels import records
 from spec_local.kernels.build import reported
 from spec_local.kernels.native import Native
-from spec_local.system import machine
 from spec_local.system.child_process import child_main, run_child
-from spec_local.system.files import write_atomically
 
 _PASSED = "passed"
 
@@ -26,14 +25,14 @@ _PASSED = "passed"
 class Record(BaseModel):
     """Results of the self-tests.
 
-    instruction_set: the selected one, or None if no self-test passed. processor: a digest of the features
-    that the processor reports. self_tests: "passed" or the error, by instruction set.
+    instruction_set: the selected one, or None if no self-test passed. machine: see `records.machine_digest`.
+    self_tests: "passed" or the error, by instruction set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instruction_set: str | None
-    processor: str
+    machine: str
     self_tests: dict[str, str]
 
 
@@ -42,21 +41,21 @@ def verdict(library: Path) -> Record:
 
     Tests that have not been run on it yet are run now, which takes about a second each.
     """
-    path, processor = library.with_suffix(".json"), processor_digest()
-    with contextlib.suppress(OSError, ValidationError):
-        known = Record.model_validate_json(path.read_bytes())
-        if known.processor == processor:
-            return known
+    machine = records.machine_digest()
+    for path in records.paths(library):
+        with contextlib.suppress(OSError, ValidationError):
+            known = Record.model_validate_json(path.read_bytes())
+            if known.machine == machine:
+                return known
     tests: dict[str, str] = {}
     for name in reported():
         tests[name] = failure(library, name) or _PASSED
         if tests[name] == _PASSED:
             break
     chosen = next((name for name, outcome in tests.items() if outcome == _PASSED), None)
-    record = Record(instruction_set=chosen, processor=processor, self_tests=tests)
-    with contextlib.suppress(OSError):  # the folder is writable only by root: the next process tests again
-        write_atomically(path, record.model_dump_json(indent=1).encode())
-        path.chmod(0o644)  # readable by all users of this environment, like the library
+    record = Record(instruction_set=chosen, machine=machine, self_tests=tests)
+    with contextlib.suppress(OSError):  # no folder is writable: the next process tests again
+        records.write(library, record.model_dump_json(indent=1).encode())
     return record
 
 
@@ -64,11 +63,6 @@ def failure(library: Path, instruction_set: str) -> str | None:
     """Run the self-test of an instruction set. Returns None if it passes, otherwise the error or crash."""
     result = run_child("spec_local.kernels.check", str(library), instruction_set)
     return result.crash or result.error
-
-
-def processor_digest() -> str:
-    """Return a digest of the features that the processor reports, as 16 hexadecimal digits."""
-    return hashlib.sha256(" ".join(sorted(machine.processor_features())).encode()).hexdigest()[:16]
 
 
 def _self_test(library: str, instruction_set: str) -> dict[str, Any]:

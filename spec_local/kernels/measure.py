@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from spec_local.kernels.check import processor_digest
+from spec_local.kernels import records
 from spec_local.kernels.native import Native
 from spec_local.system import machine
 from spec_local.system.child_process import child_main, run_child
-from spec_local.system.files import write_atomically
 
 PACKED = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
@@ -61,9 +60,11 @@ class _Record(BaseModel):
 
 def recorded(library: Path, instruction_set: str) -> dict[str, int] | None:
     """Return the limits that were measured on this machine (see `decide`), or None if none were."""
-    with contextlib.suppress(OSError, ValidationError):
-        limits = _Record.model_validate_json(_path(library, instruction_set).read_bytes()).limits
-        return limits if limits.keys() <= {*PACKED, *FLOATS} else None
+    for path in records.paths(library, _name(instruction_set)):
+        with contextlib.suppress(OSError, ValidationError):
+            limits = _Record.model_validate_json(path.read_bytes()).limits
+            if limits.keys() <= {*PACKED, *FLOATS}:
+                return limits
     return None
 
 
@@ -78,18 +79,16 @@ def measure(library: Path, instruction_set: str) -> str | None:
         return result.error or f"the measurement crashed: {result.crash}"
     if (cores := others.cores()) > _MOST_OTHERS:
         return f"other programs used {cores:.1f} cores meanwhile: try again when the machine is idle"
-    path = _path(library, instruction_set)
+    record = _Record(limits=result.facts["limits"]).model_dump_json().encode()
     try:
-        write_atomically(path, _Record(limits=result.facts["limits"]).model_dump_json().encode())
-        path.chmod(0o644)  # readable by all users of this environment, like the library
+        records.write(library, record, _name(instruction_set))
     except OSError as error:
-        return f"{path} cannot be written: {error.strerror}"
+        return f"{records.paths(library)[-1].parent} cannot be written: {error.strerror}"
     return None
 
 
-def _path(library: Path, instruction_set: str) -> Path:
-    machine_key = f"{processor_digest()}-{machine.default_threads()}-threads"
-    return library.with_name(f"{library.stem}-{instruction_set}-{machine_key}.json")
+def _name(instruction_set: str) -> str:
+    return f"-{instruction_set}-{records.machine_digest()}-{machine.default_threads()}-threads"
 
 
 def decide(speeds: Speeds) -> dict[str, int]:

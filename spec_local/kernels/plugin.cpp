@@ -157,7 +157,7 @@ bool is_offered() {
 
 const Kernels *kernels_of(const char *name) {
     for (const Kernels *k : {kernels_avx512_vnni(), kernels_avx_vnni(), kernels_avx2()})
-        if (std::strcmp(k->name, name) == 0) return k;
+        if (k && std::strcmp(k->name, name) == 0) return k;
     return nullptr;
 }
 
@@ -211,12 +211,14 @@ ggml_backend_buffer_type_t packed_buffer_type() { return &buffer_type; }
 using namespace specdec;
 
 const char *specdec_kernels_install(const char *instruction_set) {
-    if (std::strcmp(ggml_version(), SPECDEC_GGML_VERSION) != 0 ||
-        std::strncmp(ggml_commit(), SPECDEC_GGML_COMMIT, std::strlen(SPECDEC_GGML_COMMIT)) != 0)
+    // A build on a machine without git does not know its commit.
+    bool is_commit = std::strncmp(ggml_commit(), SPECDEC_GGML_COMMIT, std::strlen(SPECDEC_GGML_COMMIT)) == 0 ||
+                     std::strcmp(ggml_commit(), "unknown") == 0;
+    if (std::strcmp(ggml_version(), SPECDEC_GGML_VERSION) != 0 || !is_commit)
         return "they are written for ggml " SPECDEC_GGML_VERSION " (" SPECDEC_GGML_COMMIT "), and another is installed";
     if (chosen) return "they are installed already";
     const Kernels *wanted = kernels_of(instruction_set);
-    if (!wanted) return "there are none of that name";
+    if (!wanted) return "they were not compiled";
     for (int i = 0; i < GGML_TYPE_COUNT; i++) {
         Type type;
         if (packed_type_of(ggml_type(i), type) && (ggml_type_size(ggml_type(i)) != source_bytes(type) ||

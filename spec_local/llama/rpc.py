@@ -6,7 +6,6 @@ llama-cpp-python as pip builds it has no RPC, but ggml loads backends from files
 import ctypes
 import functools
 import hashlib
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -38,8 +37,7 @@ _DOWNLOAD_S = 600
 
 def built() -> Path | None:
     """Return the library for the installed llama.cpp, or None if it has not been built."""
-    name = _name()
-    return next((f / name for f in native_build.folders("rpc") if (f / name).is_file()), None)
+    return native_build.find(_name(), "rpc", native_build.folders("rpc"))
 
 
 def build() -> str | None:
@@ -64,13 +62,13 @@ def _make(compiler: Sequence[str], library: Path) -> str | None:
 
 
 def _name() -> str:
-    known = hashlib.sha256(repr((machine.llama_cpp_build(), _FLAGS)).encode())
+    known = hashlib.sha256(repr((machine.binding_version(), _FLAGS)).encode())
     return f"{_PREFIX}{known.hexdigest()[:16]}{native_build.SUFFIX}"
 
 
 def _get_sources(folder: Path) -> str | None:
     """Put the sources of the installed version into a folder; return the reason if that fails."""
-    package = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
+    package = f"llama-cpp-python=={machine.binding_version()}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     # Only this one: what it builds with would be compiled, too.
     command += ["--no-binary", "llama-cpp-python", "--dest", str(folder), package]

@@ -57,11 +57,12 @@ def llama_cpp_build() -> str:
         f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}"
         for f in sorted((llama_cpp_folder() / "lib").glob("libggml*"))
     ]
-    return f"{_binding_version()} {' '.join(stamp)}"
+    return f"{binding_version()} {' '.join(stamp)}"
 
 
 @functools.cache  # reading it takes 4 ms
-def _binding_version() -> str:
+def binding_version() -> str:
+    """Return the version of the installed llama-cpp-python."""
     return importlib.metadata.version("llama-cpp-python")
 
 

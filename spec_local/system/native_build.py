@@ -1,4 +1,7 @@
-"""Compile C++ libraries against the installed llama.cpp, into a folder where they are found again."""
+"""Compile C++ libraries against the installed llama.cpp, into a folder where they are found again.
+
+A wheel of this package may contain some, compiled for its own version of llama.cpp.
+"""
 
 import contextlib
 import importlib.metadata
@@ -27,6 +30,16 @@ def folders(kind: str) -> list[Path]:
     """Return the folders for a kind of library: in the Python environment, then in the user's data folder."""
     share = Path(sys.prefix) / "share" / "specdec"
     return [share / kind, Path(platformdirs.user_data_dir("specdec")) / kind]
+
+
+def prebuilt(kind: str) -> Path:
+    """Return the folder for a kind of library within this package; only a wheel has it."""
+    return Path(__file__).parents[1] / "prebuilt" / kind
+
+
+def find(name: str, kind: str, others: Sequence[Path]) -> Path | None:
+    """Return the library of this name, from the package or one of the other folders, or None."""
+    return next((f / name for f in (prebuilt(kind), *others) if (f / name).is_file()), None)
 
 
 def compiler() -> list[str]:
@@ -64,9 +77,14 @@ def _temporary(folder: Path, stack: contextlib.ExitStack) -> Path:
 
 
 def link_options(*libraries: str) -> list[str]:
-    """Return the linker's options for libraries of llama.cpp, which are loaded from where they are now."""
+    """Return the linker's options for libraries of llama.cpp, which are loaded from where they are now.
+
+    In a wheel of this package, they are beside it.
+    """
     theirs = machine.llama_cpp_folder() / "lib"
-    options = [f"-L{theirs}", *(f"-l{name}" for name in libraries), f"-Wl,-rpath,{theirs}"]
+    here = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
+    paths = (theirs, f"{here}/../../../llama_cpp/lib")
+    options = [f"-L{theirs}", *(f"-l{name}" for name in libraries), *(f"-Wl,-rpath,{p}" for p in paths)]
     # The default on macOS.
     return [*options, "-Wl,--no-undefined"] if sys.platform.startswith("linux") else options
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spec_local import kernels
-from spec_local.kernels import build, check, measure
+from spec_local.kernels import build, check, measure, records
 from spec_local.llama import runtime
 from spec_local.system import machine
 from spec_local.system.child_process import ChildResult
@@ -44,6 +44,7 @@ def processor(tmp_path, monkeypatch, new_process):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(build, "SOURCES", fake_kernels.write_source(tmp_path / "sources"))
     monkeypatch.setattr(build, "folders", lambda: [tmp_path / "env/kernels", tmp_path / "user/kernels"])
+    monkeypatch.setattr(records.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     set_features(ALL)
     return set_features
@@ -138,7 +139,7 @@ def test_an_instruction_set_can_be_forced(library, monkeypatch, new_process):
 
 
 @needs_compiler
-def test_results_are_recorded_for_one_processor(library, processor, tested, new_process):
+def test_results_are_recorded_for_one_machine(library, processor, tested, monkeypatch, new_process):
     for _ in range(2):
         new_process()
         assert kernels.status().instruction_set == "avx512_vnni"
@@ -148,10 +149,14 @@ def test_results_are_recorded_for_one_processor(library, processor, tested, new_
         new_process()
         kernels.status()
     assert len(tested) == 2
+    monkeypatch.setattr(machine, "llama_cpp_build", lambda: "another")  # of the same version
+    new_process()
+    kernels.status()
+    assert len(tested) == 3
     library.with_suffix(".json").write_text('{"instruction_set": "avx2"')
     new_process()
     assert kernels.status().instruction_set == "avx512_vnni"
-    assert len(tested) == 3
+    assert len(tested) == 4
 
 
 @needs_compiler
@@ -193,8 +198,14 @@ def test_limits_that_cannot_be_used(library, tested, monkeypatch, new_process):
         new_process()
         assert (kernels.status().limits, kernels.status().measured) == (measure.UNMEASURED, False)
     path.unlink()
-    path.mkdir()
-    assert f"{path} cannot be written" in kernels.measure_limits()
+    path.mkdir()  # then in the user's folder
+    assert kernels.measure_limits() is None
+    new_process()
+    assert kernels.status().limits == {"Q4_K": 0}
+    own = records.paths(library)[1].parent / path.name
+    own.unlink()
+    own.mkdir()
+    assert f"{own.parent} cannot be written" in kernels.measure_limits()
     kernels.use("off")
     assert kernels.measure_limits() == "--kernels off"
 
@@ -204,12 +215,37 @@ def test_results_that_cannot_be_recorded(library, tested, monkeypatch, new_proce
     def refuse(*arguments):
         raise PermissionError
 
-    monkeypatch.setattr(check, "write_atomically", refuse)
+    monkeypatch.setattr(records, "_write", refuse)
     for _ in range(2):
         new_process()
         for _ in range(2):
             assert kernels.status().instruction_set == "avx512_vnni"
     assert len(tested) == 2  # once per process
+
+
+@needs_compiler
+def test_a_folder_that_is_not_writable(library, tested, new_process):
+    """As that of a package that root installed: results are in the user's own folder."""
+    library.with_suffix(".json").mkdir()
+    for _ in range(2):
+        new_process()
+        assert kernels.status().instruction_set == "avx512_vnni"
+    assert len(tested) == 1
+    assert records.paths(library)[1].is_file()
+    library.with_suffix(".json").rmdir()
+    records.forget(library)
+    assert not records.paths(library)[1].exists()
+
+
+@needs_compiler
+def test_a_library_in_the_package(library, tested, tmp_path, monkeypatch, new_process):
+    package = tmp_path / "package"
+    package.mkdir()
+    monkeypatch.setattr(build.native_build, "prebuilt", lambda kind: package)
+    library.rename(package / library.name)
+    new_process()
+    assert kernels.status().instruction_set == "avx512_vnni"
+    assert build.built() == package / library.name
 
 
 @needs_compiler
@@ -219,7 +255,7 @@ def test_built_for_another_version(library, tested, monkeypatch, change):
         case "sources":
             (build.SOURCES / "fake.h").write_text("// newer\n")
         case "llama.cpp":
-            monkeypatch.setattr(machine, "llama_cpp_build", lambda: "another")
+            monkeypatch.setattr(machine, "binding_version", lambda: "another")
         case "flags":
             monkeypatch.setattr(build, "_FLAGS", ("-O1",))
     assert kernels.status().reason.startswith("built for another version")
@@ -278,7 +314,8 @@ def test_compiler_arguments(processor, tmp_path, monkeypatch):
     for name in ("specdec-kernels-0.so", "specdec-kernels-0.json", "notes.txt"):
         (folder / name).touch()
     assert kernels.rebuild() is None
-    assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", build._name()]
+    left = sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
+    assert left == ["notes.txt", build._name()]
     calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     compiles = {Path(call[call.index("-c") + 1]).name: call for call in calls if "-c" in call}
     assert set(compiles) == {path.name for path in build.SOURCES.glob("*.cpp")}
@@ -296,6 +333,38 @@ def test_compiler_arguments(processor, tmp_path, monkeypatch):
     assert list(Path(libraries).glob("libggml-cpu*"))
 
 
+def test_only_the_best_instruction_set_that_works_is_compiled(processor, tmp_path, monkeypatch):
+    """A third of the time; the next one if the processor cannot execute what it reports."""
+    monkeypatch.setattr(build, "SOURCES", Path(kernels.__file__).parent)
+    monkeypatch.setenv("CXX", fake_kernels.compiler(tmp_path, TOUCH.replace("log", str(tmp_path / "log"))))
+
+    def compiled():
+        """The instruction sets in each library up to now."""
+        return [{n for n, file in build._SETS.items() if file in files} for files in _links(tmp_path / "log")]
+
+    def self_test(module, library, name):
+        return ChildResult(
+            "SIGILL" if name == "avx512_vnni" or name not in compiled()[-1] else None, None, {}
+        )
+
+    monkeypatch.setattr(check, "run_child", self_test)
+    assert kernels.rebuild() is None
+    assert kernels.status().instruction_set == "avx_vnni"
+    assert compiled() == [{"avx512_vnni"}, {"avx_vnni"}]
+
+
+def _links(log):
+    """For each library, the sources that were compiled for it, and not left out."""
+    files = [[]]
+    for line in log.read_text().splitlines():
+        call = line.split()
+        if "-shared" in call:
+            files.append([])
+        elif build._LEAVE_OUT not in call:
+            files[-1].append(Path(call[call.index("-c") + 1]).name)
+    return files[:-1]
+
+
 def test_a_rebuilt_library_is_tested_again(processor, tested, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", fake_kernels.compiler(tmp_path, TOUCH.replace("log", "/dev/null")))
     for _ in range(2):
@@ -310,8 +379,7 @@ def test_a_read_only_environment(processor, tmp_path, monkeypatch):
     (tmp_path / "env").touch()  # a file in place of the folder
     assert kernels.rebuild() is None
     assert build.built() == tmp_path / "user/kernels" / build._name()
-    (tmp_path / "user/kernels" / build._name()).unlink()
-    (tmp_path / "user/kernels").rmdir()
+    shutil.rmtree(tmp_path / "user/kernels")
     (tmp_path / "user/kernels").touch()
     assert kernels.rebuild() == f"File exists: {tmp_path / 'user/kernels'}"
     monkeypatch.setenv("CXX", "'c++")  # not valid in a shell

@@ -48,10 +48,17 @@ class Recipe:
         return f'CMAKE_ARGS="{self.cmake_args}" {shlex.join(_install_command())}'
 
 
+def portable() -> Recipe:
+    """Return the build that runs on all processors of this kind: with AVX2 on x86-64."""
+    if platform.machine().lower() not in _X86_64:
+        return Recipe("a portable build", "-DGGML_NATIVE=OFF")
+    return Recipe("a plain AVX2 build", _cmake_args(_AVX2))
+
+
 def recipes() -> list[Recipe]:
     """Return the builds to try if the native one crashes, fastest first."""
     if platform.machine().lower() not in _X86_64:
-        return [Recipe("a portable build", "-DGGML_NATIVE=OFF")]
+        return [portable()]
     reported = machine.processor_features()
     safe = tuple(o for o, needs in _OPTIONS.items() if reported.issuperset(needs))
     # ggml's AVX-512 code also uses the older instruction sets.
