@@ -313,10 +313,7 @@ def heading(old: Tree, new: Tree, root: Path) -> list[str]:
 def test(given: str, version: str, work: Path) -> bool:
     """Run the tests of a copy of this repository that is pinned to a version. Return whether all passed."""
     copy = work / "specdec"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in filter(None, listed.stdout.split("\0")):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, copy / name)
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist"))
     pins = copy / "pyproject.toml"
     pins.write_text(re.sub(rf'"{PACKAGE}==[^"]+"', f'"{PACKAGE}=={version}"', _text(pins)), encoding="utf-8")
     python: list[str | Path] = [copy / ".venv/bin/python", "-m"]

@@ -1,5 +1,6 @@
 """Updating llama.cpp: the version is in one place, and tools/compare_llama_cpp.py finds what changed."""
 
+import os
 import re
 import sys
 import tarfile
@@ -214,6 +215,12 @@ def test_what_is_not_used_or_says_the_same_is_no_change(run, file, before, after
         ),
         (
             "llama.h",
+            "        LLAMA_FTYPE_MOSTLY_Q8_0,\n",
+            "",
+            ["include/llama.h: enum llama_ftype: LLAMA_FTYPE_MOSTLY_Q8_0 = 2 -> nothing"],
+        ),
+        (
+            "llama.h",
             "                         int32_t   n)",
             "int64_t n)",
             [
@@ -328,6 +335,41 @@ def test_what_cannot_be_read_is_one_line(compare, tmp_path, capsys):
         line = capsys.readouterr().err
         assert line.startswith(f"compare_llama_cpp: {given}: ")
         assert line.count("\n") == 1
+
+
+MAKE = """#!/bin/sh
+# Makes an environment if the version in pyproject.toml is the new one.
+grep -q '"llama-cpp-python==1.2.3"' pyproject.toml || exit 1
+mkdir -p .venv/bin
+printf '%s\\n' '#!/bin/sh' 'exit 0' > .venv/bin/specdec
+printf '%s\\n' '#!/bin/sh' 'case "$*" in *tests/llama*)' \
+    '  echo "FAILED tests/llama/test_a.py::test_b - no"; echo "1 failed, 2 passed in 3s"; exit 1;;' \
+    '*) echo "8 passed in 1s";; esac' > .venv/bin/python
+chmod +x .venv/bin/*
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_tests_run_in_a_copy_with_the_new_version(compare, tmp_path, monkeypatch, capfd, broken):
+    pins = {"pyproject.toml": 'dependencies = [\n    "llama-cpp-python==1.2.2",\n]\n'}
+    root = written(tmp_path / "ours", OURS | pins)
+    monkeypatch.setattr(compare, "ROOT", root)
+    written(tmp_path / "bin", {"make": "#!/bin/sh\nexit 2\n" if broken else MAKE})
+    (tmp_path / "bin" / "make").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    folder = str(written(tmp_path / "new", THEIRS))
+    assert compare.main([folder, folder, "--test"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    if broken:
+        assert lines[-1] == "failed: make .venv/bin/python"
+    else:
+        assert lines[-4:] == [
+            "tests/unit: 8 passed in 1s",
+            "tests/llama: 1 failed, 2 passed in 3s",
+            "FAILED tests/llama/test_a.py::test_b - no",
+            "tests/cli: 8 passed in 1s",
+        ]
+    assert (root / "pyproject.toml").read_text() == pins["pyproject.toml"]
 
 
 def test_what_our_sources_use_is_found(compare):
