@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from declarations import Declaration, c_declarations, field_names, python_declarations
+from declarations import Declaration, c_declarations, field_names, number, python_declarations
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "llama-cpp-python"
@@ -244,7 +244,8 @@ def changes(old: Tree, new: Tree, used: Use) -> list[str]:
         names = select(before, used) | select(after, used) if select else {*before, *after}
         for name in sorted(names, key=lambda n: ((before.get(n) or after[n]).file, n)):
             lines += _difference(before.get(name), after.get(name), used)
-    return lines + mismatches(new, used)
+    known = mismatches(old, used)
+    return lines + [line for line in mismatches(new, used) if line not in known]
 
 
 def _difference(old: Declaration | None, new: Declaration | None, used: Use) -> Iterator[str]:
@@ -280,16 +281,20 @@ def _values(old: tuple[str, ...], new: tuple[str, ...], used: Use) -> Iterator[s
 
 
 def mismatches(tree: Tree, used: Use) -> list[str]:
-    """Return structures of the bindings whose fields are not those of the headers."""
+    """Return structures and constants of the bindings that are not those of the headers."""
     lines = []
+    values = dict(p.split(" = ", 1) for d in tree.headers.values() if d.kind == "enum" for p in d.parts)
     for name in sorted(used_bindings(tree.bindings, used)):
         ours, theirs = tree.bindings.get(name), tree.headers.get(name)
         has_union = theirs and any("{" in part for part in theirs.parts)
         if ours and theirs and ours.parts and theirs.parts and not has_union:
             bound, declared = tuple(part.partition(":")[0] for part in ours.parts), field_names(theirs.parts)
-            if bound != declared:
-                difference = next(_fields(bound, declared))
+            for difference in _fields(bound, declared):
                 lines.append(f"{ours.file}: class {name}: not as in {theirs.file}: {difference}")
+        elif ours and name in values:
+            bound_value, value = (number(e, {}) for e in (ours.text.partition(" = ")[2], values[name]))
+            if isinstance(bound_value, int) and isinstance(value, int) and bound_value != value:
+                lines.append(f"{ours.file}: {ours.text}: not as in llama.cpp: {value}")
     return lines
 
 

@@ -112,7 +112,7 @@ def _values(body: str) -> list[str]:
     following: int | str = 0
     for part in _split(body, ","):
         name, _, expression = (side.strip() for side in part.partition("="))
-        value = _number(expression, values) if expression else following
+        value = number(expression, values) if expression else following
         if isinstance(value, int):
             values[name] = value
         following = value + 1 if isinstance(value, int) else f"{value} + 1"
@@ -120,9 +120,9 @@ def _values(body: str) -> list[str]:
     return parts
 
 
-def _number(expression: str, values: dict[str, int]) -> int | str:
+def number(expression: str, values: dict[str, int]) -> int | str:
     """Return the value of an expression of numbers, earlier values, ``<<`` and ``|``, or the expression."""
-    known = re.sub(r"[A-Za-z_]\w*", lambda m: str(values.get(m[0], m[0])), _tidy(expression))
+    known = re.sub(r"\b[A-Za-z_]\w*", lambda m: str(values.get(m[0], m[0])), _tidy(expression))
     result = 0
     for term in known.split("|"):
         number, _, shift = term.strip(" ()").partition("<<")

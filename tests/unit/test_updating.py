@@ -58,6 +58,8 @@ inline int ggml_helper(int n) { if (n) { return 1; } return 0; }
 """
 BINDINGS = """
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF
+LLAMA_FTYPE_MOSTLY_F16 = 1
+LLAMA_FTYPE_MOSTLY_Q8_0 = 1 << 1
 
 class llama_model_params(ctypes.Structure):
     _fields_ = [
@@ -211,6 +213,7 @@ def test_what_is_not_used_or_says_the_same_is_no_change(run, file, before, after
             [
                 "include/llama.h: enum llama_ftype: nothing -> LLAMA_FTYPE_ALL_F64 = 2",
                 "include/llama.h: enum llama_ftype: 1 values changed, LLAMA_FTYPE_MOSTLY_Q8_0 2 -> 3",
+                "llama_cpp/llama_cpp.py: LLAMA_FTYPE_MOSTLY_Q8_0 = 1 << 1: not as in llama.cpp: 3",
             ],
         ),
         (
