@@ -176,7 +176,8 @@ def _signature(node: ast.FunctionDef) -> str:
 def _class(node: ast.ClassDef, file: str) -> Iterator[Declaration]:
     for item in node.body:
         if isinstance(item, ast.FunctionDef):
-            yield Declaration(file, "method", f"{node.name}.{item.name}", _signature(item))
+            text = f"class {node.name}: {_signature(item)}"
+            yield Declaration(file, "method", f"{node.name}.{item.name}", text)
         elif (
             isinstance(item, ast.Assign)
             and ast.unparse(item.targets[0]) == "_fields_"

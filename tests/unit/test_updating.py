@@ -284,8 +284,8 @@ def test_what_is_not_used_or_says_the_same_is_no_change(run, file, before, after
             "top_k=40",
             "top_k=20",
             [
-                "llama_cpp/llama_cpp.py: def generate(self, tokens, top_k=40) -> "
-                "def generate(self, tokens, top_k=20)"
+                "llama_cpp/llama_cpp.py: class Llama: def generate(self, tokens, top_k=40) -> "
+                "class Llama: def generate(self, tokens, top_k=20)"
             ],
         ),
         (
