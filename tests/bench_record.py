@@ -9,7 +9,7 @@ RECORD = {
     "cores": 2,
     "system": "Linux",
     "threads": 1,
-    "llama_cpp": "0.3.36 libggml.so:1:2",
+    "llama_cpp": "1.2.3 libggml.so:1:2",
     "cpu_kernels": "avx2",
 }
 
