@@ -136,12 +136,13 @@ class ChatSession:
         """Continue the last answer where it was cut, and yield the rest.
 
         The models continue its tokens as they were generated, so that the rest is distributed as that of an
-        answer that was not cut; with a seed and verifier ``exact-match``, it is the same. Of a loaded answer
-        with reasoning, the text is tokenized. `max_tokens` limits the rest.
+        answer that was not cut; with a seed and verifier ``exact-match``, it is the same. A reasoning budget
+        goes on counting. Of a loaded answer with reasoning, the text is tokenized, and a budget counts the
+        rest. `max_tokens` limits the rest.
 
         Raises (with the first event):
-            InvalidRequest: there is no answer, it is complete, or it cannot be continued: a grammar or a
-                reasoning budget would start again, and a stop string could have begun before the cut.
+            InvalidRequest: there is no answer, it is complete, or it cannot be continued: a grammar would
+                start again, and a stop string could have begun before the cut.
             ContextOverflow: the context is full.
         """
 
@@ -149,10 +150,8 @@ class ChatSession:
             messages, last = self.conversation.messages, self._last
             if not messages or messages[-1]["role"] != "assistant":
                 raise InvalidRequest("there is no answer to continue: ask something first")
-            if self.settings.constrained or self.settings.reasoning_budget is not None:
-                raise InvalidRequest(
-                    "an answer under a grammar or a reasoning budget cannot be continued: generate it again"
-                )
+            if self.settings.constrained:
+                raise InvalidRequest("an answer under a grammar cannot be continued: generate it again")
             is_last = last is not None and last.message is messages[-1]
             text = last.text if last and is_last else messages[-1]["content"]
             if last and is_last and last.is_whole:

@@ -60,7 +60,8 @@ class GenerationSettings:
             short by `max_tokens`, a stop string or a full context is the beginning of a matching one.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
         reasoning_budget: maximum number of tokens of the reasoning before the answer, after which its closing
-            follows; None: no limit. Without effect under a grammar, and for models that do not reason.
+            follows; up to three more complete a character that the limit would split. None: no limit. Without
+            effect under a grammar, and for models that do not reason.
         call_grammar: a grammar of tool calls, which `spec_local.chat.tool_use` writes.
         control_text: control tokens whose names are part of the answer's text, such as ``[TOOL_CALLS]``;
             others have no text.

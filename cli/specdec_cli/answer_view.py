@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec_cli import render, terminal
+from specdec_cli.code_fences import Fences
 from specdec_cli.wrapping import Unwrapped, Wrapped
 
 if TYPE_CHECKING:
@@ -128,14 +129,18 @@ def _on_one_line(text: str) -> str:
 
 
 class Markdown(AnswerView):
-    """Renders each block of Markdown, and each line of code, when it is complete."""
+    """Renders each block of Markdown, and each line of code, when it is complete.
 
-    def __init__(self) -> None:
+    Args:
+        begun: the text before, of an answer that is continued; it is not shown.
+    """
+
+    def __init__(self, begun: str = "") -> None:
         self._console = render.console(sys.stdout)
         self._prose = terminal.Prose()
         self._held = ""  # text of an incomplete line
         self._block: list[str] = []
-        self._fence = self._language = ""
+        self._fences = Fences(begun)
         self._started = False
 
     def show(self, event: "Text") -> None:
@@ -154,16 +159,13 @@ class Markdown(AnswerView):
             self._line(line)
 
     def _line(self, line: str) -> None:
-        fence = _FENCE.match(line)
-        if self._fence:
-            if fence and not fence[2].strip() and fence[1].startswith(self._fence):
-                self._fence = ""
-            else:
-                self._code(line)
-        elif fence:
-            self._finish_block()
-            self._space()
-            self._fence, self._language = fence[1], fence[2].strip()
+        kind = self._fences.read(line)
+        if kind == "code":
+            self._code(line)
+        elif kind == "fence":
+            if self._fences.in_code:
+                self._finish_block()
+                self._space()
         elif not line.strip():
             if self._block and _ITEM.match(self._block[0]):  # the item may continue
                 self._block.append("")
@@ -177,7 +179,7 @@ class Markdown(AnswerView):
     def _code(self, line: str) -> None:
         from rich.syntax import Syntax
 
-        code = Syntax("", self._language or "text", theme="ansi_dark").highlight(line)
+        code = Syntax("", self._fences.language or "text", theme="ansi_dark").highlight(line)
         code.rstrip()
         self._console.print(code, soft_wrap=True)  # hard breaks would be copied
 
@@ -212,37 +214,26 @@ def _trimmed(lines: "list[Styled]") -> "list[Styled]":
 
 
 _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])( |$)")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
-
-
-def code_blocks(text: str) -> list[str]:
-    """Return the code between the fences of a Markdown text; the last fence may be missing."""
-    blocks: list[list[str]] = []
-    open_fence = ""
-    for line in text.split("\n"):
-        fence = _FENCE.match(line)
-        if not open_fence and fence:
-            open_fence = fence[1]
-            blocks.append([])
-        elif fence and not fence[2].strip() and fence[1].startswith(open_fence):
-            open_fence = ""
-        elif open_fence:
-            blocks[-1].append(line)
-    return ["\n".join(block) for block in blocks]
 
 
 def view(
-    piece: Callable[[int], bytes], *, show_drafts: bool = False, markdown: bool = False, wrap: bool = False
+    piece: Callable[[int], bytes],
+    *,
+    show_drafts: bool = False,
+    markdown: bool = False,
+    wrap: bool = False,
+    begun: str = "",
 ) -> AnswerView:
     """Return the view for an answer; always plain if standard output is not a terminal.
 
-    wrap: break lines between words.
+    wrap: break lines between words. begun: the text before, of an answer that is continued.
     """
     if not sys.stdout.isatty():
         return Plain()
+    begun = terminal.Prose()(begun)
     if markdown and not show_drafts:
-        return Markdown()
-    write = Wrapped(render.answer) if wrap else Unwrapped(render.answer)
+        return Markdown(begun)
+    write = Wrapped(render.answer, begun=begun) if wrap else Unwrapped(render.answer)
     if not show_drafts:
         return Plain(write)
     styled = _COLOURS if render.coloured(sys.stdout) else _NO_COLOURS

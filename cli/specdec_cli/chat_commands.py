@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
-from specdec_cli import answer_view, chat_settings, clipboard, render, terminal
+from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def _regenerate(view: "ChatView", rest: str) -> None:
 
 
 def _continue(view: "ChatView", rest: str) -> None:
-    view.show_answer(view.chat.continue_answer, "the answer cannot go on")
+    begun = "".join(message["content"] for message in view.conversation.messages[-1:])
+    view.show_answer(view.chat.continue_answer, "the answer cannot go on", begun)
 
 
 def _undo(view: "ChatView", rest: str) -> None:
@@ -123,9 +124,11 @@ def _model(view: "ChatView", rest: str) -> None:
     if any(more):
         raise InvalidRequest(f"/model {_shortened(rest)} names more than two models: quote file names")
     if main:
-        view.models.reopen(view.chat, main=main, draft=draft or None)
+        view.models.use(view.chat, main, draft or None)
         view.last = None
     render.note(view.banner())
+    if main and (hint := view.models.switched_off(view.chat)):
+        render.note(hint)
 
 
 def _copy(view: "ChatView", rest: str) -> None:
@@ -134,7 +137,7 @@ def _copy(view: "ChatView", rest: str) -> None:
         raise InvalidRequest("there is no answer yet: send a message first")
     text, what = answers[-1], "the last answer"
     if rest:
-        blocks = answer_view.code_blocks(text)
+        blocks = code_fences.code_blocks(text)
         if not (rest.isdecimal() and 1 <= int(rest) <= len(blocks)):
             raise InvalidRequest(f"/copy {rest[:20]}: the last answer has {len(blocks)} blocks of code")
         text, what = blocks[int(rest) - 1], f"block {rest} of its code"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.models.names import NO_DRAFT
 from specdec_cli import render
 from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
@@ -27,6 +28,28 @@ class ChatModels:
 
     def __exit__(self, *_: object) -> None:
         self.session.close()
+
+    def use(self, chat: "ChatSession", main: str, draft: str | None) -> None:
+        """Open other models; what the user has switched off stays off.
+
+        Args:
+            draft: None: one is looked for, unless the chat was to have none.
+
+        Raises:
+            SpecLocalError: see `reopen`.
+        """
+        options = self.options
+        no_spec = options.no_spec and chat.settings.proposer == "none" and not draft
+        kept = NO_DRAFT if options.draft == NO_DRAFT else None
+        self.reopen(chat, main=main, draft=draft or kept, no_spec=no_spec)
+
+    def switched_off(self, chat: "ChatSession") -> str:
+        """Return how to switch on what the user has switched off; "": nothing."""
+        if chat.settings.proposer == "none" or chat.settings.policy == "off":
+            return "speculation is off: /draft on switches it on"
+        if self.options.draft == NO_DRAFT:
+            return "no draft model is used: /model MAIN auto looks for one"
+        return ""
 
     def reopen(self, chat: "ChatSession", **changes: Any) -> None:
         """Open the models with other options; the conversation and the settings stay.

@@ -111,11 +111,13 @@ class ChatView:
         self,
         generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"],
         refusal: str = "this message was not sent",
+        begun: str = "",
     ) -> bool:
         """Show an answer while it is generated, then its statistics and warnings.
 
         Args:
             refusal: said where the context is too small.
+            begun: the answer so far, if it is continued.
 
         Returns:
             whether the message fits into the context; if not, it was not sent.
@@ -131,6 +133,7 @@ class ChatView:
             show_drafts=self.show_drafts,
             markdown=self.markdown,
             wrap=self.wrap,
+            begun=begun,
         )
         if isinstance(view, answer_view.Drafts) and not self._legend_shown:
             render.note(view.legend)

@@ -1,6 +1,5 @@
 """`specdec datastore`: show, add and delete the texts that `--datastore` keeps."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,9 +7,9 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
 from spec_local.models.names import resolve
-from spec_local.system.files import format_size
-from specdec_cli import exits, progress, render
-from specdec_cli.options import MainArgument
+from spec_local.system.files import expanded, format_size
+from specdec_cli import completion, exits, progress, render
+from specdec_cli.options import NeededMainOption
 
 if TYPE_CHECKING:
     from spec_local.datastore.datastore import Contents
@@ -42,27 +41,37 @@ def show() -> None:
 
 @app.command()
 def add(
-    main: MainArgument,
-    paths: Annotated[
-        list[Path],
-        Argument(metavar="FILES", help="Text files, or folders of text files.", show_default=False),
+    arguments: Annotated[
+        list[str],
+        Argument(
+            metavar="[MAIN] FILES",
+            help="Main model, and text files, or folders of text files.",
+            show_default=False,
+            autocompletion=completion.models,
+        ),
     ],
+    main: NeededMainOption = None,
 ) -> None:
     """Add text files that the model will quote or edit.
 
     A file that is added again replaces its older version. No weights are loaded.
+    With --main, the first argument is a file, too, unless it can only be a model.
 
     Examples:
 
       specdec datastore add coder-7b src README.md
-      specdec datastore add main.gguf notes.txt
+      specdec datastore add --main main.gguf notes.txt
     """
     with exits.guarded():
         from spec_local.datastore import datastore, text_files
         from spec_local.llama.headers import open_header
-        from spec_local.system.files import expanded
 
-        files = text_files.list_files([expanded(path) for path in paths])
+        first, *rest = arguments
+        if not main or _is_model(first):
+            main, arguments = first, rest
+        if not arguments:
+            raise InvalidRequest("the text files are missing: give the model, and then files or folders")
+        files = text_files.list_files([expanded(path) for path in arguments])
         model = open_header(resolve(main))
         with progress.bar("reading", len(files)) as advance:
             found = text_files.tokenize_files(
@@ -106,6 +115,11 @@ def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking
         for folder in folders:
             datastore.clear(folder)
         render.note(f"deleted {what}")
+
+
+def _is_model(argument: str) -> bool:
+    """Return whether an argument, a file or a model, is none of the files to add."""
+    return argument.endswith(".gguf") or not expanded(argument).exists()
 
 
 def _described(contents: "Contents") -> str:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import resolve
 from specdec_cli import completion, draft_view, exits, render
-from specdec_cli.options import KernelsOption
+from specdec_cli.options import KernelsOption, NeededMainOption, needed_main
 
 if TYPE_CHECKING:
     from spec_local.training.recipe import Recipe
@@ -24,13 +24,14 @@ _MAX_BYTES = 20 * 10**9  # of training data, by default: two million tokens of a
 
 def train(
     main: Annotated[
-        str,
+        str | None,
         Argument(
             metavar="MAIN",
             help="Main model to train a head for: a file or a name.",
             autocompletion=completion.models,
         ),
-    ],
+    ] = None,
+    main_option: NeededMainOption = None,
     output: Annotated[
         Path | None,
         Option(
@@ -98,6 +99,8 @@ def train(
     with exits.guarded():
         from spec_local import training
         from spec_local.system.files import expanded, saving
+
+        main = needed_main(main, main_option)
 
         training.check_torch()
         if plot:

@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
 STANDARD = Path("-")
 """Standard input or standard output, given as a file."""
-MainArgument = Annotated[
-    str,
-    Argument(
-        metavar="MAIN", help="Main model, or a pair: a file or a name.", autocompletion=completion.models
-    ),
-]
 MainOption = Annotated[
     str | None,
     Option(
@@ -42,6 +36,16 @@ MainOption = Annotated[
         "-m",
         metavar="FILE|NAME",
         help="Main model, instead of MODEL (default: starter-pair).",
+        autocompletion=completion.models,
+    ),
+]
+NeededMainOption = Annotated[
+    str | None,
+    Option(
+        "--main",
+        "-m",
+        metavar="FILE|NAME",
+        help="Main model, instead of MAIN; there is no default.",
         autocompletion=completion.models,
     ),
 ]
@@ -80,6 +84,17 @@ def named_pair(
     """Return the names of the models of a command, which may be arguments or options."""
     draft = draft or draft_option
     return main or main_option or STARTER, None if draft == FOUND_DRAFT else draft
+
+
+def needed_main(main: str | None, main_option: str | None) -> str:
+    """Return the name of the main model of a command that has no default for it.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    if name := main or main_option:
+        return name
+    raise InvalidRequest("the main model is missing: give it as an argument, or with --main")
 
 
 SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message.")]

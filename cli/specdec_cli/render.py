@@ -62,11 +62,17 @@ def confirmed(question: str, refusal: SpecLocalError) -> bool:
         raise KeyboardInterrupt from None
 
 
+_unfinished: Any = None  # stdout, if the last line of the answer has no end yet
+
+
 def answer(text: str, style: str = "") -> None:
     """Write a part of an answer to stdout; style: an escape sequence, for terminals only."""
+    global _unfinished
     stream: Any = sys.stdout
     if isinstance(stream, terminal.Screen):
         text, stream = stream.prose(text), stream.stream
+    if text:
+        _unfinished = None if text.endswith("\n") else sys.stdout
     stream.write(f"{style}{text}{_PLAIN}" if style else text)
     stream.flush()
 
@@ -123,6 +129,7 @@ def _one_line(text: str) -> str:
 
 
 def _write_error(text: str, style: str = "") -> None:
+    global _unfinished
     stream: Any = sys.stderr
     if stream is None:  # closed
         return
@@ -130,11 +137,21 @@ def _write_error(text: str, style: str = "") -> None:
         stream = stream.stream
     if style and coloured(stream):
         text = f"{style}{text}{_PLAIN}"
+    if _follows_unfinished_line(stream):
+        text, _unfinished = "\n" + text, None
     try:
         stream.write(text + "\n")
         stream.flush()
     except OSError:  # a failed note must not end the answer
         discard(stream)
+
+
+def _follows_unfinished_line(stderr: TextIO) -> bool:
+    """Return whether the answer is in the same file, pipe or terminal, and its last line has no end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or no file
+        if _unfinished is sys.stdout:
+            return os.path.sameopenfile(sys.stdout.fileno(), stderr.fileno())
+    return False
 
 
 def console(stream: TextIO, **options: Any) -> "Console":

@@ -2,10 +2,13 @@
 
 import os
 import re
+import shlex
 from typing import Annotated
 
 from typer import Argument
 
+from spec_local.errors import InvalidRequest
+from spec_local.models.names import resolve
 from specdec_cli import chat, chat_input, exits, generate
 from specdec_cli.options import (
     HideThinkingOption,
@@ -35,8 +38,9 @@ def run(
 ) -> None:
     """Chat with a model on a terminal; with a prompt or in a pipe, print one answer.
 
-    A single argument that cannot be a model's name is the prompt. The commands
-    chat and generate have more options.
+    A single argument that cannot be a model's name is the prompt; a prompt of one
+    word needs -p, or a model before it. The commands chat and generate have more
+    options.
 
     Examples:
 
@@ -47,6 +51,8 @@ def run(
     with exits.guarded():
         if model and prompt is None and _is_prompt(model):
             model, prompt = None, model
+        if model and prompt is None and prompt_option is None:
+            _check_word(model)
     models = models.with_models(model)
     if prompt is None and prompt_option is None and chat_input.interactive():
         chat.chat(
@@ -68,6 +74,20 @@ def run(
             models=models,
             sampling=sampling,
         )
+
+
+def _check_word(model: str) -> None:
+    """Raise the error of an unknown model at once, and what to type if it was meant as a prompt."""
+    try:
+        resolve(model)
+    except InvalidRequest as error:
+        if "/" in model:  # a path, or a repository
+            raise
+        word = shlex.quote(model)
+        raise InvalidRequest(
+            f"{error}; if it is a prompt, type specdec run -p {word}, or a model before it: "
+            f"specdec run MODEL {word}"
+        ) from None
 
 
 def _is_prompt(text: str) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from rich.cells import cell_len
 
 from specdec_cli import terminal
+from specdec_cli.code_fences import Fences
 
 _Part = tuple[str, str]  # a text and its style
 
 _LONGEST = 24  # cells: only where less room is left on a line, a word is kept back until it is complete
 _TAB = 8  # cells
-_FENCES = ("```", "~~~")
 
 
 class Unwrapped:
@@ -35,9 +35,12 @@ class Wrapped:
     Args:
         write: writes a text with a style (an escape sequence; "": none).
         width: returns the width of a line in cells.
+        begun: the text before, of an answer that is continued; it is not written.
     """
 
-    def __init__(self, write: Callable[[str, str], None], width: Callable[[], int] = terminal.width) -> None:
+    def __init__(
+        self, write: Callable[[str, str], None], width: Callable[[], int] = terminal.width, begun: str = ""
+    ) -> None:
         self._write, self._width = write, width
         self._prose = terminal.Prose()
         self._out: list[_Part] = []  # to be written at the end of the call
@@ -46,7 +49,8 @@ class Wrapped:
         self._word: list[_Part] = []  # the beginning of a word, which waits for the rest
         self._open = False  # another part of the word precedes it
         self._line = ""  # the beginning of the line: whether it is a fence
-        self._fence = ""  # that began the code
+        # In a list item, code is indented further than Markdown's fences outside of one may be.
+        self._fences = Fences("\n".join(map(str.strip, begun.split("\n"))))
 
     def __call__(self, text: str, style: str = "") -> None:
         """Write a part of the text, except the beginning of a word that may not fit."""
@@ -54,10 +58,11 @@ class Wrapped:
             if piece == "\n":
                 self._end_word()
                 self._break()
-                self._end_line()
+                self._fences.read(self._line.strip())
+                self._line = ""
                 continue
             self._line += piece
-            if self._fence:
+            if self._fences.in_code:
                 self._out.append((piece, style))
             elif piece.isspace():
                 self._end_word()
@@ -103,12 +108,6 @@ class Wrapped:
         for style, parts in itertools.groupby(self._out, key=lambda part: part[1]):
             self._write("".join(text for text, _ in parts), style)
         self._out.clear()
-
-    def _end_line(self) -> None:
-        start = self._line.strip()[:3]
-        self._line = ""
-        if start in _FENCES and self._fence in ("", start):
-            self._fence = "" if self._fence else start
 
 
 def _pieces(text: str) -> Iterator[str]:

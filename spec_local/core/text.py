@@ -56,6 +56,13 @@ class TextStream:
         return text
 
 
+def begun_character(data: bytes) -> bytes:
+    """The bytes at the end that are the beginning of a UTF-8 character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return decoder.getstate()[0]
+
+
 def overlap(text: str, wanted: str) -> int:
     """Length of the longest suffix of a text that is a prefix of the wanted one."""
     return next((n for n in range(min(len(text), len(wanted)), 0, -1) if text.endswith(wanted[:n])), 0)

@@ -1,7 +1,8 @@
 """A limit of the reasoning: as soon as it has so many tokens, the model writes its closing and then answers.
 
-Up to the limit, the distribution is the main model's. The closing is a constraint like any other, so that it
-holds for draft tokens, trees and several answers alike.
+Up to the limit, the distribution is the main model's, and also within a character that the limit would split,
+for as many tokens as its bytes may need. The closing is a constraint like any other, a function of the tokens
+so far, so that it holds for draft tokens, trees and several answers alike.
 """
 
 import copy
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 
 from spec_local.core.constraint import State
 from spec_local.core.reasoning import Splitter
+from spec_local.core.text import begun_character
+
+_MOST_MORE = 3  # tokens beyond the limit: a character has at most four bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +25,13 @@ class ThoughtLimit:
 
     Args:
         splitter: of what follows the output so far; not changed.
-        n_left: tokens that the reasoning may still have.
+        n_left: tokens that the reasoning may still have; negative: it has more than the limit.
         closing: tokens between the reasoning and the answer.
         piece: returns the bytes of a token, with the names of control tokens.
         n_vocab: number of tokens in the vocabulary.
         rest: another constraint of all of the output; None: there is none. The closing goes before it.
         begun: the last tokens, which may be the beginning of the closing.
+        character: the last bytes, if they are the beginning of a character.
         n_closed: number of tokens of the closing that were written; None: the limit is not reached.
     """
 
@@ -37,6 +42,7 @@ class ThoughtLimit:
     n_vocab: int
     rest: State | None = None
     begun: Sequence[int] = ()
+    character: bytes = b""
     n_closed: int | None = None
 
     def start(self, answered: Sequence[int] = ()) -> State | None:
@@ -53,7 +59,9 @@ class ThoughtLimit:
     def _resolved(self) -> State | None:
         if self.splitter.is_past_reasoning:
             return self.rest
-        if self.n_left or not self.splitter.is_reasoning:
+        if self.n_left > 0 or not self.splitter.is_reasoning:
+            return self
+        if self.character and self.n_left > -_MOST_MORE:
             return self
         begun, closing = [*self.begun], [*self.closing]
         lengths = range(min(len(begun), len(closing) - 1), -1, -1)
@@ -81,16 +89,24 @@ class ThoughtLimit:
 
     def after(self, token: int) -> State | None:
         rest = self.rest.after(token) if self.rest else None
-        if self.n_closed is not None:
-            if token != self.closing[self.n_closed] or self.n_closed + 1 == len(self.closing):
+        n_closed = None
+        if self.n_closed is not None and token == self.closing[self.n_closed]:
+            n_closed = self.n_closed + 1
+            if n_closed == len(self.closing):
                 return rest
-            return replace(self, rest=rest, n_closed=self.n_closed + 1)
-        counts = self.splitter.is_reasoning
-        splitter = copy.copy(self.splitter)
-        splitter.feed(self.piece(token).decode("latin-1"))  # markers are ASCII
-        begun = [*self.begun, token][-len(self.closing) :]
-        following = replace(self, splitter=splitter, n_left=self.n_left - counts, rest=rest, begun=begun)
-        return following._resolved()
+        splitter, piece = copy.copy(self.splitter), self.piece(token)
+        splitter.feed(piece.decode("latin-1"))  # markers are ASCII
+        following = replace(
+            self,
+            splitter=splitter,
+            n_left=self.n_left - self.splitter.is_reasoning,
+            rest=rest,
+            begun=[*self.begun, token][-len(self.closing) :],
+            character=begun_character(self.character + piece),
+            n_closed=n_closed,
+        )
+        # Another token than the closing's: the answer, which is continued, was begun under a larger limit.
+        return following if n_closed else following._resolved()
 
     def forced(self, n: int) -> Sequence[tuple[int, float]]:
         if self.n_closed is not None:

@@ -14,6 +14,7 @@ from spec_local.core.proposal import Proposal
 from spec_local.core.text import TextStream
 from spec_local.session import Text
 from specdec_cli import answer_view, render
+from specdec_cli.code_fences import Fences, code_blocks
 
 WORDS = b"the| cat| sat|\n|\xe0\xb8|\x81|\xf0\x9f|\x98\x80|\xff| *x*| END".split(b"|")
 
@@ -181,6 +182,54 @@ def test_markdown_is_rendered_and_no_text_is_lost(rendered):
         assert part in seen, seen
     assert "*words*" not in seen
     assert "```python" not in seen
+
+
+@pytest.mark.parametrize("cut", range(len(ANSWER)))
+def test_an_answer_that_is_continued_shows_the_rest_as_what_it_is(screen, cut):
+    """Lines of code as code, wherever the answer was cut."""
+    view = answer_view.view(piece, markdown=True, begun=ANSWER[:cut])
+    view.show(Text(ANSWER[cut:]))
+    view.end("")
+    seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
+    for line in ("def f(x):", "    return x  # ```", "~~~"):
+        at = ANSWER.index(f"{line}\n")
+        if cut <= at + len(line):
+            rest = line[max(0, cut - at) :]
+            assert f"{rest}\n" in seen
+    if cut > ANSWER.index("```python"):
+        assert "python" not in seen  # the rest of the fence is none of the code
+
+
+def test_lines_of_code_are_not_broken_where_an_answer_is_continued(screen, monkeypatch):
+    code = "x = 1 " * 60
+    write = answer_view.view(piece, wrap=True, begun="Here:\r\n  ```pyth")
+    write.show(Text(f"on\n{code}\n  ```\n{code}\n"))
+    write.end("")
+    assert screen.getvalue().startswith(f"on\n{code}\n")
+    assert code not in screen.getvalue().removeprefix(f"on\n{code}")
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("a\n```py\nx\n\ny\n```\nb\n~~~\nz\n~~~", ["x\n\ny", "z"]),
+        ("```\n~~~\n``\n```x\n    ```\n````  \n```", ["~~~\n``\n```x\n    ```", ""]),
+        ("   ````\n```\nx", ["```\nx"]),
+        ("    ```\n``` a `b` ```\n``", []),
+        ("", []),
+    ],
+)
+def test_blocks_of_code(text, blocks):
+    assert code_blocks(text) == blocks
+
+
+@given(st.lists(st.sampled_from(["```", "~~~", "````", "x", " ", "\n", "\n", "`"]), max_size=20), st.data())
+def test_fences_are_the_same_wherever_a_text_is_cut(parts, data):
+    text = "".join(parts)
+    cut = data.draw(st.integers(0, len(text)))
+    whole, rest = Fences(), Fences(text[:cut])
+    kinds = [whole.read(line) for line in text.split("\n")]
+    assert [rest.read(line) for line in text[cut:].split("\n")] == kinds[text[:cut].count("\n") :]
 
 
 def test_markdown_with_invalid_utf8(rendered):

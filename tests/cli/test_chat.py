@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from spec_local.llama.tiny import write_tiny_model
+from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.system.files import saving
 from specdec_cli.chat_view import ChatView
+from tests.scripted_model import write_scripted_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -95,6 +96,18 @@ def test_interrupting_an_answer(terminal, main):
     assert statistics_lines(person.say("/stats"))
     person.type("\x04")
     assert person.leaves_with() == 0
+
+
+def test_an_answer_that_was_cut_within_code_continues_with_code(terminal, tmp_path):
+    script = ["Here:\n```py", "\nx = *1*", "\ny = *2*", "\n```\nThat *is* it."]
+    model = write_scripted_model(tmp_path / "code.gguf", CHAT_TEMPLATE, "<0x0A>", script)
+    person = terminal("--main", model, *SHORT, "-n", 2, "--markdown")
+    person.prompt()
+    assert "x = *1*" in person.say("hello")
+    person.say("/set max-tokens 9")
+    seen = person.say("/continue")
+    assert "y = *2*" in seen
+    assert "That is it." in seen
 
 
 def test_editing_a_message(terminal, main):

@@ -140,6 +140,20 @@ def test_an_added_file_is_found_as_tokens(isolated, main, tmp_path):
     assert (list(matches), rows.tolist()) == ([6], [tokens[6:]])
 
 
+def test_the_model_is_an_argument_or_an_option(isolated, main, sources, monkeypatch):
+    files = sources / "one.py", sources / "deep/two.txt"
+    expected = notes(isolated("datastore", "add", main, *files))
+    assert "added 2 files" in expected
+    assert notes(isolated("datastore", "add", "--main", main, *files)) == expected
+    monkeypatch.setitem(isolated.environment, "SPECDEC_MAIN", str(main))
+    assert notes(isolated("datastore", "add", *files)) == expected
+    monkeypatch.setitem(isolated.environment, "SPECDEC_MAIN", "absent.gguf")
+    assert notes(isolated("datastore", "add", main, *files)) == expected  # the argument overrides it
+    assert "absent.gguf" in notes(isolated("datastore", "add", *files), 1)
+    assert "'nothing'" in isolated.one_line(isolated("datastore", "add", "nothing", *files), 2)
+    assert "text files are missing" in isolated.one_line(isolated("datastore", "add", main), 2)
+
+
 def test_wrong_requests(isolated, main, sources):
     for arguments, what in (
         ([main, sources / "nothing.py"], "does not exist"),

@@ -120,7 +120,7 @@ def planned(inside, short_main, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(pipeline, "run", run)
-            done = inside("draft", "train", model, *arguments, **kwargs)
+            done = inside("draft", "train", *([model] if model else []), *arguments, **kwargs)
         (recipe,) = recipes
         return recipe, done.returncode
 
@@ -131,6 +131,8 @@ def test_the_recipe(planned, short_main, target, training, tmp_path, monkeypatch
     """The head is written beside a file; for a name in the current folder. Half of the disk is left free."""
     assert planned()[0].target == short_main.with_name("main-head.gguf")
     assert planned("--tokens", 2000)[0].tokens == 2000
+    assert planned("--main", short_main, model=None)[0].main == short_main
+    assert planned("--main", "absent.gguf")[0].main == short_main  # the argument overrides the option
     with monkeypatch.context() as patch:
         patch.setattr(draft_train, "resolve", lambda name: short_main)
         assert planned(model="starter", cwd=tmp_path)[0].target == Path("main-head.gguf")

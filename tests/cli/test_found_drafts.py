@@ -87,6 +87,37 @@ def test_a_chat_says_what_drafts(fresh, put, terminal):
     assert "drafting with small.gguf (same vocabulary" in person.prompt()
 
 
+ON = "speculation is off: /draft on switches it on"
+LOOKS = "no draft model is used: /model MAIN auto looks for one"
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "drafts", "last"),
+    [
+        ([], ["/model {}"], True, None),
+        (["--draft", "none"], ["/model {}"], False, LOOKS),
+        (["--draft", "none"], ["/model {} auto"], True, None),
+        (["--no-spec"], ["/model {}"], False, ON),
+        (["--no-spec"], ["/draft on", "/model {}"], True, None),
+        (["--no-spec"], ["/model {} {small}", "/draft on"], True, None),
+        (["--policy", "off"], ["/model {}"], False, ON),
+        ([], ["/draft off", "/model {}"], False, ON),
+        ([], ["/draft off", "/model {}", "/draft on"], True, None),
+    ],
+)
+def test_what_is_switched_off_in_a_chat_stays_off_with_another_model(
+    fresh_inside, put, options, lines, drafts, last
+):
+    main, small = put("main.gguf"), put("small.gguf")
+    typed = "\n".join(lines).format(main, small=small)
+    done = fresh_inside("chat", main, *SHORT, *options, stdin=typed.encode())
+    assert done.returncode == 0, done.stderr
+    notes = done.stderr.decode().splitlines()
+    assert (last or "draft small.gguf") in notes[-1]
+    last_use = [line for line in notes if "policy" in line or "no speculation" in line][-1]
+    assert ("draft small.gguf" in last_use) == drafts
+
+
 def test_the_library_looks_for_a_draft_only_if_it_is_asked_to(fresh, put):
     main, _ = put("main.gguf"), put("small.gguf")
     script = (

@@ -59,6 +59,21 @@ def test_an_answer_that_is_cut_says_so(inside, main):
     assert inside(*options(main, 7), "--json-schema", '{"const": 1}', "hello").stderr == b""  # it ended
 
 
+def test_a_note_in_the_place_of_the_answer_begins_a_line(specdec, main):
+    arguments = [*options(main, 7), "hello"]
+    cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
+    apart = specdec(*arguments)
+    assert apart.stdout
+    assert not apart.stdout.endswith(b"\n")
+    assert apart.stderr == cut
+    for script in ('"$@" 2>&1 | cat', '"$@" > both 2>&1; cat both', '"$@" > both 2>> both; cat both'):
+        assert specdec.shell(script, *arguments).stdout == apart.stdout + b"\n" + cut
+    assert specdec.shell('"$@" 2> note | cat; cat note', *arguments).stdout == apart.stdout + cut
+    lines = specdec.shell('"$@" 2>&1 | cat', *arguments, "--answers", 2).stdout  # which end their lines
+    assert lines.endswith(b"\n" + cut)
+    assert not lines.endswith(b"\n\n" + cut)
+
+
 def test_statistics_name_the_proposers(inside, main, draft):
     def line(*arguments):
         return inside(*options(main), *arguments, "-v", "hello").stderr.decode().splitlines()[-1]

@@ -125,7 +125,8 @@ def test_version(specdec):
         ("tune a b c", "got unexpected extra argument(s) (c): see specdec tune --help"),
         ("generate --top-k x", "invalid value for '--top-k': Input should be a valid integer: see"),
         ("generate --main", "option '--main' requires an argument"),
-        ("draft train", "missing argument 'MAIN': see specdec draft train --help"),
+        ("draft train", "the main model is missing: give it as an argument, or with --main"),
+        ("datastore add", "missing argument '[MAIN] FILES': see specdec datastore add --help"),
     ],
 )
 def test_usage_errors(inside, arguments, why):

@@ -49,6 +49,19 @@ def test_a_single_argument_that_can_be_no_model_is_the_prompt(inside, main, draf
     assert found == inside("run", draft, "Why is the sky blue?", *SHORT).stdout != expected.stdout
 
 
+def test_a_prompt_of_one_word_needs_a_model_before_it(inside, main):
+    line = inside.one_line(inside("run", "hello", *SHORT), 2)
+    assert "there is no model or file 'hello'" in line
+    assert line.endswith(
+        "if it is a prompt, type specdec run -p hello, or a model before it: specdec run MODEL hello"
+    )
+    expected = inside("run", main, "hello", *SHORT).stdout
+    assert expected
+    assert inside("run", "-m", main, "-p", "hello", *SHORT).stdout == expected
+    assert "prompt" not in inside.one_line(inside("run", "folder/file", *SHORT), 2)
+    assert "prompt" not in inside.one_line(inside("run", "hello", "there", *SHORT), 2)
+
+
 def test_generate_takes_the_model_as_an_argument_too(inside, main):
     expected = inside("generate", "--main", main, "hello there", *SHORT)
     assert expected.returncode == 0

@@ -179,7 +179,6 @@ def test_answers_that_cannot_be_continued(chat):
     before = list(c.conversation.messages)
     for more, error in (
         ({"grammar": 'root ::= "a"'}, "under a grammar"),
-        ({"reasoning_budget": 5}, "budget"),
         ({"stops": [f"{text[-1]}…"]}, "may begin"),
     ):
         c.settings = replace(GREEDY, **more)

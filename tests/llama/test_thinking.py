@@ -164,6 +164,32 @@ def test_a_budget_goes_on_where_messages_are_dropped(chat, monkeypatch):
     assert chat.conversation.messages[-1]["content"].endswith(ANSWER)
 
 
+def test_a_budget_goes_on_in_an_answer_that_is_continued(chat):
+    """Wherever it was cut: the limit counts the tokens before, and may be changed in between."""
+    limited = replace(GREEDY, reasoning_budget=2)
+    chat.settings = limited
+    whole = text_of(chat.send("a"))
+    messages = list(chat.conversation.messages)
+    assert messages[-1]["reasoning_content"] == "Hm, what?"
+    for n in range(1, len(whole.encode())):
+        chat.conversation.clear()
+        chat.settings = replace(limited, max_tokens=n)
+        text = text_of(chat.send("a"))
+        if text == whole:
+            break
+        chat.settings = limited
+        assert text + text_of(chat.continue_answer()) == whole
+        assert chat.conversation.messages == messages
+    assert n > 5
+    chat.conversation.clear()
+    chat.settings = replace(limited, reasoning_budget=3, max_tokens=4 + 3)
+    assert "The" in text_of(chat.send("a"))
+    chat.settings = replace(limited, reasoning_budget=1)
+    list(chat.continue_answer())
+    assert chat.conversation.messages[-1]["reasoning_content"].startswith("Hm, what?\n\nThe")
+    assert chat.conversation.messages[-1]["content"].endswith(ANSWER)
+
+
 def test_no_reasoning_at_all(chat):
     chat.settings = replace(GREEDY, reasoning_budget=0)
     list(chat.send("a"))

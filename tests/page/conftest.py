@@ -11,7 +11,7 @@ import uvicorn
 
 from spec_local.engine.events import Statistics
 from spec_local.server import app
-from spec_local.server.engine import Answers, NotReady
+from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import Delta, Ended, Loaded, Span, Started
 from spec_local.server.served_models import ServedModel, ServedModels
 
@@ -62,7 +62,7 @@ class ScriptedEngine:
 
     def __init__(self):
         self.loaded = Loaded("scripted", "draft.gguf", 4096, 4, None, {"version": "0"})
-        self.is_ready = True
+        self.is_ready, self.busy_s = True, 0
         self.requests, self.cancelled, self._stopped = [], threading.Event(), None
 
     def check_ready(self):
@@ -71,6 +71,8 @@ class ScriptedEngine:
         return self.loaded
 
     def answer(self, requests):
+        if self.busy_s:
+            raise Busy(f"64 answers wait already: try again in {self.busy_s} s", self.busy_s)
         self.requests += requests
         self.cancelled.clear()
         self._stopped = asyncio.Event()

@@ -135,6 +135,39 @@ def test_a_question_that_waits_can_be_stopped(open_page, served):
     page.wait_for_selector(".answer:has-text('You said one')")
 
 
+def test_a_question_waits_for_a_busy_server(open_page, served):
+    served.engine.busy_s = 1
+    page = open_page(allowed=("429",))
+    page.fill("#question", "one")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("article footer:has-text('The server is busy: asking again in 1 s …')")
+    assert page.locator("#status").text_content() == "The server is busy: asking again in 1 s"
+    served.engine.busy_s = 30
+    page.wait_for_selector("article footer:has-text('asking again in 30 s …')")
+    page.click("#stop")
+    page.wait_for_selector("article footer:has-text('Stopped.')")
+    served.engine.busy_s = 1
+    page.click("footer button:has-text('Regenerate')")
+    page.wait_for_selector("article footer:has-text('asking again in 1 s …')")
+    served.engine.busy_s = 0
+    page.wait_for_selector(".answer:has-text('You said one')")
+    page.wait_for_selector("#send")
+    assert "busy" not in page.locator("article footer").text_content()
+    assert len(served.engine.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "shown_s"), [("Wed, 21 Oct 2026 07:28:00 GMT", 2), ("99999999", 60), ("-1", 2), (None, 2)]
+)
+def test_what_a_proxy_says_of_the_time_to_wait_is_bounded(open_page, served, retry_after, shown_s):
+    page = open_page(allowed=("429",))
+    headers = {"retry-after": retry_after} if retry_after else {}
+    page.route("**/chat/completions", lambda route: route.fulfill(status=429, headers=headers, body="<html>"))
+    page.fill("#question", "one")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"article footer:has-text('asking again in {shown_s} s')")
+
+
 def test_a_question_survives_a_page_that_closes(open_page, served):
     page = open_page()
     page.fill("#question", "long")

@@ -30,12 +30,12 @@ def limit(n, *prompt, rest=None, closing=CLOSING):
     return opened(n, splitter, rest=rest, closing=closing).start()
 
 
-def opened(n, splitter=None, *, rest=None, closing=CLOSING):
+def opened(n, splitter=None, *, rest=None, closing=CLOSING, pieces=PIECES):
     """The limit in an answer; splitter: of its text; None: the prompt has opened the reasoning."""
     if not splitter:
         splitter = splitter_after("{{ '</think>' }}", PIECES.__getitem__, [OPEN])
         splitter.feed("")
-    return ThoughtLimit(splitter, n, closing, PIECES.__getitem__, len(PIECES), rest)
+    return ThoughtLimit(splitter, n, closing, pieces.__getitem__, len(pieces), rest)
 
 
 def after(state, *tokens):
@@ -60,7 +60,6 @@ def test_the_closing_follows_the_last_token():
     assert state.n_allowed([LINE, A]) == 1
     assert limit(3, OPEN).n_allowed([A, A, A, A]) == 3
     assert after(state, LINE, CLOSE) is None
-    assert state.after(A) is None
 
 
 @pytest.mark.parametrize("tokens", [[CLOSE], [A, CLOSE], [LESS, REST]])
@@ -80,6 +79,48 @@ def test_the_model_may_open_the_reasoning_itself():
     for tokens in ([A], [LESS, A], [CLOSE]):
         assert after(limit(0), *tokens) is None
     assert limit(0, OPEN, CLOSE) is None
+
+
+def test_an_answer_that_has_more_than_a_smaller_limit_allows_is_closed_at_once():
+    for begun, next_token in (
+        ([A, A, A], LINE),
+        ([A, A, LINE], CLOSE),
+        ([A, A, LINE, A], LINE),
+        ([LINE, A, LINE, LINE], CLOSE),
+    ):
+        assert choices(opened(2).start(begun)) == [next_token]
+    for begun in ([A, A, A, CLOSE], [A, A, A, LESS, REST], [A, A, LINE, CLOSE, A]):
+        assert opened(2).start(begun) is None
+
+
+# A character of four bytes, and some that are parts of none.
+BYTES = [b"\xf0", b"\x9f", b"\x98\x80", b"a\xf0", b"</think>"]
+LEAD, MORE, LAST, NEXT, END = range(5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_free"),
+    [
+        ([LEAD, MORE, LAST], 3),  # the limit is two
+        ([LAST, LEAD, MORE, LAST], 4),
+        ([LEAD, LEAD, MORE, LAST], 4),  # the first byte is not of a character
+        ([MORE, MORE], 2),
+        ([MORE, NEXT, MORE, LAST], 4),
+        ([LEAD, NEXT, NEXT, NEXT, NEXT], 5),  # no character ends: three more tokens at most
+    ],
+)
+def test_the_closing_follows_a_whole_character(tokens, n_free):
+    state = opened(2, closing=[END], pieces=BYTES).start()
+    for token in tokens[:n_free]:
+        assert len(choices(state)) == len(BYTES)
+        assert state.forced(1) == ()
+        state = state.after(token)
+    assert choices(state) == [END]
+    assert state.forced(2) == [(END, 1.0)]
+
+
+def test_reasoning_may_end_where_a_character_is_not_complete():
+    assert opened(1, closing=[END], pieces=BYTES).start([LEAD, END]) is None
 
 
 def test_a_state_does_not_change():
@@ -160,6 +201,37 @@ def test_the_output_distribution_is_that_of_plain_decoding(cached_logits, rule, 
         if CLOSE not in first:
             closing = CLOSING[first[-1:] == (LINE,) :]
             assert all(list(answer[2 : 2 + len(closing)]) == closing for answer in found)
+
+
+@every_rule
+def test_the_output_distribution_where_the_limit_would_split_a_character(cached_logits, rule, shape):
+    """The main model's up to the end of the character, then the closing."""
+    pieces, end = [b"\xc3", b"\xa9", b"</think>"], 2
+
+    def run(rng, drafting, n=4):
+        state = opened(1, closing=[end], pieces=pieces).start() if n == 4 else None
+        return answer(state, rng, rule, shape, drafting=drafting, n=n)[0]
+
+    def n_free(tokens):
+        """Number of tokens before the closing; all if the reasoning ends before."""
+        text = [b"".join(pieces[token] for token in tokens[:n]) for n in range(len(tokens) + 1)]
+        whole = (n for n in range(1, 5) if end in tokens[:n] or text[n][-1:] != b"\xc3")
+        return next(whole, 4)
+
+    plain = enumerate_outcomes(partial(run, drafting=False))
+    drafted = enumerate_outcomes(partial(run, drafting=True))
+    assert drafted.keys() == plain.keys()
+    assert all(abs(drafted[tokens] - plain[tokens]) < 1e-12 for tokens in plain)
+    assert {n_free(tokens) for tokens in plain} == {1, 2, 3, 4}
+    for tokens in plain:
+        n = n_free(tokens)
+        assert n == 4 or end in tokens[:n] or tokens[n] == end
+    for n in (1, 2, 3):
+        free = enumerate_outcomes(lambda rng, n=n: run(rng, drafting=False, n=n))
+        for first, probability in free.items():
+            if n_free(first + (0,) * (4 - n)) >= n:  # the limit has forced none of them
+                found = sum(p for tokens, p in plain.items() if tokens[:n] == first)
+                assert abs(found - probability) < 1e-12
 
 
 @pytest.mark.parametrize("begun", [[A], [LINE], [A, LINE], [A, A], [A, A, LINE], [A, A, LINE, CLOSE]])

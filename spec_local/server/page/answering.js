@@ -10,7 +10,7 @@ export class Answering {
     this.conversation = conversation;
     this.turn = turn;
     this.meter = new Meter(plain_ms);
-    this.waiting = false; // for the models to be loaded
+    this.waiting = ""; // for what
     this.controller = new AbortController();
   }
 
@@ -27,31 +27,32 @@ export class Answering {
     const { signal } = this.controller;
     let status;
     try {
-      while (!(await this.isAnswered(body, changed))) {
-        this.waiting = true;
+      const stopped = new Promise((resolve) => signal.addEventListener("abort", resolve));
+      for (let refused; (refused = await this.ask(body, changed)); signal.throwIfAborted()) {
+        const isLoading = refused.status === 503;
+        this.waiting = isLoading ? "Waiting for the models to load" : `The server is busy: asking again in ${refused.retry_s} s`;
         changed();
-        await Promise.race([untilReady(), new Promise((resolve) => signal.addEventListener("abort", resolve))]);
-        signal.throwIfAborted();
+        await Promise.race([isLoading ? untilReady() : seconds(refused.retry_s), stopped]);
       }
     } catch (error) {
       if (signal.aborted) turn.ended = "stopped";
       else [turn.error, status] = [error.message, error.status];
     }
-    this.waiting = false;
+    this.waiting = "";
     return status;
   }
 
-  /** Return false if the models are still being loaded. */
-  async isAnswered(body, changed) {
+  /** Ask once; return the refusal of a server that is still loading the models, or has too many requests. */
+  async ask(body, changed) {
     try {
       for await (const chunk of api.chat(body, this.controller.signal)) {
-        this.waiting = false;
+        this.waiting = "";
         this.receive(chunk);
         changed();
       }
-      return true;
+      return null;
     } catch (error) {
-      if (error.status === 503) return false;
+      if (error.status === 503 || error.status === 429) return error;
       throw error;
     }
   }
@@ -68,6 +69,10 @@ export class Answering {
     if (choice?.finish_reason) turn.ended = choice.finish_reason;
     if (chunk.timings) turn.statistics = chunk.timings;
   }
+}
+
+function seconds(n) {
+  return new Promise((resolve) => setTimeout(resolve, 1000 * n));
 }
 
 /** Add spans to a turn: the first characters are reasoning. */

@@ -1,10 +1,14 @@
 // Requests to the server: the key, errors, and the stream of an answer.
 
-/** An error to show. status: of HTTP; 0: there was no response, or it ended early. */
+const RETRY_S = 2; // where the server does not say after how many seconds to ask again
+const LONGEST_S = 60; // a server may say more
+
+/** An error to show. status: of HTTP; 0: there was no response, or it ended early. retry_s: when to ask again. */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, retryAfter = "") {
     super(message);
     this.status = status;
+    this.retry_s = retryAfter > 0 ? Math.min(retryAfter, LONGEST_S) : RETRY_S; // it may be a date
   }
 }
 
@@ -77,7 +81,7 @@ async function request(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "The server does not answer: check that specdec serve is running.");
   }
-  if (!response.ok) throw new Refused(response.status, await messageOf(response));
+  if (!response.ok) throw new Refused(response.status, await messageOf(response), response.headers.get("retry-after"));
   return response;
 }
 

@@ -58,7 +58,7 @@ function updateTurn(turn) {
   const versions = versionsOf(current, turn);
   viewOf(turn).update({
     running: running?.turn === turn,
-    waiting: running?.turn === turn && running.waiting,
+    waiting: running?.turn === turn ? running.waiting : "",
     busy: running !== null,
     version: versions.indexOf(turn) + 1,
     n_versions: versions.length,
@@ -171,7 +171,7 @@ let drawing = false;
 
 /** Draw what has arrived, at most once for each picture of the screen. */
 function draw() {
-  if (running.waiting) say("Waiting for the models to load");
+  if (running.waiting) say(running.waiting);
   if (drawing || running.conversation !== current) return;
   drawing = true;
   requestAnimationFrame(() => {

@@ -40,8 +40,8 @@ export class TurnView {
   }
 
   /**
-   * Show the turn as it is now, or soon, if drawing has just taken long. running: its answer is; waiting: for the
-   * models; busy: some answer is running; version, n_versions: which version of the turn it is, from 1.
+   * Show the turn as it is now, or soon, if drawing has just taken long. running: its answer is; waiting: for
+   * what; busy: some answer is running; version, n_versions: which version of the turn it is, from 1.
    */
   update(state) {
     clearTimeout(this.timer);
@@ -79,7 +79,7 @@ export class TurnView {
 
   *notes({ waiting }) {
     const { error, ended, statistics } = this.turn;
-    if (waiting) yield element("p", { class: "note" }, "Waiting for the models to load …");
+    if (waiting) yield element("p", { class: "note" }, `${waiting} …`);
     if (error) yield element("p", { class: "error" }, error);
     else if (ENDINGS[ended]) yield element("p", { class: "note" }, ENDINGS[ended]);
     if (statistics) yield element("p", { class: "note" }, summary(statistics));
