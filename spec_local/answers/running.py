@@ -17,7 +17,7 @@ from spec_local.core.language_model import common_prefix
 from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.core.thought_limit import ThoughtLimit
+from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
@@ -244,25 +244,33 @@ class RunningAnswers:
             self._factory.datastore.add_answer(output, before)
 
     def _constraint(self, settings: GenerationSettings, prompt: CheckedPrompt) -> Constraint | None:
-        grammar = self._grammar_start(settings)
-        state = grammar or self._thought_limit(settings.reasoning_budget, prompt)
+        state = self._thought(settings, prompt, self._grammar_start(settings))
         return Constraint(state) if state else None
 
-    def _thought_limit(self, n_tokens: int | None, prompt: CheckedPrompt) -> State | None:
-        model = self._main.model
-        markers = markers_of(model.chat_template or "")
-        if n_tokens is None or not markers:
-            return None
-        piece = functools.partial(model.vocabulary.piece, special=True)
-        chat = prompt.chat
+    def _thought(
+        self, settings: GenerationSettings, prompt: CheckedPrompt, answer: State | None
+    ) -> State | None:
+        """The constraint of reasoning and answer; outside a chat, a grammar holds from the first token."""
+        model, chat, tokens = self._main.model, prompt.chat, self._thought_tokens
+        if not tokens or not (chat if answer else settings.reasoning_budget is not None):
+            return answer
+        if tokens.markers.calls and settings.call_grammar:
+            return answer  # the channels of gpt-oss are a part of this grammar
         if chat:
             splitter = copy.copy(chat.splitter)
         else:
-            splitter = splitter_after(model.chat_template or "", piece, prompt.tokens)
+            splitter = splitter_after(model.chat_template or "", tokens.piece, prompt.tokens)
         splitter.feed("")  # the prompt may have opened the reasoning
         answered = prompt.tokens[len(prompt.tokens) - chat.n_answered :] if chat else ()
-        closing = model.vocabulary.continuation(markers.closed)
-        return ThoughtLimit(splitter, n_tokens, closing, piece, model.vocabulary.n_tokens).start(answered)
+        closing = model.vocabulary.continuation(tokens.markers.closed)
+        return Thought(splitter, tokens, closing, settings.reasoning_budget, answer).start(answered)
+
+    @functools.cached_property
+    def _thought_tokens(self) -> ThoughtTokens | None:
+        vocabulary = self._main.model.vocabulary
+        markers = markers_of(self._main.model.chat_template or "")
+        piece = functools.partial(vocabulary.piece, special=True)
+        return ThoughtTokens(markers, piece, vocabulary.n_tokens, vocabulary.is_end) if markers else None
 
     def _grammar_start(self, settings: GenerationSettings) -> State | None:
         if not settings.constrained:

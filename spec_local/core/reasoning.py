@@ -123,6 +123,20 @@ class Splitter:
         """True if all further text is the answer."""
         return self._state == "answer"
 
+    @property
+    def is_before_answer(self) -> bool:
+        """True if a marker has ended the reasoning, and nothing but line breaks has followed it."""
+        return self._state == "answer" and self._after_marker
+
+    @property
+    def rests(self) -> list[str]:
+        """What completes the markers with which the text so far may end; at the start, whole ones, too."""
+        if self._state == "start":
+            held = self._held if self._n_prompt else self._held.lstrip()
+            return [marker[len(held) :] for marker in self._starts if marker.startswith(held)]
+        parts = [(marker[:n], marker[n:]) for marker in self._ends for n in range(1, len(marker))]
+        return [rest for begun, rest in parts if self._held.endswith(begun)]
+
     def skip(self, text: str) -> None:
         """Read the beginning of an answer that is continued: none of it is returned."""
         self.feed(text)

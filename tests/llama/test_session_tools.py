@@ -263,19 +263,35 @@ def test_templates_without_tools_or_with_an_unknown_form(hermes):
         ToolUse(unknown, TOOLS)
 
 
-def test_a_required_call_comes_after_the_reasoning(hermes):
-    source = TOOL_TEMPLATES["Hermes"].removesuffix("\n' }}") + "\n<think>\n' }}"
-    rendered = ToolUse(template_of(hermes, source), TOOLS, "required").render([ASKED])
-    assert rendered.text.endswith(b"assistant\n<think>\n\n</think>\n\n")
-    assert len(rendered.is_content) == len(rendered.text)
-    assert not any(rendered.is_content[rendered.text.index(b"<think>") :])
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("opened", [True, False], ids=["opened", "both markers"])
+def test_a_required_call_comes_after_the_reasoning(tmp_path, opened):
+    source = TOOL_TEMPLATES["Hermes"] + "{# </think> #}"
+    script = ["I look.", "\n</th", "ink>\n\n"]
+    if opened:
+        source = source.replace("assistant\n' }}{#", "assistant\n<think>\n' }}{#")
+        assert "<think>" in source
+    else:
+        script.insert(0, "<think>")
+    path = write_scripted_model(tmp_path / "m.gguf", source, "<0x0A>", script, ["</think>"])
+    with Session.open(path, n_ctx=1024, threads=1) as session:
+        for choice, schema in (("required", None), ("now", None), ("auto", '{"enum": [7]}')):
+            events = session.chat([ASKED], GREEDY, tools=TOOLS, tool_choice=choice, json_schema=schema)
+            splitter = session.splitter()
+            parts = splitter.finish(text_of(events))
+            assert parts.reasoning == "I look."
+            answer = session.answer
+            assert answer["reasoning_content"] == "I look."
+            if "tool_calls" not in answer:
+                assert (choice, answer["content"]) == ("auto", "7")
+            assert session.tool_call_parser().finish(parts.answer).text == answer["content"]
 
 
 def test_several_answers_with_requests(session):
     model = session.main.model
     request = Request(messages=[ASKED], tools=TOOLS)
     tokens, settings = request.tokens(model), request.settings(model, GREEDY)
-    splitter, parser = request.splitter(model, tokens, settings), request.parser(model)
+    splitter, parser = request.splitter(model, tokens), request.parser(model)
     texts = ["", ""]
     for number, event in session.generate_many([tokens, tokens], settings):
         if isinstance(event, Text):
