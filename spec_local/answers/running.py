@@ -269,7 +269,10 @@ class RunningAnswers:
     def _thought_tokens(self) -> ThoughtTokens | None:
         vocabulary = self._main.model.vocabulary
         markers = markers_of(self._main.model.chat_template or "")
-        piece = functools.partial(vocabulary.piece, special=True)
+
+        def piece(token: int) -> bytes:  # a grammar has read those without the names of control tokens
+            return vocabulary.piece(token) or vocabulary.piece(token, special=True)
+
         return ThoughtTokens(markers, piece, vocabulary.n_tokens, vocabulary.is_end) if markers else None
 
     def _grammar_start(self, settings: GenerationSettings) -> State | None:

@@ -134,6 +134,8 @@ class Splitter:
         if self._state == "start":
             held = self._held if self._n_prompt else self._held.lstrip()
             return [marker[len(held) :] for marker in self._starts if marker.startswith(held)]
+        if not self._held:
+            return []
         parts = [(marker[:n], marker[n:]) for marker in self._ends for n in range(1, len(marker))]
         return [rest for begun, rest in parts if self._held.endswith(begun)]
 

@@ -34,7 +34,7 @@ class ThoughtTokens:
     ) -> None:
         self.markers, self.piece, self.n_vocab = markers, piece, n_vocab
         self._texts = (*markers.openings, *markers.closings, *markers.calls)
-        self._is_end = is_end
+        self._shortest, self._is_end = min(map(len, self._texts)), is_end
 
     def text(self, token: int) -> str:
         """One character for each byte of a token: markers are ASCII."""
@@ -49,20 +49,25 @@ class ThoughtTokens:
     def marking(self) -> dict[int, str]:
         """The tokens that may be a part of a marker or contain one, and line breaks, with their texts."""
         ends = tuple(marker[i:] for marker in self._texts for i in range(len(marker)))
-        found = {}
-        for token, text in enumerate(map(self.text, range(self.n_vocab))):
-            if text and (
-                text.startswith(ends)
-                or not text.strip("\n")
-                or any(text in marker or marker in text for marker in self._texts)
-            ):
-                found[token] = text
-        return found
+        parts = {end[:n] for end in ends for n in range(1, len(end) + 1)}
+        texts = enumerate(map(self.text, range(self.n_vocab)))
+        return {
+            token: text
+            for token, text in texts
+            if text.startswith(ends)
+            or text in parts
+            or self._contains(text)
+            or (text and not text.strip("\n"))
+        }
 
     @functools.cached_property
     def whole(self) -> list[int]:
         """The tokens that contain a marker."""
-        return [t for t, text in self.marking.items() if any(marker in text for marker in self._texts)]
+        return [token for token, text in self.marking.items() if self._contains(text)]
+
+    def _contains(self, text: str) -> bool:
+        """Return whether a text contains a marker; most are too short."""
+        return len(text) >= self._shortest and any(marker in text for marker in self._texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +138,14 @@ class Thought:
         return np.where(np.isin(tokens, [*self._exceptions()]), not self.splitter.is_reasoning, found)
 
     def allowed(self) -> NDArray[np.bool_]:
-        everything = np.arange(self.tokens.n_vocab)
-        if self.n_closed is not None or not self.answer or self.splitter.is_reasoning or not self.unopened:
-            return self.allows(everything)
-        found = self.unopened.allowed().copy()
-        found[[*self._exceptions()]] = True
+        n_vocab, is_reasoning = self.tokens.n_vocab, self.splitter.is_reasoning
+        if self.n_closed is not None or not self.answer:
+            return self.allows(np.arange(n_vocab))
+        if is_reasoning:
+            found = self.tokens.going_on.copy()
+        else:
+            found = self.unopened.allowed().copy() if self.unopened else np.zeros(n_vocab, bool)
+        found[[*self._exceptions()]] = not is_reasoning
         return found
 
     def _exceptions(self) -> Iterator[int]:
@@ -158,8 +166,9 @@ class Thought:
                 if not text.strip("\n") and self.n_breaks + len(text) <= _LINE_BREAKS:
                     yield token
         else:
+            begun = {rest[:n] for rest in rests for n in range(1, len(rest))}
             for token, text in marking.items():
-                if any(text.startswith(rest) or rest.startswith(text) for rest in rests):
+                if text in begun or text.startswith(rests):
                     after = self._read(token)
                     if not after.is_past_reasoning or after.is_before_answer:
                         yield token

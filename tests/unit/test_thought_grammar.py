@@ -184,7 +184,7 @@ def test_drafts_do_not_change_the_distribution(cached_logits, rule, shape, piece
 
     def run(rng, drafting):
         nonlocal n_drafted
-        state, n = state_of(pieces, **how), 2 if rule == "traversal" else 3  # more take many seconds
+        state, n = state_of(pieces, **how), 3 if rule == "exact-match" else 2  # more take seconds
         tokens, n_accepted = outputs(state, pieces, rng, rule, shape, drafting=drafting, begun=begun, n=n)
         n_drafted += n_accepted
         return tokens
