@@ -14,7 +14,7 @@ from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked, checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
-from spec_local.core.reasoning import Splitter, markers_of, splitter_after
+from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.core.thought import Thought, ThoughtTokens
@@ -88,6 +88,7 @@ class RunningAnswers:
     def __init__(self, slots: Sequence[Slot], factory: ProposerFactory, ending: Callable[[], bool]) -> None:
         self._slots, self._factory, self._ending = slots, factory, ending
         self._main = slots[0].main
+        self._markers: dict[Markers, ThoughtTokens] = {}
         self._grammars: dict[object, Grammar] = {}  # the most recent ones, which most answers reuse
 
     def check(
@@ -251,29 +252,35 @@ class RunningAnswers:
         self, settings: GenerationSettings, prompt: CheckedPrompt, answer: State | None
     ) -> State | None:
         """The constraint of reasoning and answer; outside a chat, a grammar holds from the first token."""
-        model, chat, tokens = self._main.model, prompt.chat, self._thought_tokens
-        if not tokens or not (chat if answer else settings.reasoning_budget is not None):
+        model, chat = self._main.model, prompt.chat
+        markers = markers_of(model.chat_template or "")
+        if not markers or not (chat if answer else settings.reasoning_budget is not None):
             return answer
-        if tokens.markers.calls and settings.call_grammar:
-            return answer  # the channels of gpt-oss are a part of this grammar
+        if settings.call_grammar:
+            markers = markers.before_calls
+        tokens = self._thought_tokens(markers)
         if chat:
             splitter = copy.copy(chat.splitter)
         else:
             splitter = splitter_after(model.chat_template or "", tokens.piece, prompt.tokens)
         splitter.feed("")  # the prompt may have opened the reasoning
+        if markers.header and settings.call_grammar and not splitter.is_past_reasoning:
+            splitter = Splitter(markers, markers.openings[0] if splitter.is_reasoning else markers.header)
+            splitter.feed("")
         answered = prompt.tokens[len(prompt.tokens) - chat.n_answered :] if chat else ()
-        closing = model.vocabulary.continuation(tokens.markers.closed)
+        closing = model.vocabulary.continuation(markers.closed)
         return Thought(splitter, tokens, closing, settings.reasoning_budget, answer).start(answered)
 
-    @functools.cached_property
-    def _thought_tokens(self) -> ThoughtTokens | None:
-        vocabulary = self._main.model.vocabulary
-        markers = markers_of(self._main.model.chat_template or "")
+    def _thought_tokens(self, markers: Markers) -> ThoughtTokens:
+        if markers not in self._markers:
+            vocabulary = self._main.model.vocabulary
 
-        def piece(token: int) -> bytes:  # a grammar has read those without the names of control tokens
-            return vocabulary.piece(token) or vocabulary.piece(token, special=True)
+            def piece(token: int) -> bytes:  # a grammar has read those without the names of control tokens
+                return vocabulary.piece(token) or vocabulary.piece(token, special=True)
 
-        return ThoughtTokens(markers, piece, vocabulary.n_tokens, vocabulary.is_end) if markers else None
+            tokens = ThoughtTokens(markers, piece, vocabulary.n_tokens, vocabulary.is_end)
+            self._markers[markers] = tokens
+        return self._markers[markers]
 
     def _grammar_start(self, settings: GenerationSettings) -> State | None:
         if not settings.constrained:

@@ -87,9 +87,11 @@ def _in_budget(texts, start, budget, closing):
     return True
 
 
-def state_of(pieces, *, is_open, budget=None):
-    markers = markers_of("</think>")
-    splitter = Splitter(markers, "<think>" if is_open else "")
+def state_of(pieces, *, is_open, budget=None, markers=None, prompt=None):
+    markers = markers or markers_of("</think>")
+    if prompt is None:
+        prompt = markers.openings[0] if is_open else ""
+    splitter = Splitter(markers, prompt)
     splitter.feed("")
     known = [piece.encode() for piece in pieces]
     tokens = ThoughtTokens(markers, known.__getitem__, len(pieces), lambda token: pieces[token] == END)
@@ -194,16 +196,51 @@ def test_drafts_do_not_change_the_distribution(cached_logits, rule, shape, piece
     assert n_drafted or not shape  # few of these states force a text
 
 
-@every_case
-def test_the_ways_to_ask_for_allowed_tokens_agree(pieces, how, begun):
+GEMMA = markers_of("<channel|>")
+GPT_OSS = markers_of("<|start|>assistant<|channel|>final<|message|>")
+HEADER = "<|start|>assistant"
+MORE_CASES = [
+    (["a", "\n", "<channel|>a", "<|channel>thought", "<channel", "|>", END], {"markers": GEMMA}),
+    (["a", "<|channel|>", "analysis", "<|message|>", "<|end|>", HEADER, END], {"markers": GPT_OSS}),
+    (["a", "<|channel|>final", "<|message|>", HEADER, HEADER + "<|channel|>", END], {"markers": GPT_OSS}),
+    (
+        ["a", "<|channel|>", "analysis", "<|message|>", "<|end|>", HEADER, END],
+        {"markers": GPT_OSS.before_calls, "prompt": HEADER},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "how"),
+    [
+        *((pieces, how) for pieces, how, _ in CASES),
+        *((pieces, how | {"is_open": is_open}) for pieces, how in MORE_CASES for is_open in (True, False)),
+    ],
+)
+def test_the_ways_to_ask_for_allowed_tokens_agree(pieces, how):
     states = [state_of(pieces, **how)]
+    everything = np.arange(len(pieces))
     for _ in range(4):
         following = []
         for state in states:
             allowed = state.allowed()
-            everything = np.arange(len(pieces))
             assert state.allows(everything).tolist() == allowed.tolist()
-            assert [state.n_allowed([t]) == 1 for t in everything] == allowed.tolist()
+            assert [state.n_allowed([token]) == 1 for token in everything] == allowed.tolist()
             following += [state.after(t) for t in allowed.nonzero()[0].tolist() if pieces[t] != END]
-        assert following
-        states = [state for state in following if state]
+        assert all(following)
+        states = following
+
+
+def test_calls_of_gpt_oss_follow_a_thought():
+    """The header before the calls' own part ends it; without a thought, they follow the prompt's header."""
+    pieces = ["a", "<|channel|>", "analysis", "<|message|>", "<|end|>", HEADER, END]
+    state = state_of(pieces, is_open=False, markers=GPT_OSS.before_calls, prompt=HEADER)
+    texts = ["<|channel|>", "analysis", "<|message|>", "a", "<|end|>", "a", "<|end|>", HEADER, "a"]
+    choices = []
+    for text in texts:
+        choices.append("".join(pieces[t][-1:] for t in state.allowed().nonzero()[0]))
+        assert state.n_allowed([pieces.index(text)])
+        state = state.after(pieces.index(text))
+    free = "a>s>>t"
+    assert choices == ["a>", "as", ">", *[free] * 5, "a"]  # "analysis" begins with "a"
+    assert state.allowed().tolist() == [text == END for text in pieces]
