@@ -197,8 +197,6 @@ class Thought:
             return self.answer if is_last else replace(self, n_closed=self.n_closed + 1)
         text = self.tokens.text(token)
         is_reasoning = self.splitter.is_reasoning
-        if self.answer and is_reasoning and not self.tokens.going_on[token]:
-            return None
         n_breaks = len(text) - len(text.rstrip("\n"))
         if self.splitter.is_past_reasoning:
             n_breaks += self.n_breaks
