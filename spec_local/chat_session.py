@@ -190,16 +190,12 @@ class ChatSession:
     def splitter(self) -> Splitter:
         """A new splitter of the answer that is being generated: it separates the reasoning from the answer.
 
-        Under a grammar, which holds from the first token on, all of the text is the answer. Of an answer that
-        is continued, it is to read the rest.
+        Of an answer that is continued, it is to read the rest.
         """
-        splitter = self._splitter()
+        splitter = self.conversation.splitter()
         if self._begun:
             splitter.skip(self._begun)
         return splitter
-
-    def _splitter(self) -> Splitter:
-        return Splitter() if self.settings.constrained else self.conversation.splitter()
 
     @checked
     def save(self, path: Path | str, *, with_state: bool = False, with_paths: bool = False) -> int:
@@ -273,7 +269,7 @@ class ChatSession:
         content, tokens = begin()
         is_new = self.conversation.messages[-1]["role"] != "assistant"
         n_begun, self._begun = len(tokens), content
-        splitter = self._splitter()
+        splitter = self.conversation.splitter()
         try:
             if dropped := self._make_room(n_begun):
                 yield MessagesDropped(dropped)

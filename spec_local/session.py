@@ -103,7 +103,6 @@ class Session:
         self._lock = SessionLock[Any](_is_left, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._lock.ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
-        self._chat_is_constrained = False
 
     def _drafter(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> LanguageModel | None:
         if not draft or not self.vocabulary_map:
@@ -245,8 +244,8 @@ class Session:
         """Generate an answer with exactly the main model's distribution.
 
         Args:
-            prompt: text or token ids; or a `ChatPrompt`, which also tells a reasoning budget what the answer
-                begins with.
+            prompt: text or token ids; or a `ChatPrompt`, with which a grammar holds after the reasoning only,
+                and a reasoning budget knows what the answer begins with.
             settings: settings of this answer.
             cancelled: called between model calls; True ends the answer.
             clock: returns the time in seconds.
@@ -337,11 +336,8 @@ class Session:
         )
 
     def splitter(self) -> Splitter:
-        """A new splitter of the answer to the last `chat`: it separates the reasoning of models that think.
-
-        Under a grammar, which holds from the first token on, all of the text is the answer.
-        """
-        return self._chat.splitter() if self._chat and not self._chat_is_constrained else Splitter()
+        """A new splitter of the answer to the last `chat`: it separates the reasoning from the answer."""
+        return self._chat.splitter() if self._chat else Splitter()
 
     def tool_call_parser(self) -> ToolCallParser:
         """A new parser of the answer to the last `chat`: it separates tool calls from the text.
@@ -373,7 +369,7 @@ class Session:
         chat, settings = last.following(messages, tool_use), tool_use.settings(settings)
         tokens = chat.prompt()
         answer = self._start(ChatPrompt(tokens, chat.splitter()), settings, cancelled, clock, chat)
-        self._chat, self._chat_is_constrained = chat, settings.constrained and not settings.call_grammar
+        self._chat = chat
         return answer
 
     def _start(
@@ -389,7 +385,7 @@ class Session:
         running = self._answers.begin(prepared, self._slots[0], clock)
         events = self._answers.one(running, clock)
         if chat:
-            events = chat.answered(events, Splitter() if settings.constrained else chat.splitter())
+            events = chat.answered(events, chat.splitter())
         return self._lock.start(events)
 
     @checked

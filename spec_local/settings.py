@@ -56,12 +56,13 @@ class GenerationSettings:
         beam_width: number of beams.
         verifier: a name in `spec_local.verifiers.VERIFIERS`; all of them are lossless. ``auto``:
             ``exact-match``, with which draft tokens change what a seed gives only through the logits.
-        grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that is cut
-            short by `max_tokens`, a stop string or a full context is the beginning of a matching one.
+        grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`); in a chat, without the
+            reasoning before it. An answer that is cut short by `max_tokens`, a stop string or a full context
+            is the beginning of a matching one.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
         reasoning_budget: maximum number of tokens of the reasoning before the answer, after which its closing
             follows; up to three more complete a character that the limit would split. None: no limit. Without
-            effect under a grammar, and for models that do not reason.
+            effect for models that do not reason, and for prompts under a grammar that are no chat.
         call_grammar: a grammar of tool calls, which `spec_local.chat.tool_use` writes.
         control_text: control tokens whose names are part of the answer's text, such as ``[TOOL_CALLS]``;
             others have no text.

@@ -169,6 +169,7 @@ def generate(
         from spec_local.chat.template import start_template_process
         from spec_local.engine.events import Statistics
         from spec_local.llama import runtime
+        from spec_local.session import ChatPrompt
 
         runtime.set_verbose(verbose > 1)
         if input_file or output_file:
@@ -195,9 +196,10 @@ def generate(
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
             tokens = request.tokens(session.main.model)
-            splitter = functools.partial(request.splitter, session.main.model, tokens, settings)
+            splitter = functools.partial(request.splitter, session.main.model, tokens)
+            asked = tokens if request.is_plain(session.main.model) else ChatPrompt(tokens, splitter())
             if answers is None:
-                events = session.generate(tokens, settings, cancelled=cancelled)
+                events = session.generate(asked, settings, cancelled=cancelled)
                 if as_json or as_jsonl:
                     done = _in_json(
                         session,
@@ -219,7 +221,7 @@ def generate(
                 statistics = Statistics()
                 ends = several_view.answer(
                     session,
-                    tokens,
+                    asked,
                     n,
                     settings,
                     splitter,

@@ -8,7 +8,7 @@ from specdec_cli import render
 if TYPE_CHECKING:
     from spec_local.core.reasoning import Splitter
     from spec_local.engine.events import Statistics
-    from spec_local.session import Done, Session
+    from spec_local.session import ChatPrompt, Done, Session
     from spec_local.settings import GenerationSettings
 
 SEPARATOR = "---\n"
@@ -17,7 +17,7 @@ SEPARATOR = "---\n"
 
 def answer(
     session: "Session",
-    prompt: Sequence[int],
+    prompt: "Sequence[int] | ChatPrompt",
     n_answers: int,
     settings: "GenerationSettings",
     splitter: "Callable[[], Splitter]",

@@ -14,10 +14,10 @@ from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked, checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
-from spec_local.core.reasoning import Splitter, markers_of, splitter_after
+from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.core.thought_limit import ThoughtLimit
+from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
@@ -88,6 +88,7 @@ class RunningAnswers:
     def __init__(self, slots: Sequence[Slot], factory: ProposerFactory, ending: Callable[[], bool]) -> None:
         self._slots, self._factory, self._ending = slots, factory, ending
         self._main = slots[0].main
+        self._markers: dict[Markers, ThoughtTokens] = {}
         self._grammars: dict[object, Grammar] = {}  # the most recent ones, which most answers reuse
 
     def check(
@@ -244,25 +245,42 @@ class RunningAnswers:
             self._factory.datastore.add_answer(output, before)
 
     def _constraint(self, settings: GenerationSettings, prompt: CheckedPrompt) -> Constraint | None:
-        grammar = self._grammar_start(settings)
-        state = grammar or self._thought_limit(settings.reasoning_budget, prompt)
+        state = self._thought(settings, prompt, self._grammar_start(settings))
         return Constraint(state) if state else None
 
-    def _thought_limit(self, n_tokens: int | None, prompt: CheckedPrompt) -> State | None:
-        model = self._main.model
+    def _thought(
+        self, settings: GenerationSettings, prompt: CheckedPrompt, answer: State | None
+    ) -> State | None:
+        """The constraint of reasoning and answer; outside a chat, a grammar holds from the first token."""
+        model, chat = self._main.model, prompt.chat
         markers = markers_of(model.chat_template or "")
-        if n_tokens is None or not markers:
-            return None
-        piece = functools.partial(model.vocabulary.piece, special=True)
-        chat = prompt.chat
+        if not markers or not (chat if answer else settings.reasoning_budget is not None):
+            return answer
+        if settings.call_grammar:
+            markers = markers.before_calls
+        tokens = self._thought_tokens(markers)
         if chat:
             splitter = copy.copy(chat.splitter)
         else:
-            splitter = splitter_after(model.chat_template or "", piece, prompt.tokens)
+            splitter = splitter_after(model.chat_template or "", tokens.piece, prompt.tokens)
         splitter.feed("")  # the prompt may have opened the reasoning
+        if markers.header and settings.call_grammar and not splitter.is_past_reasoning:
+            splitter = Splitter(markers, markers.openings[0] if splitter.is_reasoning else markers.header)
+            splitter.feed("")
         answered = prompt.tokens[len(prompt.tokens) - chat.n_answered :] if chat else ()
         closing = model.vocabulary.continuation(markers.closed)
-        return ThoughtLimit(splitter, n_tokens, closing, piece, model.vocabulary.n_tokens).start(answered)
+        return Thought(splitter, tokens, closing, settings.reasoning_budget, answer).start(answered)
+
+    def _thought_tokens(self, markers: Markers) -> ThoughtTokens:
+        if markers not in self._markers:
+            vocabulary = self._main.model.vocabulary
+
+            def piece(token: int) -> bytes:  # a grammar has read those without the names of control tokens
+                return vocabulary.piece(token) or vocabulary.piece(token, special=True)
+
+            tokens = ThoughtTokens(markers, piece, vocabulary.n_tokens, vocabulary.is_end)
+            self._markers[markers] = tokens
+        return self._markers[markers]
 
     def _grammar_start(self, settings: GenerationSettings) -> State | None:
         if not settings.constrained:

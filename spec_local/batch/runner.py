@@ -173,7 +173,7 @@ def run(
                 failures.append((entry, error))
                 continue
             started.append(entry)
-            splitters.append(entry.request.splitter(session.main.model, tokens, entry.settings))
+            splitters.append(entry.request.splitter(session.main.model, tokens))
             is_chat = not entry.request.is_plain(session.main.model)
             yield ChatPrompt(tokens, splitters[-1]) if is_chat else tokens
 

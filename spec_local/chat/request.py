@@ -89,13 +89,12 @@ class Request:
     def _tool_use(self, model: Model, json_schema: str | None = None) -> ToolUse:
         return ToolUse(ChatTemplate(model), self.tools, self.tool_choice, json_schema=json_schema)
 
-    def splitter(self, model: Model, prompt: Sequence[int], settings: GenerationSettings) -> Splitter:
+    def splitter(self, model: Model, prompt: Sequence[int]) -> Splitter:
         """A splitter of the model's output for these tokens of the request.
 
-        Without a chat template, and under a grammar, which holds from the first token on, all of the output
-        is the answer.
+        Without a chat template, all of the output is the answer.
         """
-        if (settings.constrained and settings.call_grammar is None) or self.is_plain(model):
+        if self.is_plain(model):
             return Splitter()
         return ChatTemplate(model).splitter(messages_of(self.messages), prompt)
 

@@ -83,17 +83,11 @@ class ToolUse:
     def render(self, messages: Sequence[Mapping[str, object]]) -> Rendered:
         """The text of the prompt, up to where the model begins to write.
 
+        Where the template writes no calls, they are the end of the content.
+
         Raises:
             InvalidRequest, ModelError: see `ChatTemplate.prompt`.
         """
-        rendered = self._rendered(messages)
-        if self._grammar is None or not rendered.text.rstrip().endswith(b"<think>"):
-            return rendered
-        end = b"\n</think>\n\n"  # the grammar holds from the first token on
-        return Rendered(rendered.text + end, rendered.is_content + bytes(len(end)))
-
-    def _rendered(self, messages: Sequence[Mapping[str, object]]) -> Rendered:
-        """The rendered messages. Where the template writes no calls, they are the end of the content."""
         form = format_of(self._template.source)
         if not form or "tool_calls" in self._template.source:
             return self._template.prompt(messages, self.tools)

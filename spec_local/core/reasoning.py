@@ -1,7 +1,7 @@
 """Reasoning: the markers that models put around it, and its separation from the answer, part by part."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from spec_local.core.text import overlap
@@ -16,7 +16,8 @@ class Markers:
 
     The first closing also precedes an answer without reasoning. calls: what tool calls begin with; one also
     ends the reasoning, and is part of the answer. opened, closed: the first opening and the last closing with
-    the line breaks that models write around the reasoning.
+    the line breaks that models write around the reasoning. header: what a message begins with, if a grammar
+    of calls writes the rest of it.
     """
 
     openings: tuple[str, ...]
@@ -24,6 +25,13 @@ class Markers:
     opened: str
     closed: str
     calls: tuple[str, ...] = ()
+    header: str = ""
+
+    @property
+    def before_calls(self) -> "Markers":
+        """The markers of reasoning after which a grammar of calls holds."""
+        closed = f"<|end|>{self.header}"
+        return replace(self, closings=(closed,), closed=closed, calls=()) if self.header else self
 
     def before_answer(self, prompt: str, reasoning: str, *, is_over: bool) -> tuple[str, str, str]:
         """What stands between a prompt and an answer that is continued, in three parts.
@@ -47,7 +55,8 @@ class Markers:
         return "", "", self.closings[0][begun:] if begun and is_over else ""
 
 
-_CHANNEL = "<|start|>assistant<|channel|>{}<|message|>"
+_HEADER = "<|start|>assistant"
+_CHANNEL = _HEADER + "<|channel|>{}<|message|>"
 _FINAL = _CHANNEL.format("final")
 _CALLS = (
     "<|start|>assistant to=functions.",
@@ -62,6 +71,7 @@ _MARKERS = (
         _CHANNEL.format("analysis"),
         f"<|end|>{_FINAL}",
         (*_CALLS, *(f"<|end|>{call}" for call in _CALLS)),
+        _HEADER,
     ),
     Markers(("<|channel>thought",), ("<channel|>",), "<|channel>thought\n", "<channel|>"),  # Gemma 4
 )
@@ -122,6 +132,22 @@ class Splitter:
     def is_past_reasoning(self) -> bool:
         """True if all further text is the answer."""
         return self._state == "answer"
+
+    @property
+    def is_before_answer(self) -> bool:
+        """True if a marker has ended the reasoning, and nothing but line breaks has followed it."""
+        return self._state == "answer" and self._after_marker
+
+    @property
+    def rests(self) -> list[str]:
+        """What completes the markers with which the text so far may end; at the start, whole ones, too."""
+        if self._state == "start":
+            held = self._held if self._n_prompt else self._held.lstrip()
+            return [marker[len(held) :] for marker in self._starts if marker.startswith(held)]
+        if not self._held:
+            return []
+        parts = [(marker[:n], marker[n:]) for marker in self._ends for n in range(1, len(marker))]
+        return [rest for begun, rest in parts if self._held.endswith(begun)]
 
     def skip(self, text: str) -> None:
         """Read the beginning of an answer that is continued: none of it is returned."""

@@ -202,10 +202,8 @@ class EngineProcess:
     def _chat(self, id: int, request: AnswerRequest) -> _Running:
         chat = self._conversation(request)
         settings = chat.tool_use.settings(request.settings) if chat.tool_use else request.settings
-        running = _Running(id, settings, chat.prompt(), chat, parser=chat.parser(partial=True))
-        if not settings.constrained or settings.call_grammar:
-            running.splitter = chat.splitter()
-        return running
+        tokens, parser = chat.prompt(), chat.parser(partial=True)
+        return _Running(id, settings, tokens, chat, chat.splitter(), parser)
 
     def _conversation(self, request: AnswerRequest) -> Conversation:
         """The messages of a request, with the tokens of what they have in common with an earlier one."""

@@ -73,6 +73,23 @@ def test_an_answer_that_is_cut_short_within_the_reasoning(inside, model):
     assert b"cut at 6 tokens" in done.stderr
 
 
+def test_a_schema_holds_after_the_reasoning(inside, model, tmp_path):
+    schema = ("--json-schema", '{"enum": ["yes"]}')
+    (whole,) = inside.objects(inside("generate", "--main", model, *SHORT, *schema, "--json", "x"))
+    assert (whole["reasoning_content"], whole["content"]) == (THOUGHT, '"yes"')
+    done = inside("generate", "--main", model, *SHORT, *schema, "--answers", "2", "x")
+    assert (done.returncode, done.stdout) == (0, b'"yes"\n---\n"yes"\n')
+    (tmp_path / "prompts.txt").write_text("x\n")
+    (answer,) = inside.objects(
+        inside("generate", "--main", model, *SHORT, *schema, "--input", tmp_path / "prompts.txt")
+    )
+    assert (answer["reasoning_content"], answer["content"]) == (THOUGHT, '"yes"')
+    done = inside("generate", "--main", model, *SHORT, *schema, "--raw", "x")
+    assert done.stdout == b'"yes"'
+    done = inside("generate", "--main", model, *SHORT, *schema, "-n", "4", "x")
+    assert (done.returncode, done.stdout) == (3, b"")
+
+
 @pytest.fixture
 def shown(inside, opened):
     """A function that answers on a terminal, and returns the screen with its styles."""

@@ -175,8 +175,9 @@ def test_a_splitter_separates_the_reasoning(tmp_path, kind):
         assert parts == (THOUGHT, ANSWER)
         again = session.chat([user("Why?"), assistant(ANSWER), user("Why?")], LONG)
         assert text_of(again)
-        session.chat([user("Why?")], replace(LONG, grammar='root ::= "a"')).close()
-        assert session.splitter().feed("<think>a") == ("", "<think>a")  # under a grammar, all is the answer
+        events = session.chat([user("Why?")], replace(LONG, grammar='root ::= "a"'))
+        splitter = session.splitter()
+        assert splitter.finish(text_of(events)) == (THOUGHT, "a")
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def test_a_call_or_json_in_the_channels_of_gpt_oss(tmp_path, schema):
     with Session.open(path, n_ctx=512, threads=1) as session:
         for seed in range(8):
             settings = replace(GREEDY, sampling=SamplingSettings(temperature=4), seed=seed)
+            settings = replace(settings, reasoning_budget=seed, max_tokens=300)
             choice = "required" if schema is None else "auto"
             events = session.chat([ASKED], settings, tools=[city], tool_choice=choice, json_schema=schema)
             splitter = session.splitter()
@@ -154,6 +155,24 @@ def test_a_call_or_json_in_the_channels_of_gpt_oss(tmp_path, schema):
                 assert json.loads(found.text) in ({}, {"x": 1})
             kinds.add(bool(found.calls))
     assert kinds == ({True} if schema is None else {True, False})
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("control", [(), CHANNELS], ids=["text", "control tokens"])
+def test_a_required_call_comes_after_the_reasoning_of_gpt_oss(tmp_path, control):
+    script = ["<|channel|>", "analysis", "<|message|>", "I look.", "<|end|>", "<|start|>", "assistant"]
+    path = write_scripted_model(
+        tmp_path / "m.gguf", TOOL_TEMPLATES["gpt-oss"], "assistant", script, CHANNELS, control
+    )
+    with Session.open(path, n_ctx=1024, threads=1) as session:
+        for choice, schema, n in (("required", None, 9), ("auto", '{"enum": [7]}', 9), ("now", None, 0)):
+            settings = replace(GREEDY, reasoning_budget=n, max_tokens=300)
+            events = session.chat([ASKED], settings, tools=TOOLS, tool_choice=choice, json_schema=schema)
+            parts = session.splitter().finish(text_of(events))
+            answer = session.answer
+            assert parts.reasoning == answer.get("reasoning_content", "") == ("I look." if n else "")
+            if "tool_calls" not in answer:
+                assert (choice, answer["content"]) == ("auto", "7")
 
 
 def test_a_call_keeps_the_tokens_with_which_it_was_written(sessions):
@@ -263,19 +282,35 @@ def test_templates_without_tools_or_with_an_unknown_form(hermes):
         ToolUse(unknown, TOOLS)
 
 
-def test_a_required_call_comes_after_the_reasoning(hermes):
-    source = TOOL_TEMPLATES["Hermes"].removesuffix("\n' }}") + "\n<think>\n' }}"
-    rendered = ToolUse(template_of(hermes, source), TOOLS, "required").render([ASKED])
-    assert rendered.text.endswith(b"assistant\n<think>\n\n</think>\n\n")
-    assert len(rendered.is_content) == len(rendered.text)
-    assert not any(rendered.is_content[rendered.text.index(b"<think>") :])
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("opened", [True, False], ids=["opened", "both markers"])
+def test_a_required_call_comes_after_the_reasoning(tmp_path, opened):
+    source = TOOL_TEMPLATES["Hermes"] + "{# </think> #}"
+    script = ["I look.", "\n</th", "ink>\n\n"]
+    if opened:
+        source = source.replace("assistant\n' }}{#", "assistant\n<think>\n' }}{#")
+        assert "<think>" in source
+    else:
+        script.insert(0, "<think>")
+    path = write_scripted_model(tmp_path / "m.gguf", source, "<0x0A>", script, ["</think>"])
+    with Session.open(path, n_ctx=1024, threads=1) as session:
+        for choice, schema in (("required", None), ("now", None), ("auto", '{"enum": [7]}')):
+            events = session.chat([ASKED], GREEDY, tools=TOOLS, tool_choice=choice, json_schema=schema)
+            splitter = session.splitter()
+            parts = splitter.finish(text_of(events))
+            assert parts.reasoning == "I look."
+            answer = session.answer
+            assert answer["reasoning_content"] == "I look."
+            if "tool_calls" not in answer:
+                assert (choice, answer["content"]) == ("auto", "7")
+            assert session.tool_call_parser().finish(parts.answer).text == answer["content"]
 
 
 def test_several_answers_with_requests(session):
     model = session.main.model
     request = Request(messages=[ASKED], tools=TOOLS)
     tokens, settings = request.tokens(model), request.settings(model, GREEDY)
-    splitter, parser = request.splitter(model, tokens, settings), request.parser(model)
+    splitter, parser = request.splitter(model, tokens), request.parser(model)
     texts = ["", ""]
     for number, event in session.generate_many([tokens, tokens], settings):
         if isinstance(event, Text):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from spec_local.chat.conversation import Conversation
@@ -219,10 +220,37 @@ def test_a_budget_of_reasoning_that_the_message_began(sessions, kind, begun):
     assert session.answer["content"] == ANSWER
 
 
-def test_under_a_grammar_all_of_the_output_is_the_answer(chat):
-    chat.settings = GenerationSettings(sampling=GREEDY.sampling, grammar='root ::= "yes"')
+@pytest.mark.parametrize("more", [{"policy": "off"}, {"policy": "fixed"}])
+def test_a_grammar_holds_after_the_reasoning(chat, more):
+    chat.settings = replace(GREEDY, grammar='root ::= "yes"', **more)
+    (*_, done) = chat.send("a")
+    assert chat.conversation.messages[-1] == {**ANSWERED, "content": "yes"}
+    assert done.reason == "stop"
+    chat.settings = replace(chat.settings, reasoning_budget=2)
+    list(chat.send("b"))
+    assert chat.conversation.messages[-1] == {**ANSWERED, "content": "yes", "reasoning_content": "Hm, what?"}
+    chat.settings = replace(chat.settings, reasoning_budget=None, max_tokens=3)
+    (*_, done) = chat.send("c")
+    assert done.cut_short
+    assert chat.conversation.messages[-1]["content"] == ""
+
+
+@pytest.mark.parametrize("kind", ["both markers", "kept", "channels"], indirect=True)
+def test_a_model_that_does_not_open_its_reasoning_answers_at_once(chat):
+    """The grammar then holds from the first token: here, it is the only text that may follow."""
+    vocabulary = chat.session.main.model.vocabulary
+    pieces = {token: vocabulary.piece(token, special=True) for token in range(vocabulary.n_tokens)}
+    never = {t: -np.inf for t, piece in pieces.items() if piece[:1] == b"<" and not vocabulary.is_end(t)}
+    sampling = replace(GREEDY.sampling, logit_bias=never)
+    chat.settings = replace(GREEDY, sampling=sampling, json_schema='{"enum": ["yes"]}')
     list(chat.send("a"))
-    assert chat.conversation.messages[-1] == {"role": "assistant", "content": "yes"}
+    assert chat.conversation.messages[-1] == {"role": "assistant", "content": '"yes"'}
+
+
+@pytest.mark.parametrize("kind", ["opened"], indirect=True)
+def test_text_outside_a_chat_follows_a_grammar_from_the_first_token(sessions, kind):
+    events = sessions[kind].generate("Hm, <think>\n", GREEDY, grammar='root ::= "yes"')
+    assert text_of(events) == "yes"
 
 
 def test_reasoning_is_saved_in_a_field_of_its_own(chat, tmp_path):

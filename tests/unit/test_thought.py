@@ -10,7 +10,7 @@ from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.core.sampling import Sampler
-from spec_local.core.thought_limit import ThoughtLimit
+from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.lookups.forced import ForcedTokens
 from spec_local.policies.base import Policy
 from spec_local.proposers.combined import CombinedProposer
@@ -24,18 +24,20 @@ A, LINE, CLOSE, OPEN, LESS, REST = range(6)
 CLOSING = [LINE, CLOSE]
 
 
-def limit(n, *prompt, rest=None, closing=CLOSING):
+def limit(n, *prompt, answer=None, closing=CLOSING):
     splitter = splitter_after("{{ '</think>' }}", PIECES.__getitem__, prompt)
     splitter.feed("")
-    return opened(n, splitter, rest=rest, closing=closing).start()
+    return opened(n, splitter, answer=answer, closing=closing).start()
 
 
-def opened(n, splitter=None, *, rest=None, closing=CLOSING, pieces=PIECES):
+def opened(n, splitter=None, *, answer=None, closing=CLOSING, pieces=PIECES, end=None):
     """The limit in an answer; splitter: of its text; None: the prompt has opened the reasoning."""
     if not splitter:
         splitter = splitter_after("{{ '</think>' }}", PIECES.__getitem__, [OPEN])
         splitter.feed("")
-    return ThoughtLimit(splitter, n, closing, pieces.__getitem__, len(pieces), rest)
+    markers = markers_of("</think>")
+    tokens = ThoughtTokens(markers, pieces.__getitem__, len(pieces), lambda token: token == end)
+    return Thought(splitter, tokens, closing, n, answer)
 
 
 def after(state, *tokens):
@@ -131,16 +133,15 @@ def test_a_state_does_not_change():
     assert state.splitter.__dict__ == before
 
 
-def test_the_other_constraint_waits_for_the_closing():
-    """The closing goes before it; afterwards, it continues with the whole output."""
-    rest = FakeState(6, lambda answer: {A, LINE, CLOSE} if len(answer) < 3 else {LESS})
-    state = limit(1, OPEN, rest=rest)
-    assert choices(state) == [A, LINE, CLOSE]
+def test_the_answers_constraint_begins_after_the_closing():
+    answer = FakeState(6, lambda answer: {A, LINE, CLOSE} if len(answer) < 3 else {LESS})
+    state = limit(1, OPEN, answer=answer)
+    assert choices(state) == [*range(6)]
     state = after(state, A)
     assert choices(state) == [LINE]
     last = after(state, LINE, CLOSE)
-    assert (last.answer, choices(last)) == ((A, LINE, CLOSE), [LESS])
-    assert state.n_allowed([LINE, CLOSE, LESS, A]) == 3
+    assert (last.answer, choices(last)) == ((), [A, LINE, CLOSE])
+    assert state.n_allowed([LINE, CLOSE, A, A, A, LESS, A]) == 6
 
 
 def test_every_model_that_reasons_has_a_closing():
