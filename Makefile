@@ -4,6 +4,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 BIN := .venv/bin
+# requirements-dev.txt has the version of each package, so that everybody tests the same.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements-dev.txt
 
 .PHONY: demo test lint format clean
 
@@ -34,9 +36,9 @@ format: .venv/installed-dev
 	@test -n "$(PYTHON)" || { echo "specdec needs Python 3.11 or later: install it, or run make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml
+.venv/installed: .venv/bin/python pyproject.toml requirements-dev.txt
 	@echo "Installing; llama.cpp is compiled, which takes some minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]'
+	$(INSTALL) --editable '.[serve]'
 	@touch $@
 
 # A native build of llama.cpp can crash at its first decode (virtual machines claim instructions that they do
@@ -52,7 +54,7 @@ format: .venv/installed-dev
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 # Clients of specdec serve that are tested in an environment of their own: some exclude each other's newest versions.
