@@ -16,7 +16,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = ("sh", "cat", "env", "git", "ps", "sleep", "true", "uname")
+PROGRAMS = ("sh", "cat", "env", "git", "ps", "sleep", "touch", "true", "uname")
 """What tests and dependencies start."""
 TESTS = ("tests", "benchmarks", "pyproject.toml", "requirements-dev.txt")
 """What the tests read, apart from the sources."""
