@@ -4,6 +4,9 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 BIN := .venv/bin
+KERNELS := $(wildcard spec_local/kernels/*.cpp spec_local/kernels/*.h)
+# requirements-dev.txt has the version of each package, so that everybody tests the same.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements-dev.txt
 
 .PHONY: demo test lint format wheels clean
 
@@ -12,7 +15,7 @@ demo: .venv/checked
 	$(BIN)/python examples/demo.py
 	@echo "Next: $(BIN)/specdec run, a chat with the starter model. For the name alone: export PATH=\"$(CURDIR)/$(BIN):\$$PATH\""
 
-test: .venv/installed-dev .venv/rpc .venv/libraries/installed .venv/npm/installed lint
+test: .venv/installed-dev .venv/all-kernels .venv/rpc .venv/libraries/installed .venv/npm/installed lint
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
@@ -20,6 +23,8 @@ test: .venv/installed-dev .venv/rpc .venv/libraries/installed .venv/npm/installe
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/server
 	$(BIN)/python -m pytest -n auto tests/page
 	$(BIN)/python -m pytest plugins/llm-specdec/tests
+	$(BIN)/python tools/build_wheels.py --installed --to .venv/dist
+	$(BIN)/python tools/check_wheels.py --quick .venv/dist
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check
@@ -34,15 +39,21 @@ format: .venv/installed-dev
 	@test -n "$(PYTHON)" || { echo "specdec needs Python 3.11 or later: install it, or run make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml
+.venv/installed: .venv/bin/python pyproject.toml requirements-dev.txt
 	$(BIN)/python tools/install.py serve
 	@touch $@
 
 # A native build of llama.cpp can crash at its first decode (virtual machines claim instructions that they do
 # not have). The doctor tries it in a child process, and rebuilds it with fewer of them if it dies. Then it
 # compiles the CPU kernels, if their sources have changed.
-.venv/checked: .venv/installed $(wildcard spec_local/kernels/*.cpp spec_local/kernels/*.h)
+.venv/checked: .venv/installed $(KERNELS)
 	$(BIN)/specdec doctor --fix
+	@touch $@
+
+# The tests try each instruction set that the processor has, and a wheel contains all.
+.venv/all-kernels: .venv/installed $(KERNELS)
+	@echo "Compiling the CPU kernels for all instruction sets, which takes a minute or two."
+	$(BIN)/python -m spec_local.kernels.build
 	@touch $@
 
 # The tests start workers.
@@ -51,7 +62,7 @@ format: .venv/installed-dev
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 # Clients of specdec serve that are tested in an environment of their own: some exclude each other's newest versions.

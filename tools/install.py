@@ -108,13 +108,14 @@ def main() -> None:
     extras = parser.parse_args().extras
     _, others = requirements(extras)
     shutil.rmtree(BUILT, ignore_errors=True)
-    with subprocess.Popen([*PIP, "install", *others]) as meanwhile:
+    install = (*PIP, "install", "--constraint", str(ROOT / "requirements-dev.txt"))
+    with subprocess.Popen([*install, *others]) as meanwhile:
         build_binding(BUILT)
         if meanwhile.wait():
             raise SystemExit("pip could not install the packages: see above")
     chosen = f"[{','.join(extras)}]" if extras else ""
     found = ("--find-links", str(BUILT), "--editable", f"{ROOT}{chosen}")
-    raise SystemExit(subprocess.run([*PIP, "install", *found], check=False).returncode)
+    raise SystemExit(subprocess.run([*install, *found], check=False).returncode)
 
 
 if __name__ == "__main__":

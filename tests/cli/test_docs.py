@@ -29,6 +29,7 @@ LANGUAGES = {"sh", "python", "toml", "text"}
 NOT_RUN = {
     r"make (demo|test)\b": "installs everything, and runs this test",
     r"pipx? install ": "compiles llama.cpp for minutes",
+    r"uv tool install ": "installs into the user's folders",
     r"specdec doctor --fix": "may compile the CPU kernels: run by test_kernels.py",
     r"specdec .*--workers|specdec worker|ssh ": "need other machines: run on loopback in test_workers.py",
     r"specdec serve\b": "serves until a signal ends it: run in tests/server",
