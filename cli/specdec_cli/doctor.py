@@ -35,7 +35,7 @@ def doctor(
     with exits.guarded():
         from importlib.metadata import PackageNotFoundError, version
 
-        from spec_local.llama.setup.build import recipes, repair
+        from spec_local.llama.setup.build import lacking, recipes, repair
         from spec_local.llama.setup.probe import probe_build
         from spec_local.system.machine import default_threads
 
@@ -49,7 +49,8 @@ def doctor(
         render.write(f"llama-cpp-python {binding}\n")
         verdict = probe_build()
         if not verdict.works:
-            render.write(f"llama.cpp does not work on this machine: {verdict.crash or verdict.error}\n")
+            reason = f"{verdict.crash or verdict.error}{f' ({lacking()})' if lacking() else ''}"
+            render.write(f"llama.cpp does not work on this machine: {reason}\n")
             if not fix:
                 render.write("To fix it:  specdec doctor --fix\n")
                 render.write(f"or:         {recipes()[0].command()}\n")

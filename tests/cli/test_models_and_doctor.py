@@ -85,6 +85,14 @@ def test_doctor_on_a_crashing_build(fresh_inside, tmp_path):
     assert "CMAKE_ARGS=" in report
 
 
+def test_doctor_on_a_processor_that_is_too_old_for_a_wheel(fresh, tmp_path):
+    features = "frozenset({'sse4_2', 'avx'})"
+    old = f"from spec_local.system import machine\nmachine.processor_features = lambda: {features}\n"
+    env = fresh.sabotaged(tmp_path / "sick", CRASH_UNTIL_FIXED.format(flag="") + old)
+    line = "SIGILL (this processor lacks avx2, bmi2, f16c, fma, which wheels of specdec need)\n"
+    assert line in fresh("doctor", env=env).stdout.decode()
+
+
 @pytest.mark.parametrize("fixes", [True, False], ids=["works then", "never works"])
 def test_doctor_rebuilds(fresh, tmp_path, fixes):
     flag, log = str(tmp_path / "fixed"), str(tmp_path / "log")

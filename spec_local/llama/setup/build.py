@@ -55,6 +55,15 @@ def portable() -> Recipe:
     return Recipe("a plain AVX2 build", _cmake_args(_AVX2))
 
 
+def lacking() -> str | None:
+    """Return what this processor lacks for the portable build, or None if it has everything or is unknown."""
+    features = machine.processor_features()
+    if platform.machine().lower() not in _X86_64 or not features:
+        return None
+    names = sorted({need for option in _AVX2 for need in _OPTIONS[option]} - features)
+    return f"this processor lacks {', '.join(names)}, which wheels of specdec need" if names else None
+
+
 def recipes() -> list[Recipe]:
     """Return the builds to try if the native one crashes, fastest first."""
     if platform.machine().lower() not in _X86_64:
