@@ -386,7 +386,7 @@ def test_what_our_sources_use_is_found(compare):
 # ---- one place ----
 
 RECORDS = {"spec_local/shipped/README.md", "requirements-dev.txt"}
-"""What was measured with some version, and stays as it is; and the lock file, which is made from pyproject.toml."""
+"""What was measured with some version, and stays as it is, and what is made from pyproject.toml."""
 
 
 def test_no_other_file_repeats_the_version():
