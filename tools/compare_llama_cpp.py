@@ -319,14 +319,20 @@ def test(given: str, version: str, work: Path) -> bool:
     """Run the tests of a copy of this repository that is pinned to a version. Return whether all passed."""
     copy = work / "specdec"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist"))
-    pins = copy / "pyproject.toml"
-    pins.write_text(re.sub(rf'"{PACKAGE}==[^"]+"', f'"{PACKAGE}=={version}"', _text(pins)), encoding="utf-8")
+    for pins in (copy / "pyproject.toml", copy / "requirements-dev.txt"):
+        pinned = re.sub(
+            rf'^(\W*){PACKAGE}==[^"\s]+', rf"\g<1>{PACKAGE}=={version}", _text(pins), flags=re.MULTILINE
+        )
+        pins.write_text(pinned, encoding="utf-8")
     python: list[str | Path] = [copy / ".venv/bin/python", "-m"]
+    pip: list[str | Path] = [*python, "pip", "install", "--quiet", "--disable-pip-version-check"]
     package = Path(given).resolve() if Path(given).exists() else f"{PACKAGE}=={version}"
     steps: list[list[str | Path]] = [
         ["make", ".venv/bin/python"],
-        [*python, "pip", "install", "--quiet", "--disable-pip-version-check", package],
-        ["make", ".venv/installed-dev", ".venv/rpc"],
+        [*pip, package],
+        [*pip, "--constraint", "requirements-dev.txt", "--editable", ".[dev]"],
+        ["touch", ".venv/installed", ".venv/installed-dev"],  # else make compiles a version of the index
+        ["make", ".venv/rpc"],
         [copy / ".venv/bin/specdec", "models", "pull", "starter"],
     ]
     for step in steps:

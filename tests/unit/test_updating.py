@@ -341,8 +341,9 @@ def test_what_cannot_be_read_is_one_line(compare, tmp_path, capsys):
 
 
 MAKE = """#!/bin/sh
-# Makes an environment if the version in pyproject.toml is the new one.
+# Makes an environment if the version in pyproject.toml and in the lock file is the new one.
 grep -q '"llama-cpp-python==1.2.3"' pyproject.toml || exit 1
+grep -qx 'llama-cpp-python==1.2.3' requirements-dev.txt || exit 1
 mkdir -p .venv/bin
 printf '%s\\n' '#!/bin/sh' 'exit 0' > .venv/bin/specdec
 printf '%s\\n' '#!/bin/sh' 'case "$*" in *tests/llama*)' \
@@ -354,7 +355,10 @@ chmod +x .venv/bin/*
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_tests_run_in_a_copy_with_the_new_version(compare, tmp_path, monkeypatch, capfd, broken):
-    pins = {"pyproject.toml": 'dependencies = [\n    "llama-cpp-python==1.2.2",\n]\n'}
+    pins = {
+        "pyproject.toml": 'dependencies = [\n    "llama-cpp-python==1.2.2",\n]\n',
+        "requirements-dev.txt": "jinja2==3.1.6\nllama-cpp-python==1.2.2\n",
+    }
     root = written(tmp_path / "ours", OURS | pins)
     monkeypatch.setattr(compare, "ROOT", root)
     written(tmp_path / "bin", {"make": "#!/bin/sh\nexit 2\n" if broken else MAKE})
