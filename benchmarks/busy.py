@@ -119,9 +119,8 @@ def main() -> None:
     if options.variant:
         answer_when_asked(options)
     else:
-        signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-        )  # ends what it has started, too
+        # Ends what it has started, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         compare(options)
 
 
@@ -143,10 +142,10 @@ def compare(options: argparse.Namespace) -> None:
             for load, commands in loads.items():
                 with beside(commands):
                     for name, variant in variants.items():
-                        if not _answers(name, load):
-                            continue
-                        note(f"round {i + 1} of {options.rounds}: {name}, {load}")
-                        rates.setdefault((name, load), []).append(variant.rate())
+                        beside_loops = name == "llama-bench" and load != options.beside
+                        if name in FOLLOW or load == "idle" or beside_loops:
+                            note(f"round {i + 1} of {options.rounds}: {name}, {load}")
+                            rates.setdefault((name, load), []).append(variant.rate())
     finally:
         for variant in variants.values():
             variant.close()
@@ -156,12 +155,6 @@ def compare(options: argparse.Namespace) -> None:
         idle = median(rates[name, "idle"])
         rows.append([name, *(_cell(rates.get((name, load), []), idle) for load in loads)])
     table(["tokens per second (relative to idle)", *loads], rows)
-
-
-def _answers(variant: str, load: str) -> bool:
-    return (
-        variant in FOLLOW or load == "idle" or (variant == "llama-bench" and load.endswith(("loop", "loops")))
-    )
 
 
 def _cell(rates: list[float], idle: float) -> str:

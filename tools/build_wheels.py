@@ -70,9 +70,9 @@ class Environment:
         venv.create(folder, with_pip=True)
         self.folder, self.python = folder, folder / "bin/python"
 
-    def run(self, *arguments: str, cwd: Path | None = None) -> None:
+    def run(self, *arguments: str) -> None:
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
-        subprocess.run([str(self.python), *arguments], check=True, cwd=cwd, env=os.environ | {"PATH": path})
+        subprocess.run([str(self.python), *arguments], check=True, env=os.environ | {"PATH": path})
 
     def output(self, code: str) -> str:
         """What a line of Python prints."""
@@ -80,10 +80,6 @@ class Environment:
 
     def pip(self, *arguments: str) -> None:
         self.run(*PIP[1:], *arguments)
-
-    @property
-    def packages(self) -> Path:
-        return next(self.folder.glob("lib/python*/site-packages"))
 
     def unpack(self, wheel: Path) -> Path:
         to = wheel.with_suffix("")

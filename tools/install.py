@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUILT = Path(sys.prefix) / "wheels"  # where the wheel of llama-cpp-python is kept
 BINDING = "llama-cpp-python"
-PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+PIP = (*_PIP, "--quiet")
 _STEP = re.compile(r"\[(\d+)/(\d+)\]")  # of Ninja
 _LINE_S = 20.0  # seconds from one line to the next where they cannot overwrite each other
 _QUOTED = 30  # lines of the compiler's output after a failure
@@ -48,8 +49,8 @@ def build_binding(folder: Path, cmake_args: str = "", *options: str) -> None:
     binding, _ = requirements(())
     ours = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'tools/llama_cpp.cmake'}"
     arguments = " ".join(a for a in (ours, cmake_args, os.environ.get("CMAKE_ARGS", "")) if a)
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose", "--no-deps"]
-    command += ["--no-binary", BINDING, "--wheel-dir", str(folder), *options, binding]
+    command = [*_PIP, "wheel", "--verbose", "--no-deps", "--no-binary", BINDING]
+    command += ["--wheel-dir", str(folder), *options, binding]
     with tempfile.TemporaryFile("w+") as log, Progress("compiling llama.cpp") as progress:
         process = subprocess.Popen(
             command,

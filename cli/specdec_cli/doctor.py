@@ -49,8 +49,9 @@ def doctor(
         render.write(f"llama-cpp-python {binding}\n")
         verdict = probe_build()
         if not verdict.works:
-            reason = f"{verdict.crash or verdict.error}{f' ({lacking()})' if lacking() else ''}"
-            render.write(f"llama.cpp does not work on this machine: {reason}\n")
+            cause = f" ({lacks})" if (lacks := lacking()) else ""
+            reason = verdict.crash or verdict.error
+            render.write(f"llama.cpp does not work on this machine: {reason}{cause}\n")
             if not fix:
                 render.write("To fix it:  specdec doctor --fix\n")
                 render.write(f"or:         {recipes()[0].command()}\n")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from spec_local.kernels import records
 from spec_local.kernels.build import reported
@@ -42,11 +42,9 @@ def verdict(library: Path) -> Record:
     Tests that have not been run on it yet are run now, which takes about a second each.
     """
     machine = records.machine_digest()
-    for path in records.paths(library):
-        with contextlib.suppress(OSError, ValidationError):
-            known = Record.model_validate_json(path.read_bytes())
-            if known.machine == machine:
-                return known
+    for known in records.read(library, Record):
+        if known.machine == machine:
+            return known
     tests: dict[str, str] = {}
     for name in reported():
         tests[name] = failure(library, name) or _PASSED
@@ -55,7 +53,7 @@ def verdict(library: Path) -> Record:
     chosen = next((name for name, outcome in tests.items() if outcome == _PASSED), None)
     record = Record(instruction_set=chosen, machine=machine, self_tests=tests)
     with contextlib.suppress(OSError):  # no folder is writable: the next process tests again
-        records.write(library, record.model_dump_json(indent=1).encode())
+        records.write(library, record)
     return record
 
 

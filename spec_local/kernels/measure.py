@@ -5,7 +5,6 @@ stored next to the library. Products are timed in a child process,
 ``python -m spec_local.kernels.measure LIBRARY INSTRUCTION_SET``.
 """
 
-import contextlib
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from spec_local.kernels import records
 from spec_local.kernels.native import Native
@@ -60,12 +59,8 @@ class _Record(BaseModel):
 
 def recorded(library: Path, instruction_set: str) -> dict[str, int] | None:
     """Return the limits that were measured on this machine (see `decide`), or None if none were."""
-    for path in records.paths(library, _name(instruction_set)):
-        with contextlib.suppress(OSError, ValidationError):
-            limits = _Record.model_validate_json(path.read_bytes()).limits
-            if limits.keys() <= {*PACKED, *FLOATS}:
-                return limits
-    return None
+    found = (record.limits for record in records.read(library, _Record, _name(instruction_set)))
+    return next((limits for limits in found if limits.keys() <= {*PACKED, *FLOATS}), None)
 
 
 def measure(library: Path, instruction_set: str) -> str | None:
@@ -79,9 +74,8 @@ def measure(library: Path, instruction_set: str) -> str | None:
         return result.error or f"the measurement crashed: {result.crash}"
     if (cores := others.cores()) > _MOST_OTHERS:
         return f"other programs used {cores:.1f} cores meanwhile: try again when the machine is idle"
-    record = _Record(limits=result.facts["limits"]).model_dump_json().encode()
     try:
-        records.write(library, record, _name(instruction_set))
+        records.write(library, _Record(limits=result.facts["limits"]), _name(instruction_set))
     except OSError as error:
         return f"{records.paths(library)[-1].parent} cannot be written: {error.strerror}"
     return None

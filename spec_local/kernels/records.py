@@ -3,13 +3,19 @@
 A user who may not write there has them in a folder of their own.
 """
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
+from pydantic import BaseModel, ValidationError
 
 from spec_local.system import machine
 from spec_local.system.files import write_atomically
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def machine_digest() -> str:
@@ -24,6 +30,13 @@ def paths(library: Path, name: str = "") -> list[Path]:
     return [folder / f"{library.stem}{name}.json" for folder in (library.parent, own)]
 
 
+def read(library: Path, kind: type[Kind], name: str = "") -> Iterator[Kind]:
+    """Yield the records that can be read, of this machine or another one."""
+    for path in paths(library, name):
+        with contextlib.suppress(OSError, ValidationError):
+            yield kind.model_validate_json(path.read_bytes())
+
+
 def forget(library: Path) -> None:
     """Remove all records of a library, which is about to change."""
     for path in paths(library):
@@ -31,13 +44,14 @@ def forget(library: Path) -> None:
             record.unlink(missing_ok=True)
 
 
-def write(library: Path, data: bytes, name: str = "") -> None:
+def write(library: Path, record: BaseModel, name: str = "") -> None:
     """Write a record.
 
     Raises:
         OSError: neither folder is writable.
     """
     beside, own = paths(library, name)
+    data = record.model_dump_json(indent=1).encode()
     try:
         _write(beside, data)
     except OSError:

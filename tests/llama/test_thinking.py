@@ -56,18 +56,25 @@ def chat(sessions, kind):
     return ChatSession(sessions[kind], Conversation(model, ChatTemplate(model)), GREEDY)
 
 
+def cuts(chat, settings, whole):
+    """Cut the answer to the same question after 1, 2 … tokens, and yield each text: more than five."""
+    for n in range(1, len(whole.encode())):
+        chat.conversation.clear()
+        chat.settings = replace(settings, max_tokens=n)
+        text = text_of(chat.send("a"))
+        if text == whole:
+            break
+        chat.settings = settings
+        yield text
+    assert n > 5
+
+
 def test_an_answer_cut_anywhere_continues(chat):
     """Within the reasoning, its markers and the answer; the splitter divides only the rest."""
     whole = text_of(chat.send("a"))
     messages = list(chat.conversation.messages)
-    for n in range(1, len(whole.encode())):
-        chat.conversation.clear()
-        chat.settings = replace(GREEDY, max_tokens=n)
-        text = text_of(chat.send("a"))
-        if text == whole:
-            break
+    for text in cuts(chat, GREEDY, whole):
         cut = chat.conversation.messages[-1]
-        chat.settings = GREEDY
         splitter, rest, shown = None, "", ["", ""]
         for event in chat.continue_answer():
             splitter = splitter or chat.splitter()
@@ -79,7 +86,6 @@ def test_an_answer_cut_anywhere_continues(chat):
         assert messages[-1]["content"].endswith(shown[1])
         if cut["content"] and ANSWER.startswith(cut["content"]):  # not a part of a marker
             assert cut["content"] + shown[1] == messages[-1]["content"]
-    assert n > 5
 
 
 def spelled(model, tokens):
@@ -172,16 +178,9 @@ def test_a_budget_goes_on_in_an_answer_that_is_continued(chat):
     whole = text_of(chat.send("a"))
     messages = list(chat.conversation.messages)
     assert messages[-1]["reasoning_content"] == "Hm, what?"
-    for n in range(1, len(whole.encode())):
-        chat.conversation.clear()
-        chat.settings = replace(limited, max_tokens=n)
-        text = text_of(chat.send("a"))
-        if text == whole:
-            break
-        chat.settings = limited
+    for text in cuts(chat, limited, whole):
         assert text + text_of(chat.continue_answer()) == whole
         assert chat.conversation.messages == messages
-    assert n > 5
     chat.conversation.clear()
     chat.settings = replace(limited, reasoning_budget=3, max_tokens=4 + 3)
     assert "The" in text_of(chat.send("a"))
