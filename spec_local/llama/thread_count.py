@@ -8,16 +8,22 @@ to 30 %.
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 from spec_local.llama import openmp
+from spec_local.system.machine import OtherPrograms
 
 State = Literal["own", "fewer", "shared"]
 
 # Seconds of calls that are judged together: the system moves threads between cores every few milliseconds.
 _WINDOW = 0.25
+# A machine counts as idle if other programs use less than this share of the core that one thread fewer would
+# leave them, or so few cores: systems count their time in hundredths of a second. Threads lack time there,
+# too, where the host of a virtual machine is busy. Waits that sleep then take the longest: 9 tokens per
+# second with them, 15 to 19 without (two virtual cores of a Zen 3).
+_IDLE_SHARE, _IDLE_CORES = 0.8, 0.2
 # Processor time that threads with a core each may lack: cores, and shares of a core for each thread. They
 # sleep or start for a part of a call.
 _LACKING, _LACKING_PER_THREAD = 0.2, 0.03
@@ -37,14 +43,20 @@ class ThreadCount:
     compiler that uses all, the full number gets the largest share; then they wait briefly for each other
     (`openmp.BriefWaits`).
 
+    Args:
+        most: threads on an idle machine.
+        others: returns how many cores other programs have used since it was last called, or since the last
+            call after a pause.
+
     Attributes:
         n: threads of the next call.
         state: ``own``: all threads, each with its own core, as far as is known; ``fewer``: `n` of them, each
             with its own core; ``shared``: all, and they share their cores with other programs.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, others: Callable[[], float]) -> None:
         self.most = self.n = most
+        self._others = others
         self.state: State = "shared"  # until more is known: what it costs if it is wrong is little
         self._seconds = self._processor_seconds = 0.0  # of the calls since the last judgement
         self._next_try = self._next_long_try = self._last_call = 0.0
@@ -54,6 +66,7 @@ class ThreadCount:
         if now >= self._last_call + _PAUSE:
             self.state, self.n = "shared", self.most
             self._seconds = self._processor_seconds = 0.0
+            self._others()
 
     def observe(self, now: float, seconds: float, processor_seconds: float) -> None:
         """Learn from a call.
@@ -71,7 +84,9 @@ class ThreadCount:
         cores = self._processor_seconds / self._seconds
         self._seconds = self._processor_seconds = 0.0
         is_due = now >= self._next_try
-        if self.state == "shared":
+        if self._others() < max(_IDLE_SHARE / self.most, _IDLE_CORES):
+            self.state, self.n = "own", self.most
+        elif self.state == "shared":
             share = cores / self.most
             if share >= (_SHARED_IF_BRIEF if now >= self._next_long_try else _OWN_IF_BRIEF):
                 self.state = "own"
@@ -94,8 +109,14 @@ class Threads:
     """The threads of all contexts that have the same number of them, which follows a `ThreadCount`."""
 
     def __init__(self, most: int) -> None:
-        self.count = ThreadCount(most)
+        self.count = ThreadCount(most, self._cores_of_others)
+        self._other_programs = OtherPrograms()
         self._brief_waits = openmp.BriefWaits()
+
+    def _cores_of_others(self) -> float:
+        cores = self._other_programs.cores()
+        self._other_programs = OtherPrograms()
+        return cores
 
     @contextmanager
     def call(self) -> Iterator[int]:
