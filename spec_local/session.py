@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from pydantic import InstanceOf
 
+from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.loading import LoadSettings, load
 from spec_local.answers.lock import Answer, SessionLock
@@ -205,6 +206,8 @@ class Session:
             elif session.vocabulary_map and session.vocabulary_map.is_new:  # said once
                 share = session.vocabulary_map.share
                 log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
+            if not session.main.model.is_on_gpu and (reason := kernels.missing()):
+                log(f"slower than it could be: the CPU kernels are not used ({reason})")
             if datastore:
                 session.datastore = open_datastore(session.main.model, log)
             session._costs.log = log

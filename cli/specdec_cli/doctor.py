@@ -93,10 +93,8 @@ def _rpc_backend(fix: bool) -> None:
 def _kernels(fix: bool) -> None:
     """Show which CPU kernels are used; with `fix`, compile missing ones."""
     from spec_local import kernels
-    from spec_local.kernels.build import unsupported
 
-    missing = not kernels.status().instruction_set and not unsupported() and kernels.mode() == "auto"
-    if fix and missing:
+    if fix and kernels.missing():
         render.write("compiling the CPU kernels; this takes about half a minute\n")
         started = time.perf_counter()
         if reason := kernels.rebuild():

@@ -107,6 +107,13 @@ def status() -> Status:
     return _state.loaded or _found()[0]
 
 
+def missing() -> str | None:
+    """Return why enabled kernels are not used on a machine that could run them, or None."""
+    from spec_local.kernels.build import unsupported
+
+    return None if mode() == "off" or unsupported() else status().reason
+
+
 def identity() -> str:
     """Return an identifier of the kernels in use, such as ``avx2:0123456789abcdef``, or an empty string."""
     used = status().instruction_set

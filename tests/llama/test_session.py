@@ -551,6 +551,14 @@ def test_an_end_token_is_reported_and_not_output(make_session):
     assert len(ends) > 1  # an end token, and none
 
 
+@pytest.mark.parametrize(("reason", "n"), [("not built", 1), (None, 0)])
+def test_kernels_that_are_not_used_are_reported(tmp_path, monkeypatch, reason, n):
+    monkeypatch.setattr("spec_local.kernels.missing", lambda: reason)
+    notices = []
+    with Session.open(write_tiny_model(tmp_path / "m.gguf", n_layers=1), log=notices.append, threads=1):
+        assert len([line for line in notices if f"CPU kernels are not used ({reason})" in line]) == n
+
+
 def test_opening(tmp_path):
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)
     notices = []

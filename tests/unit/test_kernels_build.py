@@ -108,6 +108,18 @@ def test_failed_self_tests(library, monkeypatch):
 
 
 @needs_compiler
+def test_kernels_that_could_be_used_are_missing_until_they_are_compiled(library, processor, new_process):
+    assert kernels.missing() is None
+    library.rename(library.with_stem(f"specdec-kernels-{0:016}"))
+    new_process()
+    assert "another version" in kernels.missing()
+    processor({"sse4_2"})
+    assert kernels.missing() is None
+    kernels.use("off")
+    assert kernels.missing() is None
+
+
+@needs_compiler
 def test_only_reported_instruction_sets_are_tested(library, processor, tested, new_process):
     processor({"avx2", "fma", "f16c"})
     assert kernels.status().instruction_set == "avx2"
