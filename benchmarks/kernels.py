@@ -55,25 +55,44 @@ def main() -> None:
     if options.instruction_set:
         force(options.instruction_set)
     for path in options.models:
-        contexts: dict[kernels.Mode, LlamaRow] = {}
-        for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
-            kernels.use(mode)
-            started = time.perf_counter()
-            model = Model(path)
-            loading = time.perf_counter() - started
-            n_ctx = options.context + max(options.sizes)
-            contexts[mode] = open_row(
-                model, n_ctx=n_ctx, max_tokens=512, max_logits=_LOGITS, threads=options.threads
-            )
-            print(f"{path.name}: kernels {kernels.status()}, loaded in {loading:.1f} s")
-        text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)
-        while len(text) < n_ctx:
-            text += text
+        n_ctx = options.context + max(options.sizes)
+        contexts = open_with_and_without(path, n_ctx, options.threads)
+        text = text_of(contexts["auto"].model, n_ctx)
         measure(contexts, text, options.sizes, options.context, options.rounds)
         for context in contexts.values():
             context.close()
             context.model.close()
     print(machine())
+
+
+def open_with_and_without(path: Path, n_ctx: int, threads: int) -> dict[kernels.Mode, LlamaRow]:
+    """The model with and without the kernels; prints which they are."""
+    contexts: dict[kernels.Mode, LlamaRow] = {}
+    for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
+        kernels.use(mode)
+        started = time.perf_counter()
+        model = Model(path)
+        loading = time.perf_counter() - started
+        contexts[mode] = open_row(model, n_ctx=n_ctx, max_tokens=512, max_logits=_LOGITS, threads=threads)
+        print(f"{path.name}: kernels {kernels.status()}, loaded in {loading:.1f} s", flush=True)
+    return contexts
+
+
+def text_of(model: Model, n: int) -> list[int]:
+    """At least n tokens of a real text."""
+    text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)
+    return text * (n // len(text) + 1)
+
+
+def seconds_of_call(context: LlamaRow, tokens: list[int]) -> float:
+    """Seconds of a call with these tokens after those that the context holds, which it then holds again."""
+    length, took = len(context.cached), []
+    for _ in range(1 if len(tokens) >= _LONG else 4):
+        started = time.perf_counter()
+        context.evaluate(tokens, min(len(tokens), _LOGITS))
+        took.append(time.perf_counter() - started)
+        context.truncate(length)
+    return statistics.median(took[-3:])
 
 
 def force(instruction_set: str) -> None:
@@ -103,14 +122,9 @@ def measure(
             for mode, context in contexts.items():
                 note(f"round {round_ + 1}/{rounds}: {n} tokens, {mode}")
                 kernels.use(mode)
-                took = []
-                for _ in range(1 if n >= _LONG else 4):
-                    started = time.perf_counter()
-                    context.evaluate(text[length : length + n], min(n, _LOGITS))
-                    took.append(time.perf_counter() - started)
-                    context.truncate(length)
+                took = seconds_of_call(context, text[length : length + n])
                 if round_ >= 0:
-                    seconds[mode, n].append(statistics.median(took[-3:]))
+                    seconds[mode, n].append(took)
     note("")
     table(COSTS, [costs(seconds, n, sizes[0]) for n in sizes])
 
