@@ -10,11 +10,12 @@ spreads tokens evenly over the experts: neighbouring tokens of a text share more
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from common import COSTS, costs, machine, note, numbers, parser, table
-from expert_models import SHAPES, TYPES, write
+from shaped_models import SHAPES, TYPES, write
 
 from spec_local import kernels
 from spec_local.llama.model import Model
@@ -23,12 +24,14 @@ from spec_local.llama.row import LlamaRow
 from spec_local.system.machine import default_threads
 
 _LOGITS = 16  # maximum number of rows of logits; those of a prompt are not needed
+LAYERS = {"olmoe": 4, "qwen3-30b-a3b": 3, "gpt-oss-20b": 2}
+"""As many as have about a gigabyte in 4 bits."""
 _CONTEXT = 64  # tokens before those that are timed
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("shapes", nargs="*", default=list(SHAPES), help=", ".join(SHAPES))
+    arguments.add_argument("shapes", nargs="*", default=list(LAYERS), help=", ".join(LAYERS))
     arguments.add_argument("--type", choices=TYPES, default="Q4_K_M", help="of the experts")
     arguments.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for the models")
     arguments.add_argument("--sizes", type=numbers(int), default=[1, 2, 4, 8, 16, 256])
@@ -37,11 +40,12 @@ def main() -> None:
     options = arguments.parse_args()
     for name in options.shapes:
         # gpt-oss is published in MXFP4, and its width is no multiple of a K-quant's block.
-        kind = "MXFP4" if options.type == "Q4_K_M" and SHAPES[name].width % 256 else options.type
+        shape = replace(SHAPES[name], layers=LAYERS[name], n_vocab=0)
+        kind = "MXFP4" if options.type == "Q4_K_M" and shape.width % 256 else options.type
         path = options.folder / f"random-{name}-{kind.lower()}.gguf"
         if not path.exists():
             note(f"writing {path}")
-            write(path, SHAPES[name], kind)
+            write(path, shape, kind)
         contexts: dict[kernels.Mode, LlamaRow] = {}
         for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
             kernels.use(mode)
@@ -53,8 +57,8 @@ def main() -> None:
                 threads=options.threads,
             )
         kernels.use("auto")
-        print(f"{path.name}, {SHAPES[name].layers} layers: kernels {kernels.status()}")
-        measure(contexts, SHAPES[name].layers, options.sizes, options.rounds)
+        print(f"{path.name}, {shape.layers} layers: kernels {kernels.status()}")
+        measure(contexts, shape.layers, options.sizes, options.rounds)
         for context in contexts.values():
             context.close()
             context.model.close()

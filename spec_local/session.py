@@ -46,7 +46,7 @@ from spec_local.llama.row import LlamaRow
 from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
+from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, is_pair, resolve_pair
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -201,11 +201,10 @@ class Session:
         rows, resources = load(main, draft, settings, log)
         with resources:
             session = cls(*rows[0], rows[1:])
-            if draft and isinstance(session.draft, LlamaRow) and (wrong := _advice(session)):
-                log(wrong)
-            elif session.vocabulary_map and session.vocabulary_map.is_new:  # said once
-                share = session.vocabulary_map.share
-                log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
+            if (notice := _notice_of_draft(session, given=draft is not None)) and not (
+                draft and is_pair(main, draft)  # chosen for what it gains
+            ):
+                log(notice)
             if not session.main.model.is_on_gpu and (reason := kernels.missing()):
                 log(f"slower than it could be: the CPU kernels are not used ({reason})")
             if datastore:
@@ -564,13 +563,19 @@ class Session:
         return self._lock.run(lambda: self._costs.measured(self.main, self.draft, stopped))
 
 
-def _advice(session: Session) -> str | None:
-    """What is obviously wrong with the draft model that was given, if anything."""
+def _notice_of_draft(session: Session, *, given: bool) -> str | None:
+    """What is obviously wrong with a draft model that was given, or, once, that it has other tokens."""
     from spec_local.models.pairs import advice  # takes 30 ms
 
-    main, draft = session.main.model, cast(LlamaRow, session.draft).model
-    coverage = session.vocabulary_map.share if session.vocabulary_map else 1.0
-    return advice(main.path, draft.path, (main.size, draft.size), coverage)
+    main, draft, vocabulary_map = session.main.model, session.draft, session.vocabulary_map
+    coverage = vocabulary_map.share if vocabulary_map else 1.0
+    if given and isinstance(draft, LlamaRow):
+        sizes = main.size, draft.model.size
+        if wrong := advice(main.path, draft.model.path, sizes, coverage):
+            return wrong
+    if vocabulary_map and vocabulary_map.is_new:
+        return f"draft model: different vocabulary, which covers {coverage:.0%} of the main model's tokens"
+    return None
 
 
 def _json_of(schema: Mapping[str, object]) -> str:

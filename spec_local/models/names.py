@@ -71,3 +71,11 @@ def resolve_pair(
         main, own = paired(main)
         draft = draft or own
     return resolve(main, fetch), resolve(draft, fetch) if draft and drafting else None
+
+
+def is_pair(main: Path, draft: Path) -> bool:
+    """Return whether these files are those of a pair of models.toml."""
+    from spec_local.models import catalog
+
+    files = ((catalog.find(pair.main), catalog.find(pair.draft)) for pair in catalog.pairs().values())
+    return (main, draft) in files

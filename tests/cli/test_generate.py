@@ -285,6 +285,17 @@ def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
     assert b"proposers: draft" in again.stderr
 
 
+def test_no_word_about_the_vocabulary_of_a_pair_that_was_chosen_by_its_name(inside, tmp_path, monkeypatch):
+    for name, extra in (("a", "wine"), ("b", "beer")):
+        write_tiny_model(tmp_path / f"{name}.gguf", n_layers=1, extra_tokens=[extra])
+    found = {"starter": tmp_path / "a.gguf", "starter-draft": tmp_path / "b.gguf"}
+    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
+    done = inside("generate", "hi", "-n", "8", "--temp", "0", "--policy", "fixed", "-v")
+    assert done.returncode == 0
+    assert b"proposers: draft" in done.stderr
+    assert b"vocabulary, which" not in done.stderr
+
+
 def test_one_line_about_a_draft_that_cannot_help(inside, main, tmp_path):
     write_tiny_model(tmp_path / "larger.gguf", n_layers=9)
     run = ["generate", "--main", main, "-n", 8, "--threads", 1, "--ctx", 256, "hi"]

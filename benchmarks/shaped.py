@@ -1,0 +1,149 @@
+"""What a larger model costs on this machine, and what drafts would gain with it, without downloading it.
+
+    python benchmarks/shaped.py qwen2.5-7b [qwen3-8b …] [--type Q4_K_M] [--folder DIR]
+    python benchmarks/shaped.py MAIN.gguf --draft DRAFT.gguf
+
+A shape is written into `--folder` as a file with random weights, which takes as long to read and to compute
+as the real one; so is the shape of its usual draft model, in Q4_0. A file is measured as it is. The costs of
+calls are measured as a session measures them. At these costs, the real decoding loop and the adaptive policy
+then replay recorded answers of Qwen2.5-Coder 1.5B with the recorded drafts of its 0.5B sibling, on a virtual
+clock (`simulate.py`): *expected*, if the larger model accepts as many drafts. Time after the prompt only.
+Random routers spread tokens evenly over experts, which costs more than with a real text.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from common import geometric_mean, machine, note, parser, table
+from shaped_models import SHAPES, TYPES, write
+from simulate import FIXED, Machine, Pair, adaptive, run, seconds
+from traces import Group, recorded
+
+from spec_local.calibration.measure import measure, measure_prefill
+from spec_local.calibration.sample_text import sample_tokens
+from spec_local.core.proposal import MAX_DRAFT
+from spec_local.llama.limit_drafts import limit_drafts
+from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
+from spec_local.policies.cost_model import CostModel
+from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
+
+DRAFTS = {"qwen2.5": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b", "llama3.1": "llama3.2-1b"}
+"""The usual draft model, by the beginning of the main model's name; no other shape has one."""
+SIZES = (1, 2, 4, 8, 3, 5, 6, 7, 12, 16)
+_SHOWN = (2, 4, 8, 16)
+_PROMPT = 128  # tokens of the call that shows how fast prompts are read
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What was measured of a file.
+
+    memory: bytes that the process took for it, with the parts of the file that it had read.
+    """
+
+    calls: CostModel
+    prompt: float  # tokens per second
+    loading: float  # seconds
+    memory: int
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("models", nargs="+", help=f"files, or {', '.join(SHAPES)}")
+    arguments.add_argument("--type", choices=TYPES, default="Q4_K_M", help="of shapes")
+    arguments.add_argument("--draft", help="file or shape; none: no draft model (default: the usual one)")
+    arguments.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for the models")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--threads", type=int, default=default_threads())
+    options = arguments.parse_args()
+    for name in options.models:
+        drafter = options.draft or DRAFTS.get(name.partition("-")[0], "none")
+        programs = OtherPrograms()
+        main_costs = measured(file(name, options.type, options.folder), options, drafts=False)
+        draft_costs = None
+        if drafter != "none":
+            draft_costs = measured(file(drafter, "Q4_0", options.folder), options, drafts=True)
+        report(name, main_costs, draft_costs)
+        if is_busy(others := programs.cores()):
+            print(f"Do not quote these figures: {used_by_others(others)}.\n")
+    print(machine())
+
+
+def file(name: str, kind: str, folder: Path) -> Path:
+    """The file of this name, or that of a shape, which is written if it is missing."""
+    if name not in SHAPES:
+        return Path(name)
+    path = folder / f"random-{name}-{kind.lower()}.gguf"
+    if not path.exists():
+        note(f"writing {path}")
+        write(path, SHAPES[name], kind)
+    return path
+
+
+def measured(path: Path, options: argparse.Namespace, *, drafts: bool) -> Costs:
+    before, started = psutil.Process().memory_info().rss, time.perf_counter()
+    model = Model(path)
+    loading = time.perf_counter() - started
+    rows = 1 if drafts else None
+    row = open_row(model, n_ctx=2048, max_tokens=_PROMPT, max_logits=rows or 64, threads=options.threads)
+    try:
+        if drafts:
+            limit_drafts(row, model.vocabulary)
+        text = sample_tokens(row)
+        note(f"measuring {path.name}")
+        calls = measure(row, SIZES, options.rounds, rows, text, precision=0.1)
+        prompt = measure_prefill(row, text)
+        note("")
+        return Costs(calls, prompt, loading, psutil.Process().memory_info().rss - before)
+    finally:
+        row.close()
+        model.close()
+
+
+def report(name: str, main_costs: Costs, draft_costs: Costs | None) -> None:
+    """Print the costs, and what drafts are expected to gain."""
+    print(f"\n{name}\n")
+    rows = []
+    for role, costs in (("main", main_costs), ("draft", draft_costs)):
+        if costs:
+            one = costs.calls.seconds(1)
+            ratios = [f"{costs.calls.seconds(n) / one:.2f}" for n in _SHOWN]
+            sizes = f"{costs.memory / 1e9:.1f}"
+            rows.append(
+                [role, f"{1000 * one:.0f}", *ratios, f"{costs.prompt:.0f}", f"{costs.loading:.1f}", sizes]
+            )
+    calls = [f"T({n}) / T(1)" for n in _SHOWN]
+    table(["", "one token (ms)", *calls, "prompt (tokens/s)", "loading (s)", "memory (GB)"], rows)
+    table(["answers", "expected speed-up", "tokens/s"], expected(name, main_costs, draft_costs))
+
+
+def expected(name: str, main_costs: Costs, draft_costs: Costs | None) -> list[list[str]]:
+    """The speed of each kind of recorded answers relative to plain decoding, and their geometric mean."""
+
+    def of_calls(costs: Costs) -> np.ndarray:
+        return np.array(costs.calls.first(4096), float)
+
+    pair = Pair(name, of_calls(main_costs), of_calls(draft_costs) if draft_costs else None)
+    rows, gains, plain_rate = [], [], 1 / main_costs.calls.seconds(1)
+    for kind, traces in recorded().items():
+        note(f"replaying {kind}")
+        group = Group(kind, traces, "real")
+        machines = Machine(pair, group), Machine(pair, group)
+        run(group, machines[0], FIXED["plain"][0], 0)
+        run(group, machines[1], adaptive(machines[1]), MAX_DRAFT)
+        plain, drafted = (seconds(each.calls, pair, group) for each in machines)
+        gains.append(plain / drafted)
+        rows.append([kind, f"{gains[-1]:.2f}", f"{gains[-1] * plain_rate:.1f}"])
+    note("")
+    mean = geometric_mean(gains)
+    return [*rows, ["geometric mean", f"{mean:.2f}", f"{mean * plain_rate:.1f}"]]
+
+
+if __name__ == "__main__":
+    main()
