@@ -8,12 +8,15 @@ as the real one; so is the shape of its usual draft model, in Q4_0. A file is me
 calls are measured as a session measures them. At these costs, the real decoding loop and the adaptive policy
 then replay recorded answers of Qwen2.5-Coder 1.5B with the recorded drafts of its 0.5B sibling, on a virtual
 clock (`simulate.py`): *expected*, if the larger model accepts as many drafts. Time after the prompt only.
+Calls are measured behind as many tokens as those answers have before them on average, which takes as long as
+reading a prompt.
 Random routers spread tokens evenly over experts, which costs more than with a real text.
 """
 
-import argparse
+import itertools
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +25,7 @@ import psutil
 from common import geometric_mean, machine, note, parser, table
 from shaped_models import SHAPES, TYPES, write
 from simulate import FIXED, Machine, Pair, adaptive, run, seconds
-from traces import Group, recorded
+from traces import Group, Trace, recorded
 
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.calibration.sample_text import sample_tokens
@@ -35,6 +38,7 @@ from spec_local.system.machine import OtherPrograms, default_threads, is_busy, u
 
 DRAFTS = {"qwen2.5": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b", "llama3.1": "llama3.2-1b"}
 """The usual draft model, by the beginning of the main model's name; no other shape has one."""
+Answers = Mapping[str, Sequence[Trace]]
 SIZES = (1, 2, 4, 8, 3, 5, 6, 7, 12, 16)
 _SHOWN = (2, 4, 8, 16)
 _PROMPT = 128  # tokens of the call that shows how fast prompts are read
@@ -59,17 +63,21 @@ def main() -> None:
     arguments.add_argument("--type", choices=TYPES, default="Q4_K_M", help="of shapes")
     arguments.add_argument("--draft", help="file or shape; none: no draft model (default: the usual one)")
     arguments.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for the models")
+    arguments.add_argument("--n", type=int, default=128, help="tokens of each recorded answer")
+    arguments.add_argument("--per-category", type=int, help="answers of each kind (default: all)")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=default_threads())
     options = arguments.parse_args()
+    replayed = answers(options.n, options.per_category)
+    how = usual_context(replayed), options.rounds, options.threads
     for name in options.models:
         drafter = options.draft or DRAFTS.get(name.partition("-")[0], "none")
         programs = OtherPrograms()
-        main_costs = measured(file(name, options.type, options.folder), options, drafts=False)
+        main_costs = measured(file(name, options.type, options.folder), *how, drafts=False)
         draft_costs = None
         if drafter != "none":
-            draft_costs = measured(file(drafter, "Q4_0", options.folder), options, drafts=True)
-        report(name, main_costs, draft_costs)
+            draft_costs = measured(file(drafter, "Q4_0", options.folder), *how, drafts=True)
+        report(name, main_costs, draft_costs, replayed)
         if is_busy(others := programs.cores()):
             print(f"Do not quote these figures: {used_by_others(others)}.\n")
     print(machine())
@@ -86,18 +94,22 @@ def file(name: str, kind: str, folder: Path) -> Path:
     return path
 
 
-def measured(path: Path, options: argparse.Namespace, *, drafts: bool) -> Costs:
+def measured(path: Path, context: int, rounds: int, threads: int, *, drafts: bool) -> Costs:
+    """Measure calls behind `context` tokens; of a model that drafts, with one row of logits."""
     before, started = psutil.Process().memory_info().rss, time.perf_counter()
     model = Model(path)
     loading = time.perf_counter() - started
     rows = 1 if drafts else None
-    row = open_row(model, n_ctx=2048, max_tokens=_PROMPT, max_logits=rows or 64, threads=options.threads)
+    row = open_row(model, n_ctx=2048, max_tokens=_PROMPT, max_logits=rows or 64, threads=threads)
     try:
         if drafts:
             limit_drafts(row, model.vocabulary)
         text = sample_tokens(row)
         note(f"measuring {path.name}")
-        calls = measure(row, SIZES, options.rounds, rows, text, precision=0.1)
+        read = list(itertools.islice(itertools.cycle(text), context))
+        for start in range(0, len(read), _PROMPT):
+            row.evaluate(read[start : start + _PROMPT], 0)
+        calls = measure(row, SIZES, rounds, rows, text, precision=0.1)
         prompt = measure_prefill(row, text)
         note("")
         return Costs(calls, prompt, loading, psutil.Process().memory_info().rss - before)
@@ -106,7 +118,24 @@ def measured(path: Path, options: argparse.Namespace, *, drafts: bool) -> Costs:
         model.close()
 
 
-def report(name: str, main_costs: Costs, draft_costs: Costs | None) -> None:
+def answers(n: int, of_each: int | None) -> Answers:
+    """The first n tokens of recorded answers, and so many of each kind."""
+
+    def cut(trace: Trace) -> Trace:
+        return Trace(trace.prompt, trace.answer[:n], trace.right[:n], trace.confidence[:n])
+
+    return {kind: [cut(trace) for trace in traces[:of_each]] for kind, traces in recorded().items()}
+
+
+def usual_context(replayed: Answers) -> int:
+    """The average number of tokens before a token of these answers."""
+    traces = [trace for several in replayed.values() for trace in several]
+    lengths = [len(trace.answer) for trace in traces]
+    before = [len(trace.prompt) + len(trace.answer) / 2 for trace in traces]
+    return round(float(np.average(before, weights=lengths)))
+
+
+def report(name: str, main_costs: Costs, draft_costs: Costs | None, replayed: Answers) -> None:
     """Print the costs, and what drafts are expected to gain."""
     print(f"\n{name}\n")
     rows = []
@@ -120,10 +149,10 @@ def report(name: str, main_costs: Costs, draft_costs: Costs | None) -> None:
             )
     calls = [f"T({n}) / T(1)" for n in _SHOWN]
     table(["", "one token (ms)", *calls, "prompt (tokens/s)", "loading (s)", "memory (GB)"], rows)
-    table(["answers", "expected speed-up", "tokens/s"], expected(name, main_costs, draft_costs))
+    table(["answers", "expected speed-up", "tokens/s"], expected(name, main_costs, draft_costs, replayed))
 
 
-def expected(name: str, main_costs: Costs, draft_costs: Costs | None) -> list[list[str]]:
+def expected(name: str, main_costs: Costs, draft_costs: Costs | None, replayed: Answers) -> list[list[str]]:
     """The speed of each kind of recorded answers relative to plain decoding, and their geometric mean."""
 
     def of_calls(costs: Costs) -> np.ndarray:
@@ -131,7 +160,7 @@ def expected(name: str, main_costs: Costs, draft_costs: Costs | None) -> list[li
 
     pair = Pair(name, of_calls(main_costs), of_calls(draft_costs) if draft_costs else None)
     rows, gains, plain_rate = [], [], 1 / main_costs.calls.seconds(1)
-    for kind, traces in recorded().items():
+    for kind, traces in replayed.items():
         note(f"replaying {kind}")
         group = Group(kind, traces, "real")
         machines = Machine(pair, group), Machine(pair, group)
