@@ -565,11 +565,11 @@ class Session:
 
 def _notice_of_draft(session: Session, *, given: bool) -> str | None:
     """What is obviously wrong with a draft model that was given, or, once, that it has other tokens."""
-    from spec_local.models.pairs import advice  # takes 30 ms
-
     main, draft, vocabulary_map = session.main.model, session.draft, session.vocabulary_map
     coverage = vocabulary_map.share if vocabulary_map else 1.0
     if given and isinstance(draft, LlamaRow):
+        from spec_local.models.pairs import advice  # takes 30 ms
+
         sizes = main.size, draft.model.size
         if wrong := advice(main.path, draft.model.path, sizes, coverage):
             return wrong
