@@ -9,11 +9,10 @@ one, with a 95 % interval: 1.10 means that the other one is 10 % slower.
 """
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
-from common import interval, machine, note, numbers, parser, ratio, table
+from common import Child, interval, machine, note, numbers, parser, ratio, table
 from kernels import open_with_and_without, seconds_of_call, text_of
 
 from spec_local import kernels
@@ -40,7 +39,7 @@ def time_calls(options: argparse.Namespace) -> None:
     """For each line of stdin, with a mode of the kernels and a number of tokens, print the seconds."""
     contexts = open_with_and_without(options.model, max(options.sizes), options.threads)
     text = text_of(contexts["auto"].model, max(options.sizes))
-    print(" ".join(runtime.features()), flush=True)
+    print("llama.cpp uses", *runtime.features(), flush=True)
     print(flush=True)
     for line in sys.stdin:
         name, n = line.split()
@@ -49,30 +48,14 @@ def time_calls(options: argparse.Namespace) -> None:
         print(seconds_of_call(contexts[mode], text[: int(n)]), flush=True)
 
 
-class Environment:
+class Environment(Child):
     """A process that times calls when asked."""
 
     def __init__(self, python: Path | str) -> None:
-        self._process = subprocess.Popen(
-            [python, *sys.argv, "--child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__("--child", python=python)
         print(f"{python}:")
-        while (line := self._line()).strip():
-            print(line.strip())
-
-    def _line(self) -> str:
-        assert self._process.stdout
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit("this environment cannot run the benchmark: see above")
-        return line
-
-    def seconds(self, mode: kernels.Mode, n: int) -> float:
-        assert self._process.stdin
-        print(mode, n, file=self._process.stdin, flush=True)
-        return float(self._line())
-
-    def close(self) -> None:
-        self._process.kill()
+        while line := self.line():
+            print(line)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -85,7 +68,7 @@ def compare(options: argparse.Namespace) -> None:
                 for n in options.sizes:
                     note(f"round {round_ + 1}/{options.rounds}: {n} tokens, {mode}")
                     for each in environments if round_ % 2 else environments[::-1]:
-                        took = each.seconds(mode, n)
+                        took = each.ask(mode, n)
                         if round_ >= 0:
                             seconds.setdefault((each, mode, n), []).append(took)
     finally:

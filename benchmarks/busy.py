@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from common import machine, model_options, note, table
+from common import Child, machine, model_options, note, table
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
 
@@ -50,31 +50,16 @@ def answer_when_asked(options: argparse.Namespace) -> None:
             print(done.statistics.tokens_per_second, flush=True)
 
 
-class Variant:
+class Variant(Child):
     """A process that answers when asked."""
 
     def __init__(self, name: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *sys.argv, "--variant", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | WAITS.get(name, {}),
-        )
-        self._line()
+        super().__init__("--variant", name, env=WAITS.get(name))
+        self.line()
         self.rate()  # warms up: the costs are measured, and the weights packed
 
-    def _line(self) -> str:
-        assert self._process.stdout
-        return self._process.stdout.readline()
-
     def rate(self) -> float:
-        assert self._process.stdin
-        print(file=self._process.stdin, flush=True)
-        return float(self._line())
-
-    def close(self) -> None:
-        self._process.kill()
+        return self.ask()
 
 
 class LlamaBench:

@@ -7,6 +7,7 @@ the variants that are compared alternate, and each ratio has a 95 % interval.
 import argparse
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,40 @@ def note(text: str) -> None:
     """Print a line to stderr that the next one overwrites, if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+class Child:
+    """This benchmark in another process, which prints a number for each line that it reads.
+
+    Args:
+        arguments: beside those of this process.
+        env: variables beside those of this process.
+    """
+
+    def __init__(
+        self, *arguments: str, python: Path | str = sys.executable, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._process = subprocess.Popen(
+            [python, *sys.argv, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | dict(env or {}),
+        )
+
+    def line(self) -> str:
+        assert self._process.stdout
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit("a process of this benchmark has ended: see above")
+        return line.strip()
+
+    def ask(self, *question: object) -> float:
+        assert self._process.stdin
+        print(*question, file=self._process.stdin, flush=True)
+        return float(self.line())
+
+    def close(self) -> None:
+        self._process.kill()
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], draws: int = 4000) -> Estimate:

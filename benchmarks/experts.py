@@ -10,16 +10,14 @@ spreads tokens evenly over the experts: neighbouring tokens of a text share more
 
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from common import COSTS, costs, machine, note, numbers, parser, table
-from shaped_models import SHAPES, TYPES, write
+from kernels import open_with_and_without
+from shaped_models import SHAPES, TYPES, stored
 
 from spec_local import kernels
-from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
 from spec_local.llama.row import LlamaRow
 from spec_local.system.machine import default_threads
 
@@ -40,25 +38,11 @@ def main() -> None:
     options = arguments.parse_args()
     for name in options.shapes:
         # gpt-oss is published in MXFP4, and its width is no multiple of a K-quant's block.
-        shape = replace(SHAPES[name], layers=LAYERS[name], n_vocab=0)
-        kind = "MXFP4" if options.type == "Q4_K_M" and shape.width % 256 else options.type
-        path = options.folder / f"random-{name}-{kind.lower()}.gguf"
-        if not path.exists():
-            note(f"writing {path}")
-            write(path, shape, kind)
-        contexts: dict[kernels.Mode, LlamaRow] = {}
-        for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
-            kernels.use(mode)
-            contexts[mode] = open_row(
-                Model(path),
-                n_ctx=_CONTEXT + max(options.sizes),
-                max_tokens=512,
-                max_logits=_LOGITS,
-                threads=options.threads,
-            )
+        kind = "MXFP4" if options.type == "Q4_K_M" and SHAPES[name].width % 256 else options.type
+        path = stored(options.folder, name, kind, LAYERS[name])
+        contexts = open_with_and_without(path, _CONTEXT + max(options.sizes), options.threads)
         kernels.use("auto")
-        print(f"{path.name}, {shape.layers} layers: kernels {kernels.status()}")
-        measure(contexts, shape.layers, options.sizes, options.rounds)
+        measure(contexts, LAYERS[name], options.sizes, options.rounds)
         for context in contexts.values():
             context.close()
             context.model.close()

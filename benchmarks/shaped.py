@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from common import geometric_mean, machine, note, parser, table
-from shaped_models import SHAPES, TYPES, write
+from shaped_models import SHAPES, TYPES, stored
 from simulate import FIXED, Machine, Pair, adaptive, run, seconds
 from traces import Group, Trace, recorded
 
@@ -84,14 +84,8 @@ def main() -> None:
 
 
 def file(name: str, kind: str, folder: Path) -> Path:
-    """The file of this name, or that of a shape, which is written if it is missing."""
-    if name not in SHAPES:
-        return Path(name)
-    path = folder / f"random-{name}-{kind.lower()}.gguf"
-    if not path.exists():
-        note(f"writing {path}")
-        write(path, SHAPES[name], kind)
-    return path
+    """The file of this name, or that of a shape."""
+    return stored(folder, name, kind) if name in SHAPES else Path(name)
 
 
 def measured(path: Path, context: int, rounds: int, threads: int, *, drafts: bool) -> Costs:

@@ -7,12 +7,13 @@ The router of experts is random, too, so that tokens spread evenly over them.
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from common import note
 from numpy.typing import NDArray
 
 from spec_local.llama import runtime, tiny
@@ -63,6 +64,21 @@ SHAPES = {
 }
 """Dimensions as in the headers of the published files."""
 TYPES = ("Q4_0", "Q8_0", "F16", "Q4_K_M", "MXFP4")
+
+
+def stored(folder: Path, name: str, kind: str, layers: int | None = None) -> Path:
+    """The file of a shape in a folder, written if it is missing.
+
+    layers: fewer than the shape has, and only the tokens that the tokenizer needs.
+    """
+    shape, part = SHAPES[name], ""
+    if layers:
+        shape, part = replace(shape, layers=layers, n_vocab=0), f"-{layers}-layers"
+    path = folder / f"random-{name}{part}-{kind.lower()}.gguf"
+    if not path.exists():
+        note(f"writing {path}")
+        write(path, shape, kind)
+    return path
 
 
 def write(path: Path, shape: Shape, kind: str) -> Path:

@@ -35,7 +35,8 @@ def shaped():
         import shaped_models
 
         yield shaped_models
-        sys.modules.pop("shaped_models", None)
+        for name in ("shaped_models", "common"):
+            sys.modules.pop(name, None)
 
 
 def test_every_shape_is_known(shaped):
