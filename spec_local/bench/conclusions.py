@@ -50,7 +50,7 @@ def reason_to_repeat(outcomes: Sequence[Outcome], variants: Sequence[Variant], o
     Args:
         other_programs: cores that other programs used on average.
     """
-    spread = plain_spread(outcomes)
+    spread = _spread([[decode_rate(run) for run in outcome.runs[PLAIN]] for outcome in outcomes])
     if spread is not None and spread <= _STEADY:
         return ""
     if is_busy(other_programs):
@@ -62,16 +62,18 @@ def reason_to_repeat(outcomes: Sequence[Outcome], variants: Sequence[Variant], o
 
 def plain_spread(outcomes: Sequence[Outcome]) -> float | None:
     """Median deviation of plain runs from the median of their prompt, as a share of it; None: single runs."""
-    deviations = []
-    for outcome in outcomes:
-        rates = [decode_rate(run) for run in outcome.runs[PLAIN]]
-        if len(rates) > 1:
-            deviations += [abs(rate / median(rates) - 1) for rate in rates]
+    return _spread(
+        [[decode_rate(run) for run in (*outcome.runs[PLAIN], outcome.control) if run] for outcome in outcomes]
+    )
+
+
+def _spread(rates: Sequence[Sequence[float]]) -> float | None:
+    deviations = [abs(rate / median(each) - 1) for each in rates if len(each) > 1 for rate in each]
     return median(deviations) if deviations else None
 
 
 def disturbance(spread: float | None, other_programs: float) -> str:
-    """A sentence if the machine was too noisy for small differences; otherwise "".
+    """A sentence if the machine was too noisy to conclude anything; otherwise "".
 
     Args:
         spread: from `plain_spread`.
@@ -84,7 +86,7 @@ def disturbance(spread: float | None, other_programs: float) -> str:
         signs.append(f"plain runs of the same prompt differ by {spread:.0%} from their median")
     if not signs:
         return ""
-    found = " and ".join(signs)
     return (
-        f"The machine was noisy: {found}. Close other programs, let the machine cool down, and measure again."
+        f"Do not rely on these figures: {' and '.join(signs)}. "
+        "Close other programs, let the machine cool down, and measure again."
     )

@@ -139,9 +139,9 @@ def markdown(results: ParallelResults, *, width: int | None = None) -> str:
         for each in speculative
     ]
     parts.append("## Conclusion")
-    parts += [f"{_named(each)}: {conclusion(each.speedup, 'category', 'categories')}" for each in speculative]
     if noise := disturbance(None, results.other_programs):
         parts.append(noise)
+    parts += [f"{_named(each)}: {conclusion(each.speedup, 'category', 'categories')}" for each in speculative]
     return document(parts, width)
 
 
@@ -232,6 +232,7 @@ def summary_object(results: ParallelResults) -> dict[str, Any]:
         "categories_wanted": results.n_categories,
         "peak_memory_bytes": results.peak_memory,
         "other_programs_cores": results.other_programs,
+        "noisy": bool(disturbance(None, results.other_programs)),
         "parallel": list(results.rows),
         "figures": [_figures_object(each) for each in results.figures()],
     }

@@ -71,7 +71,11 @@ def markdown(results: Results, *, width: int | None = None) -> str:
     if results.interrupted:
         parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_prompts} prompts**")
     prompts = [outcome.prompt for outcome in results.outcomes]
-    parts.append(table(["", "value"], conditions(results, prompts, results.runs), width))
+    spread = plain_spread(results.outcomes)
+    rows = conditions(results, prompts, results.runs)
+    if spread is not None:
+        rows.append(["equal runs", f"of plain decoding differ by {spread:.1%} from their median"])
+    parts.append(table(["", "value"], rows, width))
     parts.append("## Speed-up over plain decoding (tokens/s after the prompt)")
     names = [variant.name for variant in others]
     rows = [
@@ -111,9 +115,9 @@ def markdown(results: Results, *, width: int | None = None) -> str:
     parts.append("## Output compared with plain decoding")
     parts += [_difference(variant, len(results.outcomes)) for variant in others]
     parts.append("## Conclusion")
-    parts += [f"{variant.name}: {conclusion(variant.speedup)}" for variant in others]
-    if noise := disturbance(plain_spread(results.outcomes), results.other_programs):
+    if noise := disturbance(spread, results.other_programs):
         parts.append(noise)
+    parts += [f"{variant.name}: {conclusion(variant.speedup)}" for variant in others]
     return document(parts, width)
 
 
@@ -136,6 +140,7 @@ def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[
         ["prompts", f"{counted}, {_plural(runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
         ["peak memory", f"{format_size(results.peak_memory)}, over all variants"],
+        ["other programs", f"used {results.other_programs:.2f} cores"],
     ]
 
 
@@ -256,7 +261,8 @@ def summary_object(results: Results) -> dict[str, Any]:
         "prompts_wanted": results.n_prompts,
         "peak_memory_bytes": results.peak_memory,
         "other_programs_cores": results.other_programs,
-        "plain_spread": plain_spread(results.outcomes),
+        "plain_spread": (spread := plain_spread(results.outcomes)),
+        "noisy": bool(disturbance(spread, results.other_programs)),
         "variants": [_figures_object(variant) for variant in results.figures()],
     }
 

@@ -27,6 +27,9 @@ from spec_local.lookups.recycling import Recycling
 from spec_local.session import Done, Session, Text
 
 _WARM_UP = 16  # tokens
+_CONTROL_EVERY = (
+    4  # prompts, of which one is answered plainly once more: an eighth of the time of two variants
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,15 @@ class Outcome:
     """All runs of one prompt, by variant.
 
     differences: by variant except plain; None: identical outputs. theory: the best possible speed-up of
-    chains on the first plain answer; missing for variants with trees and for empty answers.
+    chains on the first plain answer; missing for variants with trees and for empty answers. control: a plain
+    run that only shows how much equal runs differ, for some prompts.
     """
 
     prompt: Prompt
     runs: Mapping[str, Sequence[Run]]
     differences: Mapping[str, Difference | None]
     theory: Mapping[str, float]
+    control: Run | None = None
 
 
 def tokenize(model: Model, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
@@ -140,7 +145,13 @@ def measure(
                     return
                 finished[variant.name].append(run)
                 yield run
-        yield _outcome(session, prompt, variants, finished)
+        control = earlier[i].control if earlier else None
+        if runs == 1 and not earlier and i % _CONTROL_EVERY == 0:
+            pause(delay, cancelled)
+            control = _run(session, prompt, variants[0], n_known + runs, cancelled, lambda share: None)
+            if control.reason == "cancelled":
+                return
+        yield _outcome(session, prompt, variants, finished, control)
 
 
 def warming_up(variant: Variant) -> Variant:
@@ -182,15 +193,18 @@ def _run(
 
 
 def _outcome(
-    session: Session, prompt: TokenizedPrompt, variants: Sequence[Variant], runs: Mapping[str, Sequence[Run]]
+    session: Session,
+    prompt: TokenizedPrompt,
+    variants: Sequence[Variant],
+    runs: Mapping[str, Sequence[Run]],
+    control: Run | None,
 ) -> Outcome:
     differences = {
         variant.name: first_difference(session.main, prompt.tokens, runs[PLAIN], runs[variant.name])
         for variant in variants[1:]
     }
-    return Outcome(
-        prompt.prompt, runs, differences, _theory(session, prompt, variants[1:], runs[PLAIN][0].tokens)
-    )
+    theory = _theory(session, prompt, variants[1:], runs[PLAIN][0].tokens)
+    return Outcome(prompt.prompt, runs, differences, theory, control)
 
 
 def first_difference(

@@ -1,5 +1,6 @@
 """Conclusions of a benchmark, in words, and the repetition of unclear runs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -11,7 +12,7 @@ from spec_local.bench.variants import Variant
 from spec_local.settings import GenerationSettings
 from spec_local.system import machine
 from spec_local.system.machine import OtherPrograms, is_busy
-from tests.unit.test_bench_report import outcome
+from tests.unit.test_bench_report import outcome, run
 
 VARIANTS = [Variant(name, GenerationSettings()) for name in ("plain", "speculative")]
 
@@ -65,6 +66,8 @@ def test_results_of_a_busy_machine_are_repeated(monkeypatch):
 def test_the_spread_of_plain_runs():
     assert plain_spread(prompts(([10.0], [20.0]))) is None
     assert plain_spread(prompts(([8.0, 10.0, 12.0], [20.0] * 3))) == pytest.approx(0.2)
+    single = prompts(([10.0], [20.0]))[0]
+    assert plain_spread([replace(single, control=run(single.prompt, "plain", 12.0))]) == pytest.approx(1 / 11)
     # different prompts may have different speeds
     assert plain_spread(prompts(([8.0, 8.0], [1.0, 2.0]), ([4.0, 4.0], [1.0, 2.0]))) == 0
 

@@ -199,7 +199,7 @@ def test_markdown():
     assert "categories; use 6 or more" in report
     assert "speculative, 4 at the same time: no difference" in report  # the lower end is 1
     assert max(map(len, parallel_report.markdown(results(), width=60).splitlines())) <= 60
-    assert "The machine was noisy" not in report
+    assert "Do not rely on" not in report
     assert "other programs used 50.0 of" in parallel_report.markdown(results(other_programs=50.0))
     assert "**interrupted: 2 of 3 categories**" in parallel_report.markdown(results(n_categories=3))
 

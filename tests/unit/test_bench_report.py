@@ -130,7 +130,11 @@ def test_markdown():
     assert "identical for 2 of 3 prompts" in text
     assert "code/b after 7 tokens (gap 0.0125)" in text
     assert "speculative: no difference from plain decoding shown" in text
-    assert "plain runs of the same prompt differ by 9% from their median" in text
+    assert (
+        "Do not rely on these figures: plain runs of the same prompt differ by 9% from their median" in text
+    )
+    assert cells(text, "equal runs") == [["equal runs", "of plain decoding differ by 9.1% from their median"]]
+    assert cells(text, "other programs") == [["other programs", "used 0.00 cores"]]
 
 
 def test_parts_without_results_are_left_out():
@@ -186,6 +190,7 @@ def test_json():
     assert speculative["conclusion"].startswith("no difference from plain decoding shown")
     assert whole["plain_spread"] == pytest.approx(1 / 11)
     assert whole["other_programs_cores"] == 0
+    assert whole["noisy"] is True
     assert speculative["acceptance"] == pytest.approx(5 / 8)
     assert speculative["differences"] == [{"category": "code", "name": "b", "run": 1, "at": 7, "gap": 0.0125}]
     first = whole["prompts"][0]

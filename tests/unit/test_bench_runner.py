@@ -101,6 +101,21 @@ def test_more_runs_of_an_earlier_benchmark():
             assert outcome.runs[variant][0] is earlier.runs[variant][0]
 
 
+def test_a_control_run_shows_how_much_equal_runs_differ():
+    session = Scripted(alike)
+    many = [TokenizedPrompt(Prompt("c", f"p{i}", "p"), [1, 2, i]) for i in range(6)]
+    outcomes = [event for event in measure(session, many, compared()) if isinstance(event, Outcome)]
+    assert [bool(outcome.control) for outcome in outcomes] == [True, False, False, False, True, False]
+    again = [call for call in session.calls[2:] if call[:2] == ("none", 4)]
+    assert again == [("none", 4, 11, 20)] * 2  # with the same seed
+    assert outcomes[0].control.variant == "plain"
+    assert len(outcomes[0].runs["plain"]) == 1  # no part of the speed-up
+    session.calls.clear()
+    later = list(measure(session, many, compared(), earlier=outcomes))
+    assert len(session.calls) == 6 * 2  # several runs of every prompt need none
+    assert [event.control for event in later if isinstance(event, Outcome)] == [o.control for o in outcomes]
+
+
 def test_differences_and_their_gaps():
     other = [*ANSWER[:5], 9, *ANSWER[6:]]
     shorter = ANSWER[:7]
@@ -170,5 +185,5 @@ def test_pause_before_each_run(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     monkeypatch.setattr("time.sleep", slept.append)
     list(measure(Scripted(alike), PROMPTS[:1], compared(), delay=1.0))
-    assert len(slept) == 2 * 3
+    assert len(slept) == 3 * 3  # two variants and the control, in three pieces each
     assert max(slept) <= 0.1  # so that Ctrl-C is not delayed
