@@ -12,10 +12,6 @@ with the best mean over all numbers of clients is taken, chosen in hindsight.
 
 import argparse
 import contextlib
-import http.client
-import json
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import psutil
 from common import geometric_mean, interval, machine, model_options, note, numbers, ratio, table
+from servers import Answer, Server
 
 from spec_local.bench.figures import Estimate
 from spec_local.bench.prompts import load
@@ -38,8 +34,6 @@ LLAMA_SERVER: Mapping[str, Sequence[str]] = {
     ),
     "ngram-mod": ("--spec-type", "ngram-mod"),
 }
-_LOAD_S = 120
-_ROUND_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,79 +44,21 @@ class Round:
     first: float
 
 
-class Server:
-    """A server under test, until `stop`."""
+def measure(server: Server, prompts: Sequence[str], n_clients: int, n: int) -> Round:
+    """Let so many clients send the prompts."""
+    left, answers, lock = list(prompts), list[Answer](), threading.Lock()
 
-    def __init__(self, command: Sequence[str], port: int, log: Path) -> None:
-        self.port = port
-        with log.open("w") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + _LOAD_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"{command[0]} did not start: see {log}")
-            time.sleep(0.2)
+    def client() -> None:
+        while True:
+            with lock:
+                if not left:
+                    return
+                prompt = left.pop()
+            answer = server.answer(prompt, n)
+            with lock:
+                answers.append(answer)
 
-    def _is_ready(self) -> bool:
-        with contextlib.suppress(OSError):
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        return False
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(60)
-
-    def pause(self, paused: bool) -> None:
-        """Stop or continue the process: it takes no time while others are measured."""
-        main = psutil.Process(self._process.pid)
-        for process in [main, *main.children(recursive=True)]:
-            (process.suspend if paused else process.resume)()
-
-    def answer(self, prompt: str, n: int) -> tuple[int, float]:
-        """Number of tokens of an answer, and the seconds to the first one."""
-        body = {
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": n,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ROUND_S)
-        started, first, n_tokens = time.monotonic(), 0.0, 0
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
-        response = connection.getresponse()
-        if response.status != 200:
-            sys.exit(response.read().decode())
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            if not first and any(choice["delta"].get("content") for choice in event["choices"]):
-                first = time.monotonic() - started
-            if usage := event.get("usage"):
-                n_tokens = usage["completion_tokens"]
-        connection.close()
-        return n_tokens, first
-
-    def measure(self, prompts: Sequence[str], n_clients: int, n: int) -> Round:
-        """Let so many clients send the prompts."""
-        left, answers, lock = list(prompts), list[tuple[int, float]](), threading.Lock()
-
-        def client() -> None:
-            while True:
-                with lock:
-                    if not left:
-                        return
-                    prompt = left.pop()
-                answer = self.answer(prompt, n)
-                with lock:
-                    answers.append(answer)
-
-        self.pause(False)
+    with server.running():
         threads = [threading.Thread(target=client) for _ in range(n_clients)]
         started = time.monotonic()
         for thread in threads:
@@ -130,18 +66,9 @@ class Server:
         for thread in threads:
             thread.join()
         seconds = time.monotonic() - started
-        self.pause(True)
-        if len(answers) < len(prompts):
-            sys.exit("an answer failed")
-        return Round(
-            sum(n_tokens for n_tokens, _ in answers) / seconds, median(first for _, first in answers)
-        )
-
-
-def _free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
+    if len(answers) < len(prompts):
+        sys.exit("an answer failed")
+    return Round(sum(a.n for a in answers) / seconds, median(a.first_s for a in answers))
 
 
 def _servers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Server]]:
@@ -150,21 +77,19 @@ def _servers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, S
     for name, more in LLAMA_SERVER.items():
         if ("draft" in name and not options.draft) or name not in options.variants:
             continue
-        port = _free_port()
         command = [
-            *(str(options.llama_server), "-m", str(options.main), "--port", str(port), "-np", n_rows),
-            *("-c", str(options.ctx * max(options.clients)), "-t", threads, "-kvu", "--no-webui", *more),
+            *(options.llama_server, "-m", options.main, "-np", n_rows),
+            *("-c", options.ctx * max(options.clients), "-t", threads, "-kvu", "--no-webui", *more),
             *(with_draft if "draft" in name else ()),
         ]
-        yield f"llama-server, {name}", Server(command, port, folder / f"llama-server-{name}.log")
+        yield f"llama-server, {name}", Server(command, folder / f"llama-server-{name}.log")
     for name, more in {"plain": ("--draft", "none"), "adaptive": with_draft}.items():
-        port = _free_port()
         command = [
-            *(sys.executable, "-m", "specdec_cli", "serve", str(options.main), "--port", str(port)),
-            *("--parallel", n_rows, "-c", str(options.ctx), "-t", threads, *more),
+            *(sys.executable, "-m", "specdec_cli", "serve", options.main),
+            *("--parallel", n_rows, "-c", options.ctx, "-t", threads, *more),
             *(("--no-spec",) if name == "plain" else ()),
         ]
-        yield f"specdec, {name}", Server(command, port, folder / f"specdec-{name}.log")
+        yield f"specdec, {name}", Server(command, folder / f"specdec-{name}.log")
 
 
 def main() -> None:
@@ -181,10 +106,11 @@ def main() -> None:
     n_prompts = max(given.clients)
     servers: dict[str, Server] = {}
     rounds: dict[tuple[str, int], list[Round]] = {}
-    try:
+    with contextlib.ExitStack() as stack:
         for name, server in _servers(given, given.logs):
             servers[name] = server
-            server.measure(prompts[:2], 1, 8)  # warms it up, and pauses it
+            stack.callback(server.close)
+            measure(server, prompts[:2], 1, 8)  # warms it up, and stops it
         note(machine())
         used = 0
         for number in range(given.rounds):
@@ -195,13 +121,9 @@ def main() -> None:
                 ]
                 used += n_prompts
                 for name, server in servers.items():
-                    found = server.measure(texts, n_clients, given.n)
+                    found = measure(server, texts, n_clients, given.n)
                     rounds.setdefault((name, n_clients), []).append(found)
                     note(f"{number} {n_clients} {name}: {found.rate:.1f} tokens/s, first {found.first:.2f} s")
-    finally:
-        for server in servers.values():
-            server.pause(False)
-            server.stop()
     _report(rounds, list(servers), given.clients)
 
 

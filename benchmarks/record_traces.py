@@ -5,9 +5,10 @@ r"""Record what a draft model would have drafted along answers of the main model
         --prompts benchmarks/held_out_prompts.toml --output benchmarks/held_out_traces.json
 
 The main model answers prompts by plain decoding at temperature 0. Then the draft model
-evaluates each prompt and answer once. For every token of the answer, a trace records whether it was the draft
-model's most probable token, and the probability of the latter. Tokens are numbered in the order in which they
-first occur in a trace: a replay depends only on which tokens are equal.
+evaluates each prompt and answer once, and again with only the last tokens of the prompt (`WINDOWS`). For
+every token of the answer, a trace records whether it was the draft model's most probable token, and the
+probability of the latter. Tokens are numbered in the order in which they first occur in a trace: a replay
+depends only on which tokens are equal.
 """
 
 import json
@@ -19,7 +20,9 @@ from common import chat_text, note, parser, tokens_of
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.prompts import load, select
+from spec_local.core.draft_vocabulary import USUAL_FIRST, DraftVocabulary
 from spec_local.llama.row import LlamaRow
+from spec_local.policies.base import WINDOWS
 
 TRACES = Path(__file__).with_name("traces.json")
 
@@ -34,8 +37,16 @@ def answer_of(session: Session, prompt: Sequence[int], n: int) -> list[int]:
     return answer
 
 
-def predict(draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
-    """The draft model's most probable token at each position of the answer, and its probability."""
+def predict(
+    draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int], known: Sequence[int]
+) -> tuple[list[int], list[float]]:
+    """The draft model's most probable token at each position of the answer, and its probability.
+
+    known: tokens that it may draft although they are not among the first of its vocabulary.
+    """
+    vocabulary = draft.model.vocabulary
+    drafted = DraftVocabulary(draft.n_vocab, USUAL_FIRST, [vocabulary.eos, vocabulary.eot])
+    drafted.read(known)
     best: list[int] = []
     confidences: list[float] = []
     draft.truncate(0)
@@ -45,10 +56,24 @@ def predict(draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int]) -> tu
         draft.evaluate(text[first : min(first + draft.max_tokens, start)], 0)
     for first in range(start, len(text) - 1, draft.max_logits):
         chunk = text[first : min(first + draft.max_logits, len(text) - 1)]
-        for row in draft.evaluate(chunk, len(chunk)):
-            best.append(int(row.argmax()))
+        for token, logits in zip(chunk, draft.evaluate(chunk, len(chunk)), strict=True):
+            drafted.read([token])
+            ids = np.arange(draft.n_vocab) if drafted.tokens is None else drafted.tokens
+            row = logits[ids]
+            best.append(int(ids[row.argmax()]))
             confidences.append(float(1.0 / np.exp(row - row.max(), dtype=np.float64).sum()))
     return best, confidences
+
+
+def predictions(
+    draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int], known: Sequence[int]
+) -> dict[str, list[int]]:
+    """What a trace records of the draft model; see `predict`."""
+    best, confidences = predict(draft, prompt, answer, known)
+    return {
+        "right": [int(drafted == token) for drafted, token in zip(best, answer, strict=True)],
+        "per_mille": [round(1000 * c) for c in confidences],
+    }
 
 
 def main() -> None:
@@ -62,7 +87,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     traces = []
-    # All logits of the draft model are read.
+    # All logits of the draft model are computed, and those that it would not compute are left out.
     with Session.open(options.main, options.draft, n_ctx=2048, branches=64, draft_vocab="all") as session:
         assert session.draft
         model = session.main.model
@@ -70,17 +95,19 @@ def main() -> None:
             note(str(entry))
             prompt = tokens_of(model, chat_text(model, entry.text))
             answer = answer_of(session, prompt, options.tokens)
-            best, confidences = predict(session.draft, prompt, answer)
             number = {token: i for i, token in enumerate(dict.fromkeys([*prompt, *answer]))}
-            right = [int(drafted == token) for drafted, token in zip(best, answer, strict=True)]
+            parts = {window: [prompt[0], *prompt[-window:]] for window in WINDOWS if window < len(prompt) - 1}
             traces.append(
                 {
                     "category": entry.category,
                     "name": entry.name,
                     "prompt": [number[token] for token in prompt],
                     "answer": [number[token] for token in answer],
-                    "right": right,
-                    "per_mille": [round(1000 * c) for c in confidences],
+                    **predictions(session.draft, prompt, answer, prompt),
+                    "windows": {
+                        window: predictions(session.draft, part, answer, prompt)
+                        for window, part in parts.items()
+                    },
                 }
             )
     note("")

@@ -1,16 +1,16 @@
 """What a larger model costs on this machine, and what drafts would gain with it, without downloading it.
 
     python benchmarks/shaped.py qwen2.5-7b [qwen3-8b …] [--type Q4_K_M] [--folder DIR]
-    python benchmarks/shaped.py MAIN.gguf --draft DRAFT.gguf
+    python benchmarks/shaped.py MAIN.gguf --draft DRAFT.gguf --n 64 --per-category 2
 
 A shape is written into `--folder` as a file with random weights, which takes as long to read and to compute
 as the real one; so is the shape of its usual draft model, in Q4_0. A file is measured as it is. The costs of
-calls are measured as a session measures them. At these costs, the real decoding loop and the adaptive policy
-then replay recorded answers of Qwen2.5-Coder 1.5B with the recorded drafts of its 0.5B sibling, on a virtual
-clock (`simulate.py`): *expected*, if the larger model accepts as many drafts. Time after the prompt only.
-Calls are measured behind as many tokens as those answers have before them on average, which takes as long as
-reading a prompt.
-Random routers spread tokens evenly over experts, which costs more than with a real text.
+calls are measured as a session measures them, behind as many tokens as the answers below have before them on
+average, which takes as long as reading a prompt. At these costs, the real decoding loop and the adaptive
+policy then replay recorded answers of Qwen2.5-Coder 1.5B in Q4_K_M with the recorded drafts of its 0.5B
+sibling, one after the other as in `specdec bench`, on a virtual clock (`simulate.py`). The draft model's
+reading of prompts counts, and so does that of only their end. *Expected*, if the larger model accepts as many
+drafts. Random routers spread tokens evenly over experts, which costs more than with a real text.
 """
 
 import itertools
@@ -24,8 +24,8 @@ import numpy as np
 import psutil
 from common import geometric_mean, machine, note, parser, table
 from shaped_models import SHAPES, TYPES, stored
-from simulate import FIXED, Machine, Pair, adaptive, run, seconds
-from traces import Group, Trace, recorded
+from simulate import Machine, Pair, adaptive, run, seconds
+from traces import Floats, Group, Trace, recorded
 
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.calibration.sample_text import sample_tokens
@@ -34,6 +34,7 @@ from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.policies.cost_model import CostModel
+from spec_local.proposers.draft_model import DraftModel
 from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
 
 DRAFTS = {"qwen2.5": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b", "llama3.1": "llama3.2-1b"}
@@ -41,7 +42,8 @@ DRAFTS = {"qwen2.5": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b", "llama3.1": "llama3.
 Answers = Mapping[str, Sequence[Trace]]
 SIZES = (1, 2, 4, 8, 3, 5, 6, 7, 12, 16)
 _SHOWN = (2, 4, 8, 16)
-_PROMPT = 128  # tokens of the call that shows how fast prompts are read
+_PROMPT = 256  # tokens of the call that shows how fast prompts are read
+_TRACES = Path(__file__).with_name("traces_q4_k_m.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,9 @@ def measured(path: Path, context: int, rounds: int, threads: int, *, drafts: boo
 
 def answers(n: int, of_each: int | None) -> Answers:
     """The first n tokens of recorded answers, and so many of each kind."""
-
-    def cut(trace: Trace) -> Trace:
-        return Trace(trace.prompt, trace.answer[:n], trace.right[:n], trace.confidence[:n])
-
-    return {kind: [cut(trace) for trace in traces[:of_each]] for kind, traces in recorded().items()}
+    return {
+        kind: [trace.first(n) for trace in traces[:of_each]] for kind, traces in recorded(_TRACES).items()
+    }
 
 
 def usual_context(replayed: Answers) -> int:
@@ -143,29 +143,43 @@ def report(name: str, main_costs: Costs, draft_costs: Costs | None, replayed: An
             )
     calls = [f"T({n}) / T(1)" for n in _SHOWN]
     table(["", "one token (ms)", *calls, "prompt (tokens/s)", "loading (s)", "memory (GB)"], rows)
-    table(["answers", "expected speed-up", "tokens/s"], expected(name, main_costs, draft_costs, replayed))
+    head = ["expected speed-up", "after the prompt", "with the prompt", "tokens/s"]
+    table(head, expected(name, main_costs, draft_costs, replayed))
 
 
 def expected(name: str, main_costs: Costs, draft_costs: Costs | None, replayed: Answers) -> list[list[str]]:
-    """The speed of each kind of recorded answers relative to plain decoding, and their geometric mean."""
-
-    def of_calls(costs: Costs) -> np.ndarray:
-        return np.array(costs.calls.first(4096), float)
-
+    """The speed relative to plain decoding, by kind of answer, and the geometric mean."""
     pair = Pair(name, of_calls(main_costs), of_calls(draft_costs) if draft_costs else None)
-    rows, gains, plain_rate = [], [], 1 / main_costs.calls.seconds(1)
+    every = [trace for traces in replayed.values() for trace in traces]
+    machine = Machine(pair, Group("session", every))
+    variant = adaptive(machine, kind=DraftModel, max_tokens=max(len(trace.answer) for trace in every))
+    gains: dict[str, list[tuple[float, float]]] = {}
     for kind, traces in replayed.items():
-        note(f"replaying {kind}")
-        group = Group(kind, traces, "real")
-        machines = Machine(pair, group), Machine(pair, group)
-        run(group, machines[0], FIXED["plain"][0], 0)
-        run(group, machines[1], adaptive(machines[1]), MAX_DRAFT)
-        plain, drafted = (seconds(each.calls, pair, group) for each in machines)
-        gains.append(plain / drafted)
-        rows.append([kind, f"{gains[-1]:.2f}", f"{gains[-1] * plain_rate:.1f}"])
+        for trace in traces:
+            note(f"replaying {kind}")
+            machine.calls, machine.reading = [], []
+            group = Group(kind, [trace])
+            run(group, machine, variant, MAX_DRAFT)
+            plain, took = len(trace.answer) * float(pair.main[1]), seconds(machine.calls, pair, group)
+            by_main = seconds([call for call in machine.reading if call[0] == "main"], pair, group)
+            by_both = seconds(machine.reading, pair, group)
+            gains.setdefault(kind, []).append((plain / took, (by_main + plain) / (by_both + took)))
     note("")
-    mean = geometric_mean(gains)
-    return [*rows, ["geometric mean", f"{mean:.2f}", f"{mean * plain_rate:.1f}"]]
+    gains["geometric mean"] = [gain for several in gains.values() for gain in several]
+    rows = []
+    for kind, several in gains.items():
+        after, whole = (geometric_mean(each) for each in zip(*several, strict=True))
+        rows.append([kind, f"{after:.2f}", f"{whole:.2f}", f"{after / pair.main[1]:.1f}"])
+    return rows
+
+
+def of_calls(costs: Costs) -> Floats:
+    """Seconds of a call of 0 … 4096 tokens: as measured, and at the speed of prompts for long ones."""
+    most = max(SIZES)
+    n = np.arange(4097.0)
+    known = [*costs.calls.first(most), *np.array([_PROMPT, 4096]) / costs.prompt]
+    found: Floats = np.interp(n, [*range(most + 1), _PROMPT, 4096], known)
+    return found
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.draft_model import DraftModel, Window
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 
@@ -165,6 +165,9 @@ class Replay(RowMethods):
 
     Args:
         before: tokens that the session generated before this answer.
+
+    Attributes:
+        window: the part of the history that a draft model has read.
     """
 
     n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MAX_DRAFT + 1, 1
@@ -173,10 +176,9 @@ class Replay(RowMethods):
     def __init__(self, role: Role, trace: Trace, machine: Machine, before: int) -> None:
         self.n_vocab = trace.n_vocab
         self.cached: list[int] = []
-        self._role, self._machine = role, machine
+        self.window = Window()
+        self._role, self._machine, self._trace = role, machine, trace
         self._text, self._start = [*trace.prompt, *trace.answer], len(trace.prompt)
-        self._rows = trace.main_logits if role == "main" else trace.draft_logits
-        self._mistaken = self._rows if role == "main" else trace.mistaken_logits
         self._tree: list[int] = []
         self._before = before - self._start
 
@@ -192,13 +194,24 @@ class Replay(RowMethods):
     def decode(self, calls: Sequence[Call["Replay"]]) -> Sequence[Logits]:
         (call,) = calls
         self._tree += call.tokens
-        end = len(self.cached) + len(self._tree)
-        n_known = len(self.cached) + 1 if self._role == "main" else end
+        left_out = max(0, self.window.start - 1)  # tokens between the first one and the window
+        begin = len(self.cached) + left_out
+        end = begin + len(self._tree)
+        n_known = begin + 1 if self._role == "main" else end
         self._machine.call(self._role, len(call.tokens), max(0, self._before + n_known))
         first = end + 1 - call.n_logits
-        is_mistaken = self._role == "draft" and self._tree != self._text[len(self.cached) : end]
-        rows = self._mistaken if is_mistaken else self._rows
+        rows = self._trace.main_logits
+        if self._role == "draft":
+            i = 0 if self.cached else 1  # the first token is followed by the window
+            is_mistaken = self._tree[i:] != self._text[begin + i : end]
+            rows = self._read().mistaken_logits if is_mistaken else self._read().draft_logits
         return [rows[first - self._start : end + 1 - self._start]]
+
+    def _read(self) -> Trace:
+        """The trace of a draft model that has read the same part of the prompt."""
+        n_read = self._start - self.window.start
+        known = {self._start: self._trace, **self._trace.windows}
+        return known[min(known, key=lambda each: abs(each - n_read))]
 
     def commit(self, path: Sequence[int]) -> None:
         self.cached += [self._tree[node] for node in path]
@@ -257,14 +270,14 @@ def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) ->
 
 
 class WholeHistory(DraftModel):
-    """A draft model that reads all of a history: other parts were not recorded."""
+    """A draft model that reads all of a history, which costs nothing here."""
 
     def readings(self, history: Sequence[int]) -> list[Reading]:
         return super().readings(history)[-1:]
 
 
-def _draft(model: Replay) -> DraftModel:
-    return WholeHistory(model, GREEDY, Chain("coupled"), n_vocab=model.n_vocab)
+def _draft(model: Replay, kind: type[DraftModel] = WholeHistory) -> DraftModel:
+    return kind(model, GREEDY, Chain("coupled"), n_vocab=model.n_vocab, window=model.window)
 
 
 def _plain(model: Replay) -> None:
@@ -307,8 +320,16 @@ def adaptive_calls(pair: Pair, group: Group, error: float | None = None) -> list
     return machine.calls
 
 
-def adaptive(machine: Machine, error: float | None = None) -> Variant:
-    """The adaptive policy with all proposers, and the same experience for all answers."""
+def adaptive(
+    machine: Machine,
+    error: float | None = None,
+    kind: type[DraftModel] = WholeHistory,
+    max_tokens: int | None = None,
+) -> Variant:
+    """The adaptive policy with all proposers, and the same experience for all answers.
+
+    error: see `adaptive_calls`. kind: of the draft model. max_tokens: of an answer, if the policy knows it.
+    """
     experience = Experience()
     main = machine.measured("main") if error is None else machine.estimated("main", 1.0)
     draft = None
@@ -316,8 +337,8 @@ def adaptive(machine: Machine, error: float | None = None) -> Variant:
         draft = machine.measured("draft") if error is None else machine.estimated("draft", error)
 
     def variant(model: Replay) -> Proposer:
-        policy = Adaptive(main, draft, experience, clock=machine.clock)
-        return CombinedProposer(policy, _draft(model) if draft else None, [SuffixLookup()])
+        policy = Adaptive(main, draft, experience, clock=machine.clock, max_tokens=max_tokens)
+        return CombinedProposer(policy, _draft(model, kind) if draft else None, [SuffixLookup()])
 
     return variant
 

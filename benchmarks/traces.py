@@ -1,8 +1,8 @@
 """Answers to replay in `simulate.py`: recorded, synthetic and adversarial ones."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -24,13 +24,20 @@ class Trace:
     """An answer, and what the draft model predicts at each of its positions.
 
     right: whether the draft model's most probable token is the main model's. confidence: the probability of
-    that token at temperature 1.
+    that token at temperature 1. windows: the same of a draft model that has read only so many tokens of the
+    end of the prompt.
     """
 
     prompt: Sequence[int]
     answer: Sequence[int]
     right: Sequence[bool]
     confidence: Sequence[float]
+    windows: Mapping[int, "Trace"] = field(default_factory=dict)
+
+    def first(self, n: int) -> "Trace":
+        """The same with the first n tokens of the answer."""
+        windows = {window: trace.first(n) for window, trace in self.windows.items()}
+        return Trace(self.prompt, self.answer[:n], self.right[:n], self.confidence[:n], windows)
 
     @cached_property
     def n_vocab(self) -> int:
@@ -133,10 +140,14 @@ def recorded(path: Path = TRACES) -> dict[str, list[Trace]]:
     """Real answers by category: see `record_traces.py`."""
     groups: dict[str, list[Trace]] = {}
     for entry in json.loads(path.read_text()):
-        confidence = [per_mille / 1000 for per_mille in entry["per_mille"]]
-        trace = Trace(entry["prompt"], entry["answer"], [bool(ok) for ok in entry["right"]], confidence)
-        groups.setdefault(entry["category"], []).append(trace)
+        text = entry["prompt"], entry["answer"]
+        windows = {int(n): Trace(*text, *_predicted(each)) for n, each in entry.get("windows", {}).items()}
+        groups.setdefault(entry["category"], []).append(Trace(*text, *_predicted(entry), windows))
     return groups
+
+
+def _predicted(entry: Mapping[str, Sequence[int]]) -> tuple[list[bool], list[float]]:
+    return [bool(ok) for ok in entry["right"]], [per_mille / 1000 for per_mille in entry["per_mille"]]
 
 
 @dataclass(frozen=True, eq=False)
