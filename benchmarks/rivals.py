@@ -260,7 +260,7 @@ def report_parts(rows: Sequence[dict[str, Any]]) -> None:
                 f"{geometric_mean(read):.2f}",
                 drafted,
                 f"{accepted / drafted:.2f}" if drafted else "",
-                sum(a.text == b.text for a, b in zip(answers, plain, strict=True)),
+                sum(a.text == b.text for a, b in zip(answers, plain, strict=True)) if plain[0].text else "",
             ]
         )
     table(["", "prompt tokens/s", "draft tokens", "accepted", f"same text, of {len(rows)}"], cells)

@@ -3,7 +3,10 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from spec_local.proposers.draft_model import DraftModel
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +144,21 @@ def test_disturbed_calls_do_not_end_drafting(sim, traces):
     sim.run(group, machine, sim.adaptive(machine), sim.MAX_DRAFT)
     last = [role for role, _, position in machine.calls if position > group.n_tokens - 1024]
     assert 1024 / last.count("main") > 2.5  # tokens per step
+
+
+@pytest.mark.parametrize("reading", [1e-5, 2e-3], ids=["quick", "slow"])
+def test_a_draft_model_that_reads_a_part_of_the_prompt_drafts_as_recorded(sim, traces, reading):
+    """Where reading takes long, it reads only the end of the prompt."""
+    rng = np.random.default_rng(0)
+    prompt, answer = traces._text(rng, 300), traces._text(rng, 100)
+    right, wrong = ([ok] * 100 for ok in (True, False))
+    sure = [0.9] * 100
+    end = traces.Trace(prompt, answer, right, sure)
+    whole = traces.Trace(prompt, answer, wrong if reading > 1e-3 else right, sure, {32: end, 128: end})
+    n = np.arange(4097.0)
+    pair = sim.Pair("p", 0.02 + 1e-4 * n, 2e-3 + reading * n)
+    machine = sim.Machine(pair, sim.Group("g", [whole]))
+    sim.run(machine._group, machine, sim.adaptive(machine, kind=DraftModel, max_tokens=100), sim.MAX_DRAFT)
+    n_read = sum(n for role, n, _ in machine.reading if role == "draft")
+    assert n_read == (299 if reading < 1e-3 else 32)
+    assert len([call for call in machine.calls if call[0] == "main"]) < 40  # most drafts are accepted
