@@ -207,9 +207,14 @@ def _speed_bench(path: Path) -> Any:
 # Reports --------------------------------------------------------------------------------------------------
 
 
+def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The variants that all rows have."""
+    return [name for name in rows[0]["answers"] if all(name in row["answers"] for row in rows)]
+
+
 def report(rows: Sequence[dict[str, Any]], rate: Callable[[Answer], float], title: str) -> None:
     """Print each variant's speed over specdec's plain decoding, and specdec's over the best of each rival."""
-    names = list(rows[0]["answers"])
+    names = _names(rows)
     speedups = {
         name: [rate(row["answers"][name]) / rate(row["answers"][_PLAIN]) for row in rows] for name in names
     }
@@ -245,7 +250,7 @@ def report(rows: Sequence[dict[str, Any]], rate: Callable[[Answer], float], titl
 def report_parts(rows: Sequence[dict[str, Any]]) -> None:
     """Print what the servers report of prompts and draft tokens, and how many texts are those of plain."""
     cells = []
-    for name in rows[0]["answers"]:
+    for name in _names(rows):
         answers: list[Answer] = [row["answers"][name] for row in rows]
         plain: list[Answer] = [row["answers"][_PLAIN] for row in rows]
         # The beginning of a prompt may be known from the one before.
@@ -269,7 +274,7 @@ def report_parts(rows: Sequence[dict[str, Any]]) -> None:
 def _report_speed_bench(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Print the table of SPEED-Bench's client, for each server."""
     client = _speed_bench(path)
-    for name in rows[0]["answers"]:
+    for name in _names(rows):
         results = []
         for row in rows:
             answer: Answer = row["answers"][name]

@@ -61,6 +61,7 @@ class Server:
         deadline = time.monotonic() + _LOAD_S
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
                 sys.exit(f"{self._command[0]} did not start: see {log}")
             time.sleep(0.2)
 
@@ -142,6 +143,7 @@ class Server:
 
     def close(self) -> None:
         """End the server."""
-        self._signal(stopped=False)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._signal(stopped=False)
         self._process.terminate()
         self._process.wait(60)

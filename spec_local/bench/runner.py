@@ -27,9 +27,7 @@ from spec_local.lookups.recycling import Recycling
 from spec_local.session import Done, Session, Text
 
 _WARM_UP = 16  # tokens
-_CONTROL_EVERY = (
-    4  # prompts, of which one is answered plainly once more: an eighth of the time of two variants
-)
+_CONTROL_EVERY = 4  # prompts, of which one has a control: an eighth of the time of two variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ def measure(
 
     Args:
         variants: plain first; each has a token limit, and a seed to which the number of the run is added.
-        runs: runs of each prompt and variant.
+        runs: runs of each prompt and variant. If it is one, some prompts have a control, too: see `Outcome`.
         earlier: outcomes of the same prompts and variants, to which these runs are added; none: a new
             benchmark.
         delay: seconds of pause before each run, for machines that overheat.
