@@ -66,6 +66,16 @@ def engines(server):
     return psutil.Process(server.process.pid).children()
 
 
+@contextlib.contextmanager
+def suspended(process):
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
 def test_each_model_answers_under_its_names(served, inside, paths):
     server = served()
     assert "serves first; 2 answers at a time; when asked for: Second; Ctrl-C" in server.line
@@ -142,6 +152,8 @@ def test_a_stream_that_waits_for_its_model(served):
     ):
         generated = busy.iter_lines()  # kept: the end of an iterator closes its response
         next(generated)
+        (engine,) = engines(server)
+        stack.enter_context(suspended(engine))  # its answer does not end on a fast machine, either
         waiting = {}
         for path, body in STREAMS.items():
             short = {"model": "Second", "stream": True, "max_tokens": 4, "max_output_tokens": 4}
@@ -159,6 +171,7 @@ def test_a_stream_that_waits_for_its_model(served):
         refused = stack.enter_context(server.stream("/v1/chat/completions", wrong)).iter_lines()
         assert next(refused) == ": loading Second"
         busy.close()
+        engine.resume()
         for lines in waiting.values():
             *_, last = (json.loads(line[6:]) for line in lines if line.startswith("data: {"))
             assert not last.get("error")
