@@ -164,11 +164,10 @@ def _measure(prompts: Sequence[Prompt], options: argparse.Namespace) -> list[dic
                     answers[name] = ask(servers[name], prompt)
             used = sum(server.processor_s() for server in servers.values()) - used
             others = max(0.0, programs.cores() - used / (time.monotonic() - began))
-            row = {"category": prompt.category, "prompt": str(prompt), "others": others}
-            saved = {name: asdict(answers[name]) for name in names}
-            out.write(json.dumps(row | {"answers": saved}) + "\n")
+            asked = {"category": prompt.category, "prompt": str(prompt), "others": others}
+            rows.append(asked | {"answers": {name: answers[name] for name in names}})
+            out.write(json.dumps(rows[-1], default=asdict) + "\n")
             out.flush()
-            rows.append(row | {"answers": {name: answers[name] for name in names}})
     return rows
 
 

@@ -15,10 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from common import geometric_mean, note, parser, table
-from simulate import PAIRS, Machine, Pair, adaptive, costs, fixed_calls, least, run, seconds
+from simulate import PAIRS, Machine, Pair, adaptive, costs, fixed_calls, least, one_by_one, seconds
 from traces import Group, Trace, recorded
-
-from spec_local.core.proposal import MAX_DRAFT
 
 # fmt: off
 _F16 = {1: 1, 2: 1.27, 3: 1.37, 4: 1.45, 5: 1.62, 6: 1.7, 7: 1.76, 8: 2.03, 9: 1.98, 12: 2.36, 16: 2.67,
@@ -47,17 +45,8 @@ LIGHTER = (
 def session(pair: Pair, traces: Sequence[Trace], seed: int) -> list[tuple[float, float]]:
     """Speed-up over plain decoding for each answer, without and with the draft model's prefill."""
     machine = Machine(pair, Group("session", traces, noisy=True), seed)
-    variant = adaptive(machine)
-    found = []
-    for trace in traces:
-        machine.calls, machine.reading = [], []
-        group = Group("answer", [trace])
-        run(group, machine, variant, MAX_DRAFT)
-        plain = len(trace.answer) * float(pair.main[1])
-        took = seconds(machine.calls, pair, group)
-        reading = seconds([call for call in machine.reading if call[0] == "draft"], pair, group)
-        found.append((plain / took, plain / (took + reading)))
-    return found
+    answers = one_by_one(machine, traces, adaptive(machine))
+    return [(each.plain / each.drafted, each.plain / (each.drafted + each.draft_reading)) for each in answers]
 
 
 def hindsight(pair: Pair, answers: Sequence[Group]) -> tuple[float, float, float]:

@@ -24,12 +24,11 @@ import numpy as np
 import psutil
 from common import geometric_mean, machine, note, parser, table
 from shaped_models import SHAPES, TYPES, stored
-from simulate import Machine, Pair, adaptive, run, seconds
+from simulate import Machine, Pair, adaptive, one_by_one
 from traces import Floats, Group, Trace, recorded
 
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.calibration.sample_text import sample_tokens
-from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
@@ -155,15 +154,11 @@ def expected(name: str, main_costs: Costs, draft_costs: Costs | None, replayed: 
     variant = adaptive(machine, kind=DraftModel, max_tokens=max(len(trace.answer) for trace in every))
     gains: dict[str, list[tuple[float, float]]] = {}
     for kind, traces in replayed.items():
-        for trace in traces:
-            note(f"replaying {kind}")
-            machine.calls, machine.reading = [], []
-            group = Group(kind, [trace])
-            run(group, machine, variant, MAX_DRAFT)
-            plain, took = len(trace.answer) * float(pair.main[1]), seconds(machine.calls, pair, group)
-            by_main = seconds([call for call in machine.reading if call[0] == "main"], pair, group)
-            by_both = seconds(machine.reading, pair, group)
-            gains.setdefault(kind, []).append((plain / took, (by_main + plain) / (by_both + took)))
+        note(f"replaying {kind}")
+        for each in one_by_one(machine, traces, variant):
+            drafted = each.drafted + each.draft_reading
+            whole = (each.main_reading + each.plain) / (each.main_reading + drafted)
+            gains.setdefault(kind, []).append((each.plain / each.drafted, whole))
     note("")
     gains["geometric mean"] = [gain for several in gains.values() for gain in several]
     rows = []

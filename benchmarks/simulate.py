@@ -16,7 +16,7 @@ draft model read a prompt if that would take longer than the draft could save. W
 the policy sees the disturbed times, and its result is computed from the undisturbed ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -267,6 +267,34 @@ def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) ->
         if len(n):
             total += float((pair.seconds(role)[n[:, 0]] * np.where(n[:, 1], slower, 1.0)).sum())
     return total
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of an answer, without noise.
+
+    plain, drafted: after the prompt. main_reading, draft_reading: of the prompt, by each model.
+    """
+
+    plain: float
+    drafted: float
+    main_reading: float
+    draft_reading: float
+
+
+def one_by_one(machine: Machine, traces: Sequence[Trace], variant: Variant) -> Iterator[Spent]:
+    """Generate the answers of a session one after the other."""
+    pair = machine.pair
+    for trace in traces:
+        machine.calls, machine.reading = [], []
+        group = Group("answer", [trace])
+        run(group, machine, variant, MAX_DRAFT)
+        roles: tuple[Role, Role] = ("main", "draft")
+        by_main, by_draft = (
+            seconds([call for call in machine.reading if call[0] == role], pair, group) for role in roles
+        )
+        plain = len(trace.answer) * float(pair.main[1])
+        yield Spent(plain, seconds(machine.calls, pair, group), by_main, by_draft)
 
 
 class WholeHistory(DraftModel):
