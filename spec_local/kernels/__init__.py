@@ -1,4 +1,4 @@
-"""Matrix kernels for small batches on x86-64 that replace those of llama.cpp.
+"""Matrix kernels for small batches on x86-64 and Arm64 that replace those of llama.cpp.
 
 The C++ sources are in this folder. ``specdec doctor --fix`` compiles them (`spec_local.kernels.build`), and a
 self-test selects the instruction set (`spec_local.kernels.check`). This module loads the library once per
@@ -178,8 +178,8 @@ def _look() -> tuple[Status, Path | None]:
         what = "built for another version of specdec or llama.cpp" if build.outdated() else "not built"
         return Status(None, f"{what}: {_FIX}"), None
     if forced := os.environ.get(INSTRUCTION_SET):
-        if forced not in build.INSTRUCTION_SETS:
-            return Status(None, f"{INSTRUCTION_SET} is none of {', '.join(build.INSTRUCTION_SETS)}"), None
+        if forced not in build.instruction_sets():
+            return Status(None, f"{INSTRUCTION_SET} is none of {', '.join(build.instruction_sets())}"), None
         if reason := check.failure(library, forced):
             return Status(None, f"the self-test failed with {forced}: {reason}"), None
         return _with_limits(forced, library), library

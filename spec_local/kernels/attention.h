@@ -58,10 +58,11 @@ inline Float load_cached(const uint8_t *row, int64_t from, int64_t length) {
         const uint8_t *block = row + from / BLOCK * CACHE_BLOCK_BYTES;
         uint16_t scale;
         __builtin_memcpy(&scale, block, sizeof scale);
-        return Simd::times(Simd::all(_cvtsh_ss(scale)), Simd::load_bytes(block + sizeof scale + from % BLOCK));
+        return Simd::times(Simd::all(from_half(scale)), Simd::load_bytes(block + sizeof scale + from % BLOCK));
     } else {
         const uint16_t *halves = (const uint16_t *)row + from;
         if (from + Simd::lanes <= length) return Simd::load_halves(halves);
+        if (from >= length) return Simd::none();
         alignas(LINE) uint16_t rest[Simd::lanes] = {};
         __builtin_memcpy(rest, halves, (length - from) * sizeof(uint16_t));
         return Simd::load_halves(rest);
@@ -141,7 +142,7 @@ struct MultiplyKeys {
 };
 
 inline void prefetch(const uint8_t *row, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) _mm_prefetch((const char *)row + i, _MM_HINT_T1);
+    for (size_t i = 0; i < bytes; i += LINE) prefetch_far(row + i);
 }
 
 template <CacheType T>
@@ -159,8 +160,7 @@ void multiply_keys(const Attention &a, const Group &group, Progress &p) {
             float *out = p.keys + k * p.length;
             floats[k] = out, halves[k] = (const uint16_t *)row;
             if (direct) continue;
-            for (int64_t i = 0, length = a.length; i < length; i += Simd::lanes)
-                Simd::store(out + i, load_cached<T>(row, i, length));
+            for (int64_t i = 0; i < p.length; i += Simd::lanes) Simd::store(out + i, load_cached<T>(row, i, a.length));
         }
         for (int i = 0; i < group.n; i += PRODUCT_QUERIES) {
             const int n = group.n - i < PRODUCT_QUERIES ? group.n - i : PRODUCT_QUERIES;
@@ -180,7 +180,7 @@ void multiply_keys(const Attention &a, const Group &group, Progress &p) {
 void penalties(const Group &group, const uint16_t *mask, float *penalty) {
     for (int i = 0; i < (group.n_keys + Simd::lanes - 1) / Simd::lanes * Simd::lanes; i++) {
         const uint16_t m = i < group.n_keys ? mask[group.places[i]] : MASKED;
-        penalty[i] = m == MASKED ? HIDDEN : _cvtsh_ss(m) * LOG2_E;
+        penalty[i] = m == MASKED ? HIDDEN : from_half(m) * LOG2_E;
     }
 }
 
@@ -330,14 +330,10 @@ struct Seen {
 };
 Seen seen_by(const uint16_t *mask, int n_keys) {
     Seen seen = {0, 0};
-    const __m128i hidden = _mm_set1_epi16(short(MASKED)), zero = _mm_setzero_si128();
-    const auto bits = [](__m128i low, __m128i high) { return uint64_t(_mm_movemask_epi8(_mm_packs_epi16(low, high))); };
     int i = 0;
     for (; i + 16 <= n_keys; i += 16) {
-        const __m128i low = _mm_loadu_si128((const __m128i *)(mask + i));
-        const __m128i high = _mm_loadu_si128((const __m128i *)(mask + i + 8));
-        seen.keys |= (0xffff ^ bits(_mm_cmpeq_epi16(low, hidden), _mm_cmpeq_epi16(high, hidden))) << i;
-        seen.plainly |= bits(_mm_cmpeq_epi16(low, zero), _mm_cmpeq_epi16(high, zero)) << i;
+        seen.keys |= (0xffff ^ equal_words(mask + i, MASKED)) << i;
+        seen.plainly |= equal_words(mask + i, 0) << i;
     }
     for (; i < n_keys; i++) {
         seen.keys |= uint64_t(mask[i] != MASKED) << i;

@@ -9,8 +9,8 @@ const specdec::Kernels *specdec::kernels_avx512_vnni() { return nullptr; }
 #include "multiply_floats.h"
 
 const specdec::Kernels *specdec::kernels_avx512_vnni() {
-    static const Kernels kernels = {"avx512_vnni", Simd::max_columns, quantize,       multiply,
-                                    pack_floats, multiply_floats, attend};
+    static const Kernels kernels = {"avx512_vnni",     Simd::max_columns, quantize,        copy_column,
+                                    multiply,     pack_floats,       multiply_floats, attend};
     return &kernels;
 }
 #endif

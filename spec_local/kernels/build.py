@@ -12,9 +12,10 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from spec_local.kernels import records
 from spec_local.system import machine, native_build
@@ -24,48 +25,72 @@ from spec_local.system.processors import usable_processors
 SOURCES = Path(__file__).parent
 _PREFIX = "specdec-kernels-"
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread")
-# Only these files may contain instructions that not every x86-64 processor has.
-_EXTRA_FLAGS = {
-    "avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
-    "avxvnni.cpp": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
-    "avx512.cpp": (
-        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
-        *("-mfma", "-mf16c"),
-    ),
-}
 
-# The set of each of these files.
-_SETS = {"avx512_vnni": "avx512.cpp", "avx_vnni": "avxvnni.cpp", "avx2": "avx2.cpp"}
+
+class _Set(NamedTuple):
+    """An instruction set: the only source file that may contain it, the flags for it, and what it needs.
+
+    features: spelled as on Linux.
+    """
+
+    source: str
+    flags: tuple[str, ...]
+    features: tuple[str, ...]
+
+
+# By architecture, best first. The names are those of `Kernels::name`.
+_X86_64 = {
+    "avx512_vnni": _Set(
+        "avx512.cpp",
+        ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"),
+        ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
+    ),
+    "avx_vnni": _Set(
+        "avxvnni.cpp", ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"), ("avx_vnni", "avx2", "fma", "f16c")
+    ),
+    "avx2": _Set("avx2.cpp", ("-mavx2", "-mfma", "-mf16c"), ("avx2", "fma", "f16c")),
+}
+_ARM64 = {
+    "neon_i8mm": _Set("neon_i8mm.cpp", ("-march=armv8.2-a+dotprod+i8mm",), ("asimddp", "i8mm")),
+    "neon_dotprod": _Set("neon.cpp", ("-march=armv8.2-a+dotprod",), ("asimddp",)),
+}
+_SETS = {"x86_64": _X86_64, "amd64": _X86_64, "aarch64": _ARM64, "arm64": _ARM64}
+_LACKS = {"avx2": "AVX2", "neon_dotprod": "dot products (FEAT_DotProd)"}  # what the least of them needs
 _LEAVE_OUT = "-DSPECDEC_LEAVE_OUT"
 
-# Best first. The names are those of `Kernels::name`; the features are spelled as on Linux.
-INSTRUCTION_SETS = {
-    "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
-    "avx_vnni": ("avx_vnni", "avx2", "fma", "f16c"),
-    "avx2": ("avx2", "fma", "f16c"),
-}
+
+def instruction_sets(architecture: str | None = None) -> tuple[str, ...]:
+    """Return the instruction sets of an architecture, spelled as by `platform.machine`, best first.
+
+    By default, those of this machine. Other architectures than x86-64 and Arm64 have none.
+    """
+    return tuple(_sets(architecture))
+
+
+def _sets(architecture: str | None = None) -> Mapping[str, _Set]:
+    return _SETS.get((architecture or platform.machine()).lower(), {})
 
 
 def reported() -> list[str]:
     """Return the instruction sets that this processor reports, best first; all if it reports none."""
-    # macOS spells them without underscores.
+    # macOS spells those of x86-64 without underscores.
     features = {name.replace("_", "") for name in machine.processor_features()}
     return [
         name
-        for name, needs in INSTRUCTION_SETS.items()
-        if not features or features.issuperset(n.replace("_", "") for n in needs)
+        for name, each in _sets().items()
+        if not features or features.issuperset(need.replace("_", "") for need in each.features)
     ]
 
 
 def unsupported() -> str | None:
     """Return why the kernels are not available on this machine, or None if they are."""
     own = "llama.cpp's own kernels are used"
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return f"this processor is not x86-64: {own}"
+    if not _sets():
+        return f"this processor is neither x86-64 nor Arm64: {own}"
     if not sys.platform.startswith(("linux", "darwin")):
         return f"they are for Linux and macOS: {own}"
     if not reported():
-        return f"this processor lacks AVX2: {own}"
+        return f"this processor lacks {_LACKS[instruction_sets()[-1]]}: {own}"
     return None
 
 
@@ -76,7 +101,7 @@ def folders() -> list[Path]:
 
 def digest() -> str:
     """Return a digest of everything that the library is compiled from, as 16 hexadecimal digits."""
-    known = hashlib.sha256(json.dumps([machine.binding_version(), _FLAGS, _EXTRA_FLAGS]).encode())
+    known = hashlib.sha256(json.dumps([machine.binding_version(), _FLAGS, _SETS]).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         known.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return known.hexdigest()[:16]
@@ -92,14 +117,15 @@ def outdated() -> bool:
     return any(True for folder in folders() for _ in folder.glob(f"{_PREFIX}*{SUFFIX}"))
 
 
-def build(sets: Collection[str] = tuple(INSTRUCTION_SETS)) -> str | None:
-    """Compile the library for some instruction sets, and remove earlier ones.
+def build(sets: Collection[str] | None = None) -> str | None:
+    """Compile the library for some instruction sets, by default all of this machine, and remove earlier ones.
 
     Returns None on success, otherwise the reason for the failure in one line.
     """
     if reason := unsupported():
         return reason
-    return native_build.install(_name(), folders(), _PREFIX, functools.partial(_make, sets))
+    wanted = instruction_sets() if sets is None else sets
+    return native_build.install(_name(), folders(), _PREFIX, functools.partial(_make, wanted))
 
 
 def _make(sets: Collection[str], compiler: Sequence[str], library: Path) -> str | None:
@@ -116,9 +142,26 @@ def _name() -> str:
     return f"{_PREFIX}{digest()}{SUFFIX}"
 
 
-def compile_command(compiler: Sequence[str], headers: Path, source: Path, to: Path) -> list[str]:
-    """Return the command that compiles a source file to an object file."""
-    flags = [*_FLAGS, *_EXTRA_FLAGS.get(source.name, ()), f"-I{headers}"]
+def compile_command(
+    compiler: Sequence[str],
+    headers: Path,
+    source: Path,
+    to: Path,
+    sets: Collection[str] | None = None,
+    architecture: str | None = None,
+) -> list[str]:
+    """Return the command that compiles a source file to an object file.
+
+    Args:
+        sets: the instruction sets to compile; the others are left out. By default all of the architecture.
+        architecture: as `instruction_sets`.
+    """
+    compiled = _sets(architecture)
+    of_source = {each.source: name for known in (_X86_64, _ARM64) for name, each in known.items()}
+    flags = [*_FLAGS, f"-I{headers}"]
+    if name := of_source.get(source.name):
+        wanted = name in (compiled if sets is None else sets) and name in compiled
+        flags += compiled[name].flags if wanted else (_LEAVE_OUT,)
     return [*compiler, *flags, "-c", str(source), "-o", str(to)]
 
 
@@ -127,9 +170,8 @@ def _compile(compiler: Sequence[str], headers: Path, library: Path, sets: Collec
     work = library.parent
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(work / f"{source.stem}.o") for source in sources]
-    left_out = {file for name, file in _SETS.items() if name not in sets}
     commands = [
-        [*compile_command(compiler, headers, source, Path(o)), *[_LEAVE_OUT] * (source.name in left_out)]
+        compile_command(compiler, headers, source, Path(o), sets)
         for source, o in zip(sources, objects, strict=True)
     ]
     with ThreadPoolExecutor(usable_processors().hardware_threads) as pool:

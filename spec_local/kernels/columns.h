@@ -13,6 +13,10 @@ namespace {
 using Int = Simd::Int;
 using Float = Simd::Float;
 
+// Some steps (of four codes) of one or two registers of a line.
+template <int Width, int Steps>
+using Codes = Int[Width][Steps];
+
 // Call `f` with the constants 0 ... n-1.
 template <class F, int... I>
 [[gnu::always_inline]] inline void unrolled(F f, std::integer_sequence<int, I...>) {

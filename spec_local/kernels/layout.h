@@ -6,13 +6,20 @@
 
 namespace specdec {
 
-// Rows of a matrix that are packed together, one per 32-bit lane of an AVX-512 register (two AVX2 registers).
+// Rows of a matrix that are packed together, one per 32-bit lane of a cache line: of one AVX-512 register, two AVX2 or four
+// NEON registers.
 constexpr int ROWS = 16;
 // Codes of one row that share a 32-bit lane: one dot-product instruction multiplies them and sums the products.
 constexpr int CODES = 4;
 // Weights per row in ggml's blocks: those of the simple types, and the super-blocks of the K-quants.
 constexpr int BLOCK = 32;
 constexpr int SUPER_BLOCK = 256;
+// What is added to 8-bit codes when they are packed. The dot products of x86 take unsigned codes.
+#ifdef __aarch64__
+constexpr uint8_t PACKED_ZERO = 0;
+#else
+constexpr uint8_t PACKED_ZERO = 0x80;
+#endif
 // Bytes of a cache line, and the alignment of packed weights and work buffers.
 constexpr size_t LINE = 64;
 
@@ -65,7 +72,7 @@ size_t source_bytes(Type t);
 void pack(Type type, int64_t rows, int64_t k, const uint8_t *source, uint8_t *packed, int64_t first, int64_t last);
 
 // Activations of n columns (tokens) as 8-bit codes, interleaved so that a kernel reads all columns sequentially.
-//   codes: [k / 4][n], four int8 each.
+//   codes: [k / 4][n], four int8 each, in an order that the instruction set determines (`place_of`).
 //   scales: [k / block][n]; NaN where an activation of the block is not finite.
 //   starts: [k / part][n], for types whose codes have a zero point: what the sum of a part begins with, the zero point
 //           times the negated sum of codes. The instruction set determines its form.
@@ -156,6 +163,8 @@ struct Kernels {
     int max_columns;
     // Fill in column `column` of blocks first ... last-1 from k float32 activations.
     void (*quantize)(Type, const float *x, const Columns &, int column, int64_t first, int64_t last);
+    // Copy blocks first ... last-1 of column i to column j of others.
+    void (*copy_column)(Type, const Columns &from, int i, const Columns &to, int j, int64_t first, int64_t last);
     // Multiply one tile by the columns. Writes `rows` <= ROWS results to each y[column].
     void (*multiply)(Type, int64_t k, const uint8_t *tile, const Columns &, float *const *y, int rows);
     // Store column `column` of n, k float32 activations, in the layout that `multiply_floats` reads.
@@ -167,8 +176,11 @@ struct Kernels {
     void (*attend)(const Attention &, void *scratch);
 };
 
+// Null where they were not compiled.
 const Kernels *kernels_avx512_vnni();
 const Kernels *kernels_avx_vnni();
 const Kernels *kernels_avx2();
+const Kernels *kernels_neon_i8mm();
+const Kernels *kernels_neon_dotprod();
 
 }  // namespace specdec

@@ -11,7 +11,7 @@
 namespace specdec {
 namespace {
 
-constexpr int HALVES = ROWS / Simd::lanes;            // registers per line
+constexpr int REGISTERS = ROWS / Simd::lanes;             // per line
 constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes per register
 
 // Prefetch distance of weights, in bytes, into the first-level cache. Measured on Zen 5 with a single token, where it
@@ -22,7 +22,7 @@ constexpr size_t AHEAD = 4096;
 // line of a block in registers, run out of them and spill.
 inline void forget_loads() { __asm__ volatile("" ::: "memory"); }
 
-inline void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p + AHEAD, _MM_HINT_T0); }
+inline void prefetch(const uint8_t *p) { prefetch_near(p + AHEAD); }
 
 // The code that stands for zero. 8-bit codes are signed where the dot product cannot read them as unsigned.
 constexpr int zero_point(Type t) {
@@ -65,8 +65,8 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
         alignas(LINE) int8_t codes[length] = {};
         if (inverse != 0.f)
             for (int i = 0; i < length; i += Simd::lanes) Simd::store_codes(codes + i, in + i, inverse);
-        int32_t *out = columns.codes + b * (length / CODES) * n + column;
-        for (int i = 0; i < length / CODES; i++) __builtin_memcpy(out + i * n, codes + i * CODES, CODES);
+        for (int i = 0; i < length / CODES; i++)
+            __builtin_memcpy(columns.codes + place_of(b * (length / CODES) + i, column, n), codes + i * CODES, CODES);
         if constexpr (zero_point(T) == 0 && n_sums == 0) continue;
         int16_t sums[parts][2];  // of the first two and of the last two codes of each step
         for (int p = 0; p < parts; p++) {
@@ -90,47 +90,41 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
     }
 }
 
-// ---- what simple types and K-quants share ----
-
-// Up to so many columns, both halves of a line are multiplied together and share the loads of activations: as long as the
-// registers suffice for what the type needs. Measured on Zen 3 with four columns: 0.87 of the time for Q4_0, 0.90 for Q4_K.
-// The other K-quants spill with more than two: Q6_K took 1.7 times as long with four. Q3_K spills with any number.
-constexpr int most_of_both_halves(Type t) {
-    return !is_k_quant(t) || t == Type::Q4_K ? 4 : t == Type::Q3_K ? 0 : 2;
+void copy_column(Type t, const Columns &from, int i, const Columns &to, int j, int64_t first, int64_t last) {
+    const int64_t steps = block_length(t) / CODES;
+    for (int64_t s = first * steps; s < last * steps; s++)
+        to.codes[place_of(s, j, to.n)] = from.codes[place_of(s, i, from.n)];
+    const auto copy = [&](const auto *source, auto *target, int64_t per_block) {
+        for (int64_t c = first * per_block; c < last * per_block; c++) target[c * to.n + j] = source[c * from.n + i];
+    };
+    copy(from.scales, to.scales, 1);
+    copy(from.starts, to.starts, parts_per_block(t));
+    copy(from.sums, to.sums, sums_per_block(t));
 }
 
-// Halves that are multiplied together, and the registers of codes of each.
+// ---- what simple types and K-quants share ----
+
+// Up to so many columns, both registers of a line of AVX2 are multiplied together and share the loads of activations: as
+// long as the registers suffice for what the type needs. Measured on Zen 3 with four columns: 0.87 of the time for Q4_0,
+// 0.90 for Q4_K. The other K-quants spill with more than two: Q6_K took 1.7 times as long with four. Q3_K spills with any
+// number.
+constexpr int most_of_both(Type t) { return !is_k_quant(t) || t == Type::Q4_K ? 4 : t == Type::Q3_K ? 0 : 2; }
+
+// Registers of a line that are multiplied together, and the steps of each whose codes are held.
 template <Type T, int N>
-constexpr int WIDTH = HALVES == 2 && N <= most_of_both_halves(T) ? 2 : 1;
+constexpr int WIDTH = REGISTERS == 2 && N <= most_of_both(T) ? 2 : 1;
 template <Type T, int N>
 constexpr int HELD = (is_signed(T) ? Simd::held_signed : Simd::held) / WIDTH<T, N>;
 
-// sum + the products of several registers of codes with one column. `x` is the column's first code; the next ones are N
-// int32 apart.
-template <bool Signed, int N, int Steps>
-[[gnu::always_inline]] inline Int add_products(Int sum, const Int (&codes)[Steps], const int32_t *x) {
-    for (int i = 0; i < Steps; i++) {
-        const Int activations = Simd::broadcast(x + i * N);
-        sum = Signed ? Simd::dot_bytes(sum, codes[i], activations) : Simd::dot(sum, codes[i], activations);
-        Simd::keep(sum);
-    }
-    return sum;
-}
-
-// The same for one half or both. (One loop for any number of halves would be unrolled too late, and spill.)
-template <bool Signed, int N, int Steps>
-[[gnu::always_inline]] inline void add_products(Int (&sums)[1], const Int (&codes)[1][Steps], const int32_t *x) {
-    sums[0] = add_products<Signed, N>(sums[0], codes[0], x);
-}
-
-template <bool Signed, int N, int Steps>
-[[gnu::always_inline]] inline void add_products(Int (&sums)[2], const Int (&codes)[2][Steps], const int32_t *x) {
-    unrolled<Steps>([&](int i) __attribute__((always_inline)) {
-        const Int activations = Simd::broadcast(x + i * N);
-        unrolled<2>([&](int w) __attribute__((always_inline)) {
-            sums[w] = Signed ? Simd::dot_bytes(sums[w], codes[w][i], activations) : Simd::dot(sums[w], codes[w][i], activations);
-            Simd::keep(sums[w]);
-        });
+// Columns are multiplied in groups of COLUMNS_TOGETHER, and what remains one by one. Call `f` with the number of each group
+// and its size.
+template <int N>
+constexpr int GROUPS = (N + COLUMNS_TOGETHER - 1) / COLUMNS_TOGETHER;
+template <int N, class F>
+[[gnu::always_inline]] inline void for_groups(F f) {
+    unrolled<GROUPS<N>>([&](auto g) __attribute__((always_inline)) {
+        constexpr int left = N - g * COLUMNS_TOGETHER;
+        f(g, std::integral_constant<int, (left < COLUMNS_TOGETHER ? 1 : COLUMNS_TOGETHER)>{});
     });
 }
 
@@ -165,12 +159,12 @@ void write_totals(const Total (&totals)[N], float *const *y, int rows) {
     return Simd::shuffle(Simd::words(values), nibbles);
 }
 
-// The codes of step i of a block, in one register: half a line or a line. A block has eight steps of four weights.
+// The codes of step i of a block, in one register: a line or a part of it. A block has eight steps of four weights.
 template <Type T>
 [[gnu::always_inline]] inline Int codes_of(const uint8_t *block, int i) {
     if constexpr (T == Type::Q8_0) {
         const Int v = Simd::load(block + i * LINE);
-        return Simd::zero_of_bytes ? v : v ^ Simd::bytes(0x80);
+        return Simd::zero_of_bytes == PACKED_ZERO ? v : v ^ Simd::bytes(0x80);
     }
     const Int line = Simd::load(block + (i & 3) * LINE);
     const Int nibbles = (i < 4 ? line : Simd::right(line, 4)) & Simd::bytes(15);
@@ -181,11 +175,11 @@ template <Type T>
     return nibbles | ((i < 4 ? Simd::left(bits, 4 - i) : Simd::right(bits, i - 4)) & Simd::bytes(16));
 }
 
-// The scales of half a tile's rows, of block b.
+// The scales of the rows of register `h` of a line, of block b.
 template <Type T>
 [[gnu::always_inline]] inline Float simple_scales(const uint8_t *header, int64_t b, int h) {
-    if constexpr (T == Type::MXFP4) return Simd::half_powers(header + (b * HALVES + h) * Simd::lanes);
-    return Simd::load_halves(header + (b * HALVES + h) * Simd::lanes * 2);
+    if constexpr (T == Type::MXFP4) return Simd::half_powers(header + (b * REGISTERS + h) * Simd::lanes);
+    return Simd::load_halves(header + (b * REGISTERS + h) * Simd::lanes * 2);
 }
 
 template <Type T, int N>
@@ -198,20 +192,26 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
     Total totals[N] = {};
     for (int64_t b = 0; b < k / BLOCK; b++) {
 #pragma GCC unroll 1
-        for (int h = 0; h < HALVES; h += width) {
-            for (size_t i = h; i < block_bytes(T) / LINE; i += HALVES / width) prefetch(block + i * LINE);
+        for (int h = 0; h < REGISTERS; h += width) {
+            for (size_t i = h; i < block_bytes(T) / LINE; i += REGISTERS / width) prefetch(block + i * LINE);
             forget_loads();
-            Int sums[N][width];
-            for (int j = 0; j < N; j++)
-                for (int w = 0; w < width; w++) sums[j][w] = zero_point(T) ? Simd::broadcast(starts + j) : Simd::zero();
+            Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
+            for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
+                for (int j = 0; j < size; j++)
+                    for (int w = 0; w < width; w++)
+                        sums[g][j][w] = zero_point(T) ? broadcast_starts<size>(starts + g * COLUMNS_TOGETHER) : Simd::zero();
+            });
             unrolled<steps / held>([&](auto piece) __attribute__((always_inline)) {
                 constexpr int first = piece * held;
                 if (first > 0) forget_loads();
-                Int codes[width][held];
+                Codes<width, held> codes;
                 for (int i = 0; i < held; i++)
                     for (int w = 0; w < width; w++) codes[w][i] = codes_of<T>(block + (h + w) * STEP, first + i);
-                unrolled<N>([&](int j) __attribute__((always_inline)) {
-                    add_products<is_signed(T), N>(sums[j], codes, xq + first * N + j);
+                const auto &operand = rearranged<N>(codes);
+                for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
+                    const int32_t *of_group = xq + first * N + g * COLUMNS_TOGETHER * STEPS_TOGETHER;
+                    add_products<is_signed(T), N, size>(sums[g], operand, of_group);
+                    if constexpr (first + held == steps) separate<size>(sums[g]);
                 });
             });
             unrolled<width>([&](int w) __attribute__((always_inline)) {
@@ -221,7 +221,8 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
                 if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(float(zero_point(T))), m);
                 unrolled<N>([&](int j) __attribute__((always_inline)) {
                     float *total = totals[j].of + (h + w) * Simd::lanes;
-                    const Int whole = is_signed(T) ? sums[j][w] : Simd::widened(sums[j][w]);
+                    const Int sum_of_codes = sums[j / COLUMNS_TOGETHER][j % COLUMNS_TOGETHER][w];
+                    const Int whole = is_signed(T) ? sum_of_codes : Simd::widened(sum_of_codes);
                     Float sum = Simd::fma(Simd::floats(whole), Simd::times(d, Simd::all(xd[j])), Simd::load_floats(total));
                     if constexpr (has_minimum(T)) sum = Simd::fma(m, Simd::all(xs[j]), sum);
                     Simd::store(total, sum);
@@ -243,7 +244,7 @@ constexpr int step_of(int group, int i) {
     return part_length(T) == 32 ? group * 16 + i : i / 4 * 16 + group * 4 + i % 4;
 }
 
-// Half `h` of lines of a super-block.
+// Register `h` of lines of a super-block.
 struct Lines {
     const uint8_t *block;
     int h;
@@ -334,8 +335,8 @@ template <Type T>
 template <Type T, int N>
 constexpr int steps_per_sum() {
     constexpr int steps = part_length(T) / CODES;
-    if (is_signed(T)) return steps;
-    const int most = Simd::integer_totals ? (T == Type::Q4_K && WIDTH<T, N> > 1 ? 8 : 4) : Simd::held;
+    if (is_signed(T) || (Simd::integer_totals && !Simd::sums_of_words)) return steps;
+    const int most = Simd::sums_of_words ? (T == Type::Q4_K && WIDTH<T, N> > 1 ? 8 : 4) : Simd::held;
     return most < steps ? most : steps;
 }
 
@@ -349,7 +350,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
     const float *xd = x.scales;
     for (int64_t b = 0; b < k / SUPER_BLOCK; b++) {
 #pragma GCC unroll 1
-        for (int h = 0; h < HALVES; h += width) {
+        for (int h = 0; h < REGISTERS; h += width) {
             forget_loads();
             Simd::Scale scales[width][parts];
             for (int w = 0; w < width; w++) unpack_scales<T>(Lines{tile, h + w}, scales[w]);
@@ -358,27 +359,33 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
                 for (int w = 0; w < width; w++) scaled[j][w] = Simd::no_parts();
 #pragma GCC unroll 1
             for (int group = 0; group < 4; group++) {
-                for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += HALVES / width)
+                for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += REGISTERS / width)
                     prefetch(tile + i * LINE);
-                Int sums[N][width];
+                Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
                 unrolled<16 / held>([&](auto piece) __attribute__((always_inline)) {
                     constexpr int first = piece * held;
                     forget_loads();
                     const int step = step_of<T>(group, first), part = step / steps;
-                    Int codes[width][held];
+                    Codes<width, held> codes;
                     for (int i = 0; i < held; i++)
                         for (int w = 0; w < width; w++) codes[w][i] = super_codes<T>(Lines{tile, h + w}, group, first + i);
-                    unrolled<N>([&](int j) __attribute__((always_inline)) {
+                    const auto &operand = rearranged<N>(codes);
+                    for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
+                        constexpr int column = g * COLUMNS_TOGETHER;
                         const bool has_start = zero_point(T) && first % steps == 0;
-                        for (int w = 0; w < width && first % summed == 0; w++)
-                            sums[j][w] = has_start ? Simd::broadcast(starts + part * N + j) : Simd::zero();
-                        add_products<is_signed(T), N>(sums[j], codes, xq + step * N + j);
+                        for (int j = 0; j < size && first % summed == 0; j++)
+                            for (int w = 0; w < width; w++)
+                                sums[g][j][w] = has_start ? broadcast_starts<size>(starts + part * N + column) : Simd::zero();
+                        add_products<is_signed(T), N, size>(sums[g], operand, xq + step * N + column * STEPS_TOGETHER);
                         if constexpr ((first + held) % summed != 0) return;
-                        for (int w = 0; w < width; w++) {
-                            scaled[j][w] = is_signed(T) ? Simd::add_scaled_wide(scaled[j][w], sums[j][w], scales[w][part])
-                                                        : Simd::add_scaled(scaled[j][w], sums[j][w], scales[w][part]);
-                            Simd::keep(scaled[j][w]);
-                        }
+                        separate<size>(sums[g]);
+                        for (int j = 0; j < size; j++)
+                            for (int w = 0; w < width; w++) {
+                                Simd::Scaled &total = scaled[column + j][w];
+                                total = is_signed(T) ? Simd::add_scaled_wide(total, sums[g][j][w], scales[w][part])
+                                                     : Simd::add_scaled(total, sums[g][j][w], scales[w][part]);
+                                Simd::keep(total);
+                            }
                     });
                 });
             }

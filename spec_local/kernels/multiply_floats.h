@@ -10,8 +10,8 @@ namespace specdec {
 namespace {
 
 // Rows that share each load of columns, and columns that share each load of rows. Their products, and what is loaded,
-// fill the 16 registers of AVX2: seven loads for twelve products.
-constexpr int FLOAT_ROWS = Simd::lanes == 16 ? 4 : 3;
+// fill the registers: with 16 of them, seven loads for twelve products.
+constexpr int FLOAT_ROWS = Simd::registers == 32 ? 4 : 3;
 constexpr int FLOAT_COLUMNS = 4;
 
 // Weights of a row that are multiplied by all columns before the next ones: 8 columns fill a first-level cache of 32 kB.
@@ -49,7 +49,7 @@ void multiply_chunk(int64_t k, const uint8_t *w, size_t row_bytes, const uint8_t
         for (int j = 0; j < N; j++) sums[r][j] = Simd::none();
     int64_t left = k / lanes;
     for (; left >= steps; left -= steps, w += LINE, next += LINE, x += steps * N * lanes) {
-        for (int r = 0; r < R; r++) _mm_prefetch((const char *)next + r * row_bytes, _MM_HINT_T1);
+        for (int r = 0; r < R; r++) prefetch_far(next + r * row_bytes);
         for (int s = 0; s < steps; s++) add_floats<T, R, N>(sums, w + s * bytes, row_bytes, x + s * N * lanes);
     }
     for (; left > 0; left--, w += bytes, x += N * lanes) add_floats<T, R, N>(sums, w, row_bytes, x);

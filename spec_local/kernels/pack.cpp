@@ -52,7 +52,7 @@ void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t
     if (has_minimum(t)) std::memcpy(minima + row * 2, block + s.second, 2);
     if (t == Type::Q8_0) {
         for (int i = 0; i < BLOCK; i += CODES)
-            put(codes + i / CODES * LINE, row, four_at(block + s.codes + i) ^ all_four(0x80));
+            put(codes + i / CODES * LINE, row, four_at(block + s.codes + i) ^ all_four(PACKED_ZERO));
         return;
     }
     // A byte holds codes i and i + 16, as in ggml's block.

@@ -90,17 +90,6 @@ struct WorkBuffer {
     }
 };
 
-// Copy blocks first ... last-1 of column i to column j of another group.
-void copy_column(Type type, const Columns &from, int i, const Columns &to, int j, int64_t first, int64_t last) {
-    const auto copy = [&](const auto *source, auto *target, int64_t per_block) {
-        for (int64_t c = first * per_block; c < last * per_block; c++) target[c * to.n + j] = source[c * from.n + i];
-    };
-    copy(from.codes, to.codes, block_length(type) / CODES);
-    copy(from.scales, to.scales, 1);
-    copy(from.starts, to.starts, parts_per_block(type));
-    copy(from.sums, to.sums, sums_per_block(type));
-}
-
 // Round a thread's share of the activations: each input once, then copy it to its other columns. The blocks are numbered
 // with the first of each input, then the second of each, so that threads share them equally, and rarely write to the same
 // cache lines.
@@ -121,7 +110,7 @@ void round_inputs(const Call &call, const WorkBuffer &buffer, int thread, int n_
                 kernels()->quantize(buffer.type, call.inputs[i], to, j, first, last);
                 rounded = to, from = j;
             } else {
-                copy_column(buffer.type, rounded, from, to, j, first, last);
+                kernels()->copy_column(buffer.type, rounded, from, to, j, first, last);
             }
         }
     }

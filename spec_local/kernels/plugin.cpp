@@ -156,7 +156,8 @@ bool is_offered() {
 }
 
 const Kernels *kernels_of(const char *name) {
-    for (const Kernels *k : {kernels_avx512_vnni(), kernels_avx_vnni(), kernels_avx2()})
+    for (const Kernels *k : {kernels_avx512_vnni(), kernels_avx_vnni(), kernels_avx2(), kernels_neon_i8mm(),
+                             kernels_neon_dotprod()})
         if (k && std::strcmp(k->name, name) == 0) return k;
     return nullptr;
 }

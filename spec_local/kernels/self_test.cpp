@@ -212,7 +212,7 @@ AttentionCase reversed(AttentionCase c) {
 const char *check_attention() {
     static char message[160];
     AttentionCase cases[] = {{"attention", GGML_TYPE_F16, 64, 0.f, false},
-                             {"attention with an odd head size", GGML_TYPE_F16, 43, 0.f, false},
+                             {"attention with an odd head size", GGML_TYPE_F16, 33, 0.f, false},
                              {"attention to Q8_0", GGML_TYPE_Q8_0, 64, 0.f, false},
                              {"attention with a soft cap", GGML_TYPE_F16, 64, 5.f, false},
                              {"attention with sinks", GGML_TYPE_F16, 64, 0.f, true}};

@@ -9,7 +9,7 @@ namespace specdec {
 namespace {
 
 struct Simd {
-    static constexpr int lanes = 8;
+    static constexpr int lanes = 8, registers = 16;
     // The sums of eight columns, four registers of codes, a scale and temporaries fill the 16 registers.
     static constexpr int max_columns = 8;
     static constexpr int held = 4;  // registers of codes
@@ -50,7 +50,7 @@ struct Simd {
     static int32_t start(int first, int second) { return first + second; }
     static Int widened(Int sum) { return sum; }
 
-    static constexpr bool integer_totals = false;
+    static constexpr bool integer_totals = false, sums_of_words = false;
     using Scaled = Float;
     using Scale = Float;
     static Scaled no_parts() { return _mm256_setzero_ps(); }
@@ -75,7 +75,7 @@ struct Simd {
     static int32_t start(int first, int second) { return int32_t(uint32_t(second) << 16 | uint16_t(first)); }
     static Int widened(Int sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 
-    static constexpr bool integer_totals = true;
+    static constexpr bool integer_totals = true, sums_of_words = true;
     using Scaled = Int;
     using Scale = Int;  // twice in each lane
     static Scaled no_parts() { return zero(); }
@@ -184,3 +184,5 @@ struct Simd {
 
 }  // namespace
 }  // namespace specdec
+
+#include "x86.h"

@@ -9,7 +9,7 @@ namespace specdec {
 namespace {
 
 struct Simd {
-    static constexpr int lanes = 16;
+    static constexpr int lanes = 16, registers = 32;
     // 12 sums, their 12 totals and the temporaries of unpacking fill the 32 registers.
     static constexpr int max_columns = 12;
     static constexpr int held = 8, held_signed = held;  // registers of codes
@@ -50,8 +50,9 @@ struct Simd {
     static int32_t start(int first, int second) { return first + second; }
     static Int widened(Int sum) { return sum; }
 
-    // The sums of parts times their scales, the scale of a part, and their product.
-    static constexpr bool integer_totals = false;
+    // The sums of parts times their scales, the scale of a part, and their product. Whether totals are integers, and
+    // whether sums are 16-bit words.
+    static constexpr bool integer_totals = false, sums_of_words = false;
     using Scaled = Float;
     using Scale = Float;
     static Scaled no_parts() { return _mm512_setzero_ps(); }
@@ -137,3 +138,5 @@ struct Simd {
 
 }  // namespace
 }  // namespace specdec
+
+#include "x86.h"

@@ -1,14 +1,18 @@
 """This machine: its processor, what other programs use of it, and the installed build of llama.cpp."""
 
 import contextlib
+import ctypes
 import functools
 import importlib.metadata
 import importlib.util
 import ipaddress
 import os
+import platform
 import re
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,18 +24,52 @@ from spec_local.system.processors import usable_processors
 _BUSY = 0.1
 
 
+# Features of Arm processors as Linux spells them: the word in the auxiliary vector (AT_HWCAP, AT_HWCAP2) and
+# the bit in it, and the name on macOS.
+_ARM_FEATURES = {
+    "asimd": (16, 1, "AdvSIMD"),
+    "asimddp": (16, 20, "FEAT_DotProd"),
+    "i8mm": (26, 13, "FEAT_I8MM"),
+}
+
+
 @functools.cache
 def processor_features() -> frozenset[str]:
     """Return the instruction sets that the processor reports, spelled as on Linux; empty if unknown."""
+    is_arm = platform.machine().lower() in ("aarch64", "arm64")
+    if sys.platform == "darwin":
+        return _macos_features(is_arm)
+    if is_arm:  # not from /proc/cpuinfo, which may be that of the machine that emulates this one
+        getauxval = ctypes.CDLL(None).getauxval
+        getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+        return arm_features(getauxval)
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith(("flags", "features")):
+            if line.startswith("flags"):
                 return frozenset(line.split(":", 1)[1].split())
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # macOS
-        names = ["machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features"]
-        output = subprocess.run(["sysctl", "-n", *names], capture_output=True, text=True, check=False).stdout
-        return frozenset(re.sub(r"sse4\.2", "sse4_2", output.lower()).split())
     return frozenset()
+
+
+def arm_features(auxiliary: Callable[[int], int]) -> frozenset[str]:
+    """Return those features of an Arm processor that matter here.
+
+    Args:
+        auxiliary: returns a word of Linux's auxiliary vector, by its number.
+    """
+    return frozenset(name for name, (word, bit, _) in _ARM_FEATURES.items() if auxiliary(word) >> bit & 1)
+
+
+def _macos_features(is_arm: bool) -> frozenset[str]:
+    names = ["hw.optional.arm"] if is_arm else ["-n", "machdep.cpu.features", "machdep.cpu.leaf7_features"]
+    try:
+        output = subprocess.run(["sysctl", *names], capture_output=True, text=True, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    if is_arm:
+        return frozenset(
+            name for name, (_, _, theirs) in _ARM_FEATURES.items() if re.search(rf"\b{theirs}: 1\b", output)
+        )
+    return frozenset(re.sub(r"sse4\.2", "sse4_2", output.lower()).split())
 
 
 def default_threads() -> int:

@@ -15,7 +15,7 @@ from spec_local.system import machine
 from spec_local.system.child_process import ChildResult
 from tests import fake_kernels
 
-ALL = frozenset().union(*build.INSTRUCTION_SETS.values())
+ALL = frozenset().union(*(each.features for each in build._X86_64.values()))
 needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
 
 
@@ -275,12 +275,59 @@ def test_built_for_another_version(library, tested, monkeypatch, change):
 
 
 def test_unsupported_machines(processor, monkeypatch):
-    monkeypatch.setattr("platform.machine", lambda: "arm64")
-    assert "this processor is not x86-64" in kernels.status().reason
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert "this processor is neither x86-64 nor Arm64" in kernels.status().reason
     assert kernels.rebuild() == kernels.status().reason
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(sys, "platform", "win32")
     assert "Linux and macOS" in build.unsupported()
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["aarch64", "arm64"])  # as Linux and macOS call it
+def test_arm(processor, tested, monkeypatch, new_process, name):
+    monkeypatch.setattr("platform.machine", lambda: name)
+    processor({"asimd", "asimddp", "i8mm"})
+    assert kernels.rebuild() is None
+    assert kernels.status().instruction_set == "neon_i8mm"
+    processor({"asimd", "asimddp"})
+    assert kernels.status().instruction_set == "neon_dotprod"
+    monkeypatch.setenv(kernels.INSTRUCTION_SET, "avx2")
+    new = kernels._State()
+    monkeypatch.setattr(kernels, "_state", new)
+    assert "is none of neon_i8mm, neon_dotprod" in kernels.status().reason
+    processor({"asimd"})
+    reason = "this processor lacks dot products (FEAT_DotProd): llama.cpp's own kernels are used"
+    assert kernels.status().reason == kernels.rebuild() == reason
+    assert kernels.missing() is None  # nothing that the user could do
+
+
+@pytest.mark.parametrize(
+    ("words", "features"),
+    [
+        ({16: 0b11, 26: 0}, {"asimd"}),  # Cortex-A72
+        ({16: 0b11 | 1 << 20, 26: 0}, {"asimd", "asimddp"}),  # Cortex-A76
+        ({16: 0b11 | 1 << 20, 26: 1 << 13 | 1 << 14}, {"asimd", "asimddp", "i8mm"}),  # Neoverse V1
+    ],
+)
+def test_arm_features_on_linux(words, features):
+    assert machine.arm_features(words.__getitem__) == features
+
+
+def test_arm_features_on_macos(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    sysctl = tmp_path / "sysctl"
+    for i8mm in (0, 1):
+        output = (
+            f"hw.optional.arm.AdvSIMD: 1\nhw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: {i8mm}"
+        )
+        sysctl.write_text(f"#!/bin/sh\n[ $* = hw.optional.arm ] && echo '{output}'\n")
+        sysctl.chmod(0o755)
+        machine.processor_features.cache_clear()
+        assert machine.processor_features() == {"asimd", "asimddp", *(["i8mm"] if i8mm else [])}
+    machine.processor_features.cache_clear()
 
 
 @pytest.mark.parametrize("where", ["path", "CXX"])
@@ -325,7 +372,7 @@ def test_compiler_arguments(processor, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for name in ("specdec-kernels-0.so", "specdec-kernels-0.json", "notes.txt"):
         (folder / name).touch()
-    assert kernels.rebuild() is None
+    assert build.build() is None
     left = sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
     assert left == ["notes.txt", build._name()]
     calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
@@ -337,8 +384,8 @@ def test_compiler_arguments(processor, tmp_path, monkeypatch):
         assert (Path(headers) / "ggml.h").is_file()
         assert ("-mavx512f" in call) == (name == "avx512.cpp")
         assert ("-mavxvnni" in call) == (name == "avxvnni.cpp")
-        assert ("-mfma" in call) == (name in build._EXTRA_FLAGS)
-    assert set(build._EXTRA_FLAGS) < set(compiles)
+        assert ("-mfma" in call) == (name in {each.source for each in build._X86_64.values()})
+        assert (build._LEAVE_OUT in call) == (name in {each.source for each in build._ARM64.values()})
     link = calls[-1]
     assert {"-shared", "-lggml-base", "-lggml-cpu"} < set(link)
     (libraries,) = (flag[2:] for flag in link if flag.startswith("-L"))
@@ -352,7 +399,10 @@ def test_only_the_best_instruction_set_that_works_is_compiled(processor, tmp_pat
 
     def compiled():
         """The instruction sets in each library up to now."""
-        return [{n for n, file in build._SETS.items() if file in files} for files in _links(tmp_path / "log")]
+        return [
+            {n for n, each in build._X86_64.items() if each.source in files}
+            for files in _links(tmp_path / "log")
+        ]
 
     def self_test(module, library, name):
         return ChildResult(
