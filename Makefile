@@ -19,6 +19,7 @@ test: .venv/installed-dev .venv/all-kernels .venv/rpc .venv/libraries/installed 
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
+	$(BIN)/python tools/test_arm64.py .venv/arm64
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/cli
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/server
 	$(BIN)/python -m pytest -n auto tests/page
