@@ -72,7 +72,10 @@ def train(
         float | None,
         Option(help="Maximum size of the training data in GB (default: 20, or half of the free space)."),
     ] = None,
-    device: Annotated[Literal["cpu", "cuda", "mps"], Option(help="PyTorch device to train on.")] = "cpu",
+    # Not `device`, which in the environment and the config file is that of llama.cpp, for other commands.
+    torch_device: Annotated[
+        Literal["cpu", "cuda", "mps"], Option(help="PyTorch device to train on.")
+    ] = "cpu",
     seed: Annotated[int, Option(min=0, help="Random seed for prompts, sampling and training.")] = 0,
     plot: Annotated[Path | None, Option(help="Save a PNG of the training curve (needs matplotlib).")] = None,
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
@@ -132,7 +135,7 @@ def train(
             tokens=tokens,
             n_drafted=vocabulary,
             seed=seed,
-            device=device,
+            device=torch_device,
             threads=threads,
             gpu_layers=gpu_layers,
         )

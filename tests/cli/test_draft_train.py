@@ -205,9 +205,9 @@ def test_invalid_arguments_and_models_are_refused_at_once(
 
 @pytest.mark.skipif(pipeline.distillation.torch.cuda.is_available(), reason="there is one")
 def test_an_unavailable_device(inside, short_main, target):
-    error = inside.one_line(inside("draft", "train", short_main, "-o", target, "--device", "cuda"), 2)
+    error = inside.one_line(inside("draft", "train", short_main, "-o", target, "--torch-device", "cuda"), 2)
     assert error.startswith("specdec: PyTorch cannot use 'cuda' here (")
-    assert error.endswith(": give --device cpu")
+    assert error.endswith(": give --torch-device cpu")
 
 
 @pytest.mark.parametrize(
