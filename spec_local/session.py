@@ -21,6 +21,7 @@ from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.loading import LoadSettings, load
 from spec_local.answers.lock import Answer, SessionLock
+from spec_local.answers.placing import placed
 from spec_local.answers.running import ChatPrompt, Prompt, RunningAnswers
 from spec_local.answers.text import Done, RowEvent, Text
 from spec_local.answers.vocabulary_store import vocabulary_map
@@ -41,6 +42,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama import state
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import MAX_SEQUENCES
+from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.workers import parse as parse_workers
@@ -127,7 +129,8 @@ class Session:
         *,
         n_ctx: Printable | None = None,
         threads: Int32 | None = None,
-        gpu_layers: Printable = -1,
+        device: DeviceOption = "auto",
+        gpu_layers: Printable | None = None,
         cache_type: str = "f16",
         branches: Int32 = 1,
         datastore: bool = False,
@@ -151,7 +154,10 @@ class Session:
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.
-            gpu_layers: number of layers to offload to the GPU; −1: all.
+            device: on a Mac with Apple silicon, where both models run: ``metal``, the GPU, or ``cpu``;
+                ``auto``: each model where this pair was measured as fastest, which takes some seconds the
+                first time. Elsewhere, ``auto`` is the GPU if there is one, and ``cpu`` uses none.
+            gpu_layers: number of layers of each model to offload to the GPU; −1: all; None: as `device` says.
             cache_type: element type of the KV caches.
             branches: maximum number of branches of a tree in the caches. The draft model evaluates more
                 branches than it proposes, so use several times the number of a tree's nodes, such as 64. 1:
@@ -183,12 +189,17 @@ class Session:
         addresses = tuple(parse_workers(workers))
         if addresses and reproducible:
             raise InvalidRequest("workers do not give reproducible output: give one of the two")
+        fixed = fixed_gpu_layers(device, gpu_layers, addresses)
+        if fixed is None and reproducible:
+            fixed = GPU_LAYERS["cpu"]  # works on no other device
+        layers = GPU_LAYERS["metal"] if fixed is None else fixed
         drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
         main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
         settings = LoadSettings(
             n_ctx=n_ctx,
             threads=threads,
-            gpu_layers=gpu_layers,
+            gpu_layers=layers,
+            draft_gpu_layers=layers,
             cache_type=cache_type,
             branches=branches,
             reproducible=reproducible,
@@ -198,6 +209,8 @@ class Session:
             workers=addresses,
             find_draft=find_draft,
         )
+        if fixed is None:
+            settings = placed(main, draft, settings, log)
         rows, resources = load(main, draft, settings, log)
         with resources:
             session = cls(*rows[0], rows[1:])

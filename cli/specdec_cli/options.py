@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -110,6 +110,7 @@ NoWrapOption = functools.partial(
 _MAX_TEXT = 1 << 20
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
+DeviceChoice = Literal["auto", "metal", "cpu"]
 KernelsChoice = kernels.Mode
 if TYPE_CHECKING:  # type checkers accept no computed Literal
     ProposerChoice: TypeAlias = Any
@@ -173,6 +174,11 @@ _KERNELS = {
     "help": "CPU kernels: auto uses specdec's own where they work, off uses llama.cpp's.",
 }
 KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
+_DEVICE = {
+    "help": "Device of the models on a Mac: its GPU (metal), its CPU, or for each the faster one (auto)."
+}
+DeviceOption = Annotated[DeviceChoice, Option(**_DEVICE)]
+GPU_LAYERS_HELP = "Number of layers on the GPU; a negative number means all (default: as --device says)."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +199,8 @@ class ModelOptions:
     threads: Annotated[
         int | None, _Machine("--threads", "-t", help="Number of threads (default: one per usable core).")
     ] = None
-    gpu_layers: Annotated[
-        int,
-        _Machine("--gpu-layers", "-ngl", help="Number of layers on the GPU; a negative number means all."),
-    ] = -1
+    device: Annotated[DeviceChoice, _Machine(**_DEVICE)] = "auto"
+    gpu_layers: Annotated[int | None, _Machine("--gpu-layers", "-ngl", help=GPU_LAYERS_HELP)] = None
     cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
     kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"
     workers: Annotated[
@@ -284,13 +288,15 @@ class ModelOptions:
             parallel: maximum number of answers at the same time; None: as many as there is memory for.
         """
         from spec_local.answers.preload import preload
+        from spec_local.llama.devices import fixed_gpu_layers
 
         files = files or self.files()
         with contextlib.ExitStack() as stack:
-            if not self.workers:
+            layers = fixed_gpu_layers(self.device, self.gpu_layers, self._workers)
+            if layers is not None and not self.workers:
                 paths = [path for path in files if path]
                 mtp = self._drafting and not files[1]
-                stack.enter_context(preload(paths, gpu_layers=self.gpu_layers, load_mtp=mtp, log=log))
+                stack.enter_context(preload(paths, gpu_layers=layers, load_mtp=mtp, log=log))
             from spec_local.session import Session
 
             session = Session.open(**self.session_arguments(files, parallel=parallel), log=log)
@@ -306,13 +312,16 @@ class ModelOptions:
     ) -> dict[str, Any]:
         """Return the arguments of `Session.open`, except `log`; see `open`."""
         from spec_local.core.proposal import MAX_DRAFT
+        from spec_local.llama.devices import check_device
 
+        check_device(self.device, self.gpu_layers, self._workers)
         main, draft = files or self.files()
         return {
             "main": main,
             "draft": draft or (FOUND_DRAFT if self._drafting else NO_DRAFT),
             "n_ctx": self.ctx,
             "threads": self.threads,
+            "device": self.device,
             "gpu_layers": self.gpu_layers,
             "cache_type": self.cache_type,
             "branches": 1 if self.shape == "chain" else MAX_DRAFT,
@@ -320,8 +329,12 @@ class ModelOptions:
             "reproducible": self.reproducible,
             "parallel": parallel,
             "draft_vocab": int(self.draft_vocab) if self.draft_vocab.isdecimal() else self.draft_vocab,
-            "workers": self.workers.split(",") if self.workers else (),
+            "workers": self._workers,
         }
+
+    @property
+    def _workers(self) -> Sequence[str]:
+        return self.workers.split(",") if self.workers else ()
 
 
 @dataclasses.dataclass(frozen=True)

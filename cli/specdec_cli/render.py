@@ -161,11 +161,13 @@ def console(stream: TextIO, **options: Any) -> "Console":
     return Console(file=terminal.raw(stream), markup=False, emoji=False, highlight=False, **options)
 
 
-def device(main: "LlamaRow") -> str:
-    """Return the device that runs the main model, as llama.cpp names it."""
+def device(session: "Session") -> str:
+    """Return the device that runs the main model, as llama.cpp names it; the draft's, if it differs."""
     from spec_local.llama import runtime
 
-    return runtime.devices()[0 if main.model.gpu_layers else -1]
+    rows = [row for row in (session.main, session.draft) if row]
+    names = [runtime.devices()[0 if row.model.gpu_layers else -1] for row in rows]
+    return f"{names[0]} (draft: {names[1]})" if len(set(names)) > 1 else names[0]
 
 
 def threads(main: "LlamaRow") -> str:
@@ -196,7 +198,7 @@ def setting_lines(session: "Session") -> list[str]:
     uses = " ".join(runtime.features())
     return [
         " · ".join(models),
-        " · ".join([build, device(main), threads(main) + limit_note(), uses]),
+        " · ".join([build, device(session), threads(main) + limit_note(), uses]),
         f"CPU kernels: {kernels.status()}",
     ]
 

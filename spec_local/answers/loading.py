@@ -42,12 +42,14 @@ _OF_THE_FILE = (ModelFileError, ModelError, VocabularyMismatch)  # errors that a
 class LoadSettings:
     """See `spec_local.session.Session.open`. workers: their addresses, checked.
 
+    gpu_layers, draft_gpu_layers: of the main model, and of the draft model or head.
     find_draft: without a draft, and without layers for multi-token prediction, look for one on this machine.
     """
 
     n_ctx: int | None
     threads: int | None
     gpu_layers: int
+    draft_gpu_layers: int
     cache_type: str
     branches: int
     reproducible: bool
@@ -153,7 +155,8 @@ def _load_rows(
     with ExitStack() as stack:
         models = [main]
         if draft:
-            models.append(_model(draft, replace(settings, workers=()), log, stack))
+            of_draft = replace(settings, gpu_layers=settings.draft_gpu_layers, workers=())
+            models.append(_model(draft, of_draft, log, stack))
         head = choose_head(*models, log=(lambda line: None) if found else log)
         if head and draft:
             if not settings.workers:

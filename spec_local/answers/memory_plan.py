@@ -52,6 +52,7 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
 
     from spec_local.answers.loading import DEFAULT_CONTEXT, row_bytes, rows_that_fit
     from spec_local.calibration.cost_store import Conditions
+    from spec_local.llama.devices import GPU_LAYERS
     from spec_local.llama.heads.choose import choose_head
     from spec_local.llama.model import Model
     from spec_local.models.drafters import find_drafters
@@ -59,12 +60,13 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     from spec_local.system.machine import default_threads
 
     draft, wanted = session["draft"], session["n_ctx"] or DEFAULT_CONTEXT
+    gpu_layers = session["gpu_layers"]
     main = Model(session["main"], weights=False, load_mtp=draft == FOUND_DRAFT)
     models = [main]
     if draft == FOUND_DRAFT and not choose_head(main):
         conditions = Conditions(
             main.path,
-            session["gpu_layers"],
+            GPU_LAYERS.get(session["device"], -1) if gpu_layers is None else gpu_layers,
             session["threads"] or default_threads(),
             main.n_ctx(wanted),
             session["cache_type"],

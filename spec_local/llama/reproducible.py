@@ -49,7 +49,7 @@ def open_reproducible_rows(
         SpecLocalError: see `LlamaContext`.
     """
     if model.is_on_gpu:
-        raise InvalidRequest("reproducible output is supported on the CPU only: add --gpu-layers 0")
+        raise InvalidRequest("reproducible output is supported on the CPU only: add --device cpu")
     options = {name: value for name, value in options.items() if name not in ("max_tokens", "max_logits")}
     for pad_to, max_tokens in _sizes():
         # With llama.cpp's kernels, attention differs for a single token after 512 others, which is more than

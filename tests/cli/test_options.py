@@ -74,6 +74,7 @@ INVALID = [
     ("--proposer", "draft"),
     ("--verifier", "none"),
     ("--cache-type", "f8"),
+    ("--device", "gpu"),
     ("--no-such-option", "1"),
 ]
 
@@ -106,6 +107,8 @@ VALID = [
     ["-n", "0"],
     ["--ctx", "9" * 20, "-n", "2"],
     ["--gpu-layers", "9" * 20],
+    ["--device", "cpu", "--gpu-layers", "0"],
+    ["--device", "auto", "--gpu-layers", "0"],
     ["--draft-max", "0"],
     ["--draft-max", "64"],
     ["--draft-p-min", "0", "--policy", "confidence"],
@@ -136,6 +139,30 @@ def test_an_option_without_effect_is_an_error(inside, invoke, monkeypatch, argum
         option, value, *others = arguments
         monkeypatch.setenv(f"SPECDEC_{option[2:].replace('-', '_').upper()}", value)
         assert invoke(*others).returncode == 0  # a default, which need not apply
+
+
+@pytest.mark.parametrize("command", ["generate", "run", "chat", "bench", "tune", "serve"])
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--device", "metal"], "--device metal is for Macs with Apple silicon, which this machine is not"),
+        (["--device", "cpu", "--gpu-layers", "20"], "--device cpu contradicts --gpu-layers 20: remove one"),
+    ],
+    ids=["metal", "cpu"],
+)
+def test_a_device_that_cannot_be_used(inside, main, monkeypatch, command, arguments, why):
+    monkeypatch.setattr("spec_local.system.machine.is_apple_silicon", lambda: False)
+    prompt = ["x"] if command in ("generate", "run") else []
+    models = ["--main", main] if command in ("generate", "serve") else [main]
+    assert inside.one_line(inside(command, *models, *arguments, *prompt), 2).startswith(f"specdec: {why}")
+
+
+def test_the_device_can_be_set_in_the_environment_and_the_config_file(inside, main, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text('device = "cpu"\n')
+    for env, options in (({"SPECDEC_DEVICE": "cpu"}, []), ({}, ["--config", config])):
+        done = inside("generate", "--main", main, "--gpu-layers", 20, *options, "x", env=env)
+        assert "--device cpu contradicts --gpu-layers 20" in inside.one_line(done, 2)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "confidence"])
