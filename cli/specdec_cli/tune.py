@@ -2,6 +2,7 @@
 
 import shlex
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -10,7 +11,9 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from specdec_cli import exits, render
 from specdec_cli.options import (
+    GPU_LAYERS_HELP,
     CacheChoice,
+    DeviceOption,
     DraftArgument,
     DraftOption,
     KernelsOption,
@@ -22,6 +25,7 @@ from specdec_cli.options import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_local.calibration.placement import DeviceCosts
     from spec_local.calibration.tuning import Measurement
     from spec_local.llama.heads.choose import Chosen
     from spec_local.llama.model import Model
@@ -46,7 +50,8 @@ def tune(
             help="Number of threads to measure; repeatable (default: those that are likely to be fastest).",
         ),
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Number of layers on the GPU; a negative number means all.")] = -1,
+    device: DeviceOption = "auto",
+    gpu_layers: Annotated[int | None, Option(help=GPU_LAYERS_HELP)] = None,
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
     rounds: Annotated[
@@ -62,19 +67,20 @@ def tune(
     """Measure how long calls of the models take on this machine, and show when speculation pays off.
 
     Later sessions with these models use the results. Without them, the first
-    session measures for about a second itself, less accurately.
+    session measures for about a second itself, less accurately. On a Mac, both
+    devices are measured, and the fastest one for each model is found.
 
     Examples:
 
       specdec tune main.gguf draft.gguf
       specdec tune main.gguf --threads 4 --threads 8
     """
-    with exits.guarded(), ExitStack() as stack:
+    with exits.guarded():
+        from spec_local.calibration.placement import choose
         from spec_local.calibration.tuning import thread_choices
-        from spec_local.core.proposal import MAX_DRAFT
-        from spec_local.llama.heads.choose import choose_head
-        from spec_local.llama.setup.probe import check_model_file
-        from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
+        from spec_local.llama.devices import DEVICES, GPU_LAYERS, fixed_gpu_layers
+        from spec_local.policies.adaptive import MAX_CALLS
+        from spec_local.system.machine import default_threads
 
         main, draft = named_pair(main, draft, main_option, draft_option)
         # Report invalid values before starting anything slow.
@@ -86,42 +92,90 @@ def tune(
         ):
             if not 1 <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
+        layers = fixed_gpu_layers(device, gpu_layers)
         drafting = draft != NO_DRAFT
         main_file, draft_file = resolve_pair(main, draft if drafting else None, drafting=drafting)
-        main_model = _opened(main_file, gpu_layers, stack, load_mtp=drafting and not draft_file)
+        job = _Job(main, main_file, draft_file, drafting, ctx, cache_type, rounds)
+        if layers is not None:
+            _tune(job, layers, choices)
+            return
+        costs, max_draft = {}, MAX_CALLS
+        for each in DEVICES:
+            # The speed of the GPU does not depend on the number of threads.
+            on_device = choices if threads or each == "cpu" else [default_threads()]
+            costs[each], max_draft = _tune(job, GPU_LAYERS[each], on_device, f": {each}")
+        _show("## Device", *choose(costs, max_draft).sentences())
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The models to measure, and how. main: the main model as it was named. drafting: a draft may be used."""
+
+    main: str
+    main_file: "Path"
+    draft_file: "Path | None"
+    drafting: bool
+    ctx: int
+    cache_type: str
+    rounds: int
+
+
+def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> "tuple[DeviceCosts, int]":
+    """Measure the models with this number of layers on the GPU, and show the tables.
+
+    Args:
+        device: the end of the title.
+
+    Returns:
+        costs: with the fastest number of threads.
+        max_draft: maximum number of draft tokens per step.
+    """
+    with ExitStack() as stack:
+        from spec_local.calibration.placement import DeviceCosts
+        from spec_local.core.proposal import MAX_DRAFT
+        from spec_local.llama.heads.choose import choose_head
+        from spec_local.llama.setup.probe import check_model_file
+        from spec_local.policies.adaptive import MAX_CALLS
+        from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
+
+        main_file, draft_file = job.main_file, job.draft_file
+        main_model = _opened(main_file, gpu_layers, stack, load_mtp=job.drafting and not draft_file)
         draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
-        head = choose_head(main_model, draft_model, log=render.note) if drafting else None
+        head = choose_head(main_model, draft_model, log=render.note) if job.drafting else None
         if head and draft_file:
             check_model_file(draft_file, gpu_layers=gpu_layers, main=main_file, log=render.note)
         programs = OtherPrograms()
-        mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds, head)
+        mains = _tuned(job, main_model, threads, MAX_DRAFT + 1, head)
         best = min(mains, key=lambda t: t.costs.seconds(1))
-        _show("# specdec tune", *_costs("Main model", mains, best))
+        of_draft: CallCosts | None = best.head
+        max_draft = min(MAX_CALLS, head.max_draft) if head else MAX_CALLS
+        _show(f"# specdec tune{device}", *_costs("Main model", mains, best))
         if best.head:
             share = best.head.seconds(1) / best.costs.seconds(1)
-            most = head.max_draft if head else None
             _show(
                 *_costs("Head", mains, best, of_head=True),
                 f"A call of the head takes {share:.2f} times as long as one of the main model.",
-                *_speedups("Head", best, best.head, _ACCEPTANCE_RATES, most),
+                *_speedups("Head", best, best.head, _ACCEPTANCE_RATES, max_draft),
             )
         elif draft_model:
             # Sessions use the default number of threads, even where another one is faster.
-            wanted = sorted({best.threads, default_threads()} & set(choices))
-            drafts = _tuned(draft_model, wanted, ctx, 1, cache_type, rounds)
+            wanted = sorted({best.threads, default_threads()} & set(threads))
+            drafts = _tuned(job, draft_model, wanted, 1)
             tuned_draft = next(t for t in drafts if t.threads == best.threads)
-            share = tuned_draft.costs.seconds(1) / best.costs.seconds(1)
+            of_draft = tuned_draft.costs
+            share = of_draft.seconds(1) / best.costs.seconds(1)
             _show(
                 *_costs("Draft model", drafts, tuned_draft),
                 f"A call of the draft model takes {share:.2f} times as long as one of the main model.",
-                *_copy_hint(draft_model, share, main),
-                *_speedups("Draft model", best, tuned_draft.costs, _ACCEPTANCE_RATES),
+                *_copy_hint(draft_model, share, job.main),
+                *_speedups("Draft model", best, of_draft, _ACCEPTANCE_RATES, max_draft),
             )
-        _show(*_speedups("Prompt lookup", best, None, _LOOKUP_ACCEPTANCE_RATES))
+        _show(*_speedups("Prompt lookup", best, None, _LOOKUP_ACCEPTANCE_RATES, max_draft))
         if best.threads != default_threads():
             _show(f"Fastest with --threads {best.threads} (default: {default_threads()}).")
         if is_busy(used := programs.cores()):
             render.note(f"{used_by_others(used)}: close them, and run the same command again")
+        return DeviceCosts(best.costs, of_draft, is_head=best.head is not None), max_draft
 
 
 def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> "Model":
@@ -135,23 +189,17 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool =
 
 
 def _tuned(
-    model: "Model",
-    threads: list[int],
-    ctx: int,
-    max_logits: int,
-    cache_type: str,
-    rounds: int,
-    head: "Chosen | None" = None,
+    job: _Job, model: "Model", threads: list[int], max_logits: int, head: "Chosen | None" = None
 ) -> list["Measurement"]:
     from spec_local.calibration.tuning import tune
 
     several = tune(
         model,
         threads,
-        n_ctx=model.n_ctx(ctx),
+        n_ctx=model.n_ctx(job.ctx),
         max_logits=max_logits,
-        cache_type=cache_type,
-        rounds=rounds,
+        cache_type=job.cache_type,
+        rounds=job.rounds,
         head=head,
         log=render.note,
     )
@@ -203,15 +251,14 @@ def _speedups(
     best: "Measurement",
     draft: "CallCosts | None",
     acceptance_rates: tuple[float, ...],
-    max_draft: int | None = None,
+    max_draft: int,
 ) -> list[str]:
     """Return a heading, and the best draft length and its speed-up by acceptance rate."""
     from spec_local.bench.layout import table
     from spec_local.calibration.tuning import chain_plans
-    from spec_local.policies.adaptive import MAX_CALLS
 
     plain = 1.0 / best.costs.seconds(1)
-    plans = chain_plans(best.costs, draft, acceptance_rates, min(MAX_CALLS, max_draft or MAX_CALLS))
+    plans = chain_plans(best.costs, draft, acceptance_rates, max_draft)
     rows = [
         [f"{rate:.2f}", str(len(p.parents)) if p.parents else "none", f"{p.speed / plain:.2f}"]
         for rate, p in zip(acceptance_rates, plans, strict=True)

@@ -51,6 +51,11 @@ def test_tables(unmeasured, main, draft):
     assert notes(done) == measuring
 
 
+def succeeded(done):
+    assert done.returncode == 0, done
+    return done.stdout.decode()
+
+
 MANY = [word for n in range(1, 7) for word in ("--threads", n)]
 
 
@@ -113,6 +118,29 @@ def test_sessions_use_the_costs_of_tune(unmeasured, main, draft):
     (other,) = {*unmeasured.folder.rglob("costs/*.json")} - {*files}
     estimated = [bool(json.loads(path.read_text())["estimates"]) for path in (*files, other)]
     assert estimated == [False, False, True]
+
+
+def test_on_a_mac_all_devices_are_measured(unmeasured, main, draft, monkeypatch):
+    """As if this were a Mac with Metal: models with layers on the GPU run on the CPU here."""
+    monkeypatch.setattr("spec_local.llama.devices.has_metal", lambda: True)
+    monkeypatch.setattr("spec_local.system.machine.is_apple_silicon", lambda: True)
+    report = succeeded(unmeasured("tune", main, draft, *SMALL))
+    assert re.findall("^# (.*)", report, re.MULTILINE) == ["specdec tune: metal", "specdec tune: cpu"]
+    costs = sorted(unmeasured.folder.rglob("costs/*.json"))
+    assert len(costs) == 4
+    plain, drafts = report.partition("## Device\n")[2].replace("\n", " ").split(". ")[:2]
+    assert plain.strip().startswith("Plain decoding is fastest on ")
+    assert drafts.strip().startswith("With drafts: ")
+    answer = ["--main", main, "--draft", draft, "--threads", 1, "-n", 2, "x"]
+    assert b"measuring" not in unmeasured("generate", "--ctx", 256, *answer).stderr
+    assert sorted(unmeasured.folder.rglob("costs/*.json")) == costs
+    first_use = (
+        f"measuring {main.name} and {draft.name} on Metal and on the CPU (first use with these settings)"
+    )
+    assert first_use in unmeasured("generate", "--ctx", 128, *answer).stderr.decode()
+    for given in (["--device", "cpu"], ["--device", "metal"], ["--gpu-layers", -1]):
+        report = succeeded(unmeasured("tune", main, *given, *SMALL))
+        assert re.findall("^#+ (Device|specdec.*)", report, re.MULTILINE) == ["specdec tune"]
 
 
 def test_several_numbers_of_threads_without_a_draft(inside, main):
