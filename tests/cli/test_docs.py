@@ -34,6 +34,7 @@ NOT_RUN = {
     r"specdec .*--workers|specdec worker|ssh ": "need other machines: run on loopback in test_workers.py",
     r"specdec serve\b": "serves until a signal ends it: run in tests/server",
     r"specdec .*--device metal": "needs a Mac",
+    r"python benchmarks/": "measures for minutes",
     r"specdec draft train ": "trains for minutes: run by test_draft_train.py",
     r"specdec --install-completion": "asks which shell started it: run in one by test_completion.py",
 }
