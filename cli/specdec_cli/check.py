@@ -10,11 +10,14 @@ from spec_local.system.files import format_size
 from specdec_cli import exits, render
 from specdec_cli.options import (
     CacheChoice,
+    DeviceOption,
     DraftArgument,
     DraftOption,
+    GpuLayersOption,
     KernelsOption,
     MainOption,
     ModelArgument,
+    gpu_layers_of,
     named_pair,
 )
 
@@ -36,9 +39,8 @@ def check(
         int | None,
         Option(min=1, max=512, help="Number of threads in later sessions (default: one per usable core)."),
     ] = None,
-    gpu_layers: Annotated[
-        int, Option(help="Number of layers on the GPU in later sessions; a negative number means all.")
-    ] = -1,
+    device: DeviceOption = "auto",
+    gpu_layers: GpuLayersOption = None,
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
@@ -64,7 +66,12 @@ def check(
         main_file, draft_file = resolve_pair(main, draft)
         assert draft_file
         report = pairs.check(
-            main_file, draft_file, n_ctx=ctx, threads=threads, gpu_layers=gpu_layers, cache_type=cache_type
+            main_file,
+            draft_file,
+            n_ctx=ctx,
+            threads=threads,
+            gpu_layers=gpu_layers_of(device, gpu_layers),
+            cache_type=cache_type,
         )
         rows = [
             ("vocabulary", _vocabulary(report.vocabulary_match)),
@@ -82,7 +89,8 @@ def check(
             for name, value, usual in (
                 ("--ctx", ctx, 4096),
                 ("--threads", threads, None),
-                ("--gpu-layers", gpu_layers, -1),
+                ("--device", device, "auto"),
+                ("--gpu-layers", gpu_layers, None),
                 ("--cache-type", cache_type, "f16"),
                 ("--kernels", kernels, "auto"),
             ):

@@ -14,7 +14,7 @@ from spec_local.errors import SpecLocalError
 from spec_local.models.names import resolve
 from spec_local.system.files import format_size
 from specdec_cli import completion, draft_train, exits, progress, render, terminal
-from specdec_cli.options import CacheChoice, KernelsOption
+from specdec_cli.options import CacheChoice, DeviceOption, GpuLayersOption, KernelsOption, gpu_layers_of
 
 if TYPE_CHECKING:
     from spec_local.models.quantized_copy import CopyPlan
@@ -64,7 +64,8 @@ def quantize(
             help="Number of threads, now and in later sessions (default: one per usable core).",
         ),
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Number of layers on the GPU in later sessions.")] = -1,
+    device: DeviceOption = "auto",
+    gpu_layers: GpuLayersOption = None,
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
@@ -92,7 +93,7 @@ def quantize(
             force=force,
             n_ctx=ctx,
             threads=threads,
-            gpu_layers=gpu_layers,
+            gpu_layers=gpu_layers_of(device, gpu_layers),
             cache_type=cache_type,
         )
         render.notes(_expectation(copy, [main, model] if main else [model]))

@@ -12,7 +12,14 @@ from typer import Argument, Option
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import resolve
 from specdec_cli import completion, draft_view, exits, render
-from specdec_cli.options import KernelsOption, NeededMainOption, needed_main
+from specdec_cli.options import (
+    DeviceOption,
+    GpuLayersOption,
+    KernelsOption,
+    NeededMainOption,
+    gpu_layers_of,
+    needed_main,
+)
 
 if TYPE_CHECKING:
     from spec_local.training.recipe import Recipe
@@ -72,7 +79,6 @@ def train(
         float | None,
         Option(help="Maximum size of the training data in GB (default: 20, or half of the free space)."),
     ] = None,
-    # Not `device`, which in the environment and the config file is that of llama.cpp, for other commands.
     torch_device: Annotated[
         Literal["cpu", "cuda", "mps"], Option(help="PyTorch device to train on.")
     ] = "cpu",
@@ -82,7 +88,8 @@ def train(
     threads: Annotated[
         int | None, Option(min=1, max=512, help="Number of threads (default: one per usable core).")
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Number of layers of the main model on the GPU.")] = -1,
+    device: DeviceOption = "auto",
+    gpu_layers: GpuLayersOption = None,
     kernels: KernelsOption = "auto",
 ) -> None:
     """Train a head that drafts for a main model, and print its path.
@@ -124,6 +131,7 @@ def train(
         from spec_local.training.prompts import read_user_texts
         from spec_local.training.recipe import Recipe
 
+        layers = gpu_layers_of(device, gpu_layers)
         source = resolve(main)
         # The file of a model name is in the folder of downloaded models, where no head belongs.
         folder = source.parent if expanded(main).exists() else Path()
@@ -137,12 +145,12 @@ def train(
             seed=seed,
             device=torch_device,
             threads=threads,
-            gpu_layers=gpu_layers,
+            gpu_layers=layers,
         )
         recipe = replace(recipe, max_bytes=_max_bytes(disk, recipe.folder))
         # A resumed run may replace its own head.
         check_target(recipe.target, recipe.main, force=force or recipe.folder.exists())
-        check_model_file(source, gpu_layers=gpu_layers, log=render.note)
+        check_model_file(source, gpu_layers=layers, log=render.note)
         render.note(draft_view.plan(recipe, pipeline.check(recipe)))
         user_texts = read_user_texts(expanded(path) for path in text or ())
         for reason, skipped in user_texts.skipped.items():

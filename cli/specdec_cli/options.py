@@ -179,6 +179,19 @@ _DEVICE = {
 }
 DeviceOption = Annotated[DeviceChoice, Option(**_DEVICE)]
 GPU_LAYERS_HELP = "Number of layers on the GPU; a negative number means all (default: as --device says)."
+GpuLayersOption = Annotated[int | None, Option(help=GPU_LAYERS_HELP)]
+
+
+def gpu_layers_of(device: DeviceChoice, gpu_layers: int | None) -> int:
+    """Return the number of layers on the GPU, for commands that do not look for the fastest device.
+
+    Raises:
+        InvalidRequest: the device cannot be used.
+    """
+    from spec_local.llama.devices import GPU_LAYERS, fixed_gpu_layers
+
+    fixed = fixed_gpu_layers(device, gpu_layers)
+    return GPU_LAYERS["metal"] if fixed is None else fixed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,11 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from specdec_cli import exits, render
 from specdec_cli.options import (
-    GPU_LAYERS_HELP,
     CacheChoice,
     DeviceOption,
     DraftArgument,
     DraftOption,
+    GpuLayersOption,
     KernelsOption,
     MainOption,
     ModelArgument,
@@ -51,7 +51,7 @@ def tune(
         ),
     ] = None,
     device: DeviceOption = "auto",
-    gpu_layers: Annotated[int | None, Option(help=GPU_LAYERS_HELP)] = None,
+    gpu_layers: GpuLayersOption = None,
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
     rounds: Annotated[

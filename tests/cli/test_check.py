@@ -81,6 +81,22 @@ def coverage(share):
 
 
 @pytest.mark.usefixtures("trusted")
+def test_the_costs_of_a_device(fresh_inside, model):
+    """Those of the CPU are of sessions without layers on a GPU."""
+    pair = model("one"), model("two", noise=0.1)
+
+    def check(*device):
+        return rows(fresh_inside("models", "check", *pair, *TINY, *device))["speed-up"]
+
+    command = ["tune", *map(str, pair), "--ctx", "256", "--threads", "1", "--device", "cpu"]
+    assert check("--device", "cpu") == f"unknown: run specdec {' '.join(command)}"
+    assert fresh_inside(*command, "--rounds", 1).returncode == 0
+    for device in (["--device", "cpu"], ["--gpu-layers", 0]):
+        assert "times plain decoding" in check(*device)
+    assert "unknown" in check()
+
+
+@pytest.mark.usefixtures("trusted")
 def test_vocabularies(inside, model):
     plain = model("plain")
     wine, beer = (model(name, extra_tokens=[name]) for name in ("wine", "beer"))
