@@ -39,7 +39,7 @@ from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.errors import InvalidRequest
-from spec_local.llama import state
+from spec_local.llama import runtime, state
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
@@ -119,6 +119,13 @@ class Session:
     def n_rows(self) -> int:
         """Maximum number of answers at the same time."""
         return len(self._slots)
+
+    @property
+    def device(self) -> str:
+        """The device that runs the main model, as llama.cpp names it; if it differs, also the draft's."""
+        rows = [row for row in (self.main, self.draft) if row]
+        names = [runtime.devices()[0 if row.model.gpu_layers else -1] for row in rows]
+        return f"{names[0]} (draft: {names[1]})" if len(set(names)) > 1 else names[0]
 
     @classmethod
     @checked

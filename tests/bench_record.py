@@ -9,6 +9,7 @@ RECORD = {
     "cores": 2,
     "system": "Linux",
     "threads": 1,
+    "device": "MTL (draft: CPU)",
     "llama_cpp": "1.2.3 libggml.so:1:2",
     "cpu_kernels": "avx2",
 }

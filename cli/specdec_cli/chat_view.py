@@ -217,7 +217,7 @@ class ChatView:
     def banner(self) -> str:
         """The first line of a chat: models, device, and context size."""
         main = self.session.main
-        device = render.device(self.session)
+        device = self.session.device
         if device == "CPU":
             device += f" ({render.threads(main)})"
         return f"main {main.model.path.name} · {self.speculation()} · {device} · context {main.n_ctx} · /help"

@@ -161,15 +161,6 @@ def console(stream: TextIO, **options: Any) -> "Console":
     return Console(file=terminal.raw(stream), markup=False, emoji=False, highlight=False, **options)
 
 
-def device(session: "Session") -> str:
-    """Return the device that runs the main model, as llama.cpp names it; the draft's, if it differs."""
-    from spec_local.llama import runtime
-
-    rows = [row for row in (session.main, session.draft) if row]
-    names = [runtime.devices()[0 if row.model.gpu_layers else -1] for row in rows]
-    return f"{names[0]} (draft: {names[1]})" if len(set(names)) > 1 else names[0]
-
-
 def threads(main: "LlamaRow") -> str:
     """Return the number of threads of the main model, with its unit."""
     return f"{main.threads} thread{'s' * (main.threads > 1)}"
@@ -198,7 +189,7 @@ def setting_lines(session: "Session") -> list[str]:
     uses = " ".join(runtime.features())
     return [
         " · ".join(models),
-        " · ".join([build, device(session), threads(main) + limit_note(), uses]),
+        " · ".join([build, session.device, threads(main) + limit_note(), uses]),
         f"CPU kernels: {kernels.status()}",
     ]
 

@@ -53,6 +53,7 @@ def record(
         "memory_bytes": psutil.virtual_memory().total,
         "system": platform.platform(),
         "threads": threads or default_threads(),
+        "device": session.device,
         "llama_cpp": machine.llama_cpp_build(),
         "llama_cpp_system": runtime.system_info().strip(),
         "cpu_kernels": str(kernels.status()),

@@ -133,7 +133,10 @@ def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[
     return [
         *rows,
         ["machine", f"{record['processor']}, {_plural(record['cores'] or 0, 'core')}, {record['system']}"],
-        ["settings", f"{_plural(record['threads'], 'thread')}, context {record['context']}"],
+        [
+            "settings",
+            f"{_plural(record['threads'], 'thread')}, context {record['context']}, {record['device']}",
+        ],
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
         ["specdec", f"{record['specdec']}, {record['date']}"],

@@ -95,7 +95,7 @@ def test_json_output_and_one_line_per_prompt(inside, arguments, main):
     assert all("plain" in line and " ×, identical)" in line for line in notes(done))
     whole = json.loads(done.stdout)
     assert whole["record"]["models"]["main"]["sha256"] == hashlib.sha256(main.read_bytes()).hexdigest()
-    facts = {"processor", "cores", "threads", "llama_cpp", "cpu_kernels", "specdec", "date"}
+    facts = {"processor", "cores", "threads", "device", "llama_cpp", "cpu_kernels", "specdec", "date"}
     assert facts <= set(whole["record"])
     assert whole["settings"]["plain"]["sampling"]["temperature"] == 0
     assert whole["peak_memory_bytes"] > 1e7

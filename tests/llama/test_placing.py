@@ -195,6 +195,16 @@ def test_files_that_cannot_be_used_anywhere(a_mac, opened, tmp_path):
         opened(damaged)
 
 
+def test_which_device_a_session_shows(opened, paths, monkeypatch):
+    """The names of llama.cpp, in the first line of a chat and in the report of a benchmark."""
+    monkeypatch.setattr("spec_local.llama.runtime.devices", lambda: ["MTL", "BLAS", "CPU"])
+    for options, shown in (({}, "MTL"), ({"device": "cpu"}, "CPU")):
+        with Session.open(*paths, n_ctx=64, threads=1, **options) as session:
+            assert session.device == shown
+            monkeypatch.setattr(session.draft.model, "gpu_layers", -1 - session.main.model.gpu_layers)
+            assert session.device == ("MTL (draft: CPU)" if shown == "MTL" else "CPU (draft: MTL)")
+
+
 def test_a_draft_that_is_found(a_mac, measured, opened, paths, monkeypatch):
     times, calls = measured
     times |= FASTEST[CPU, METAL]

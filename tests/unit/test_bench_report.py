@@ -116,7 +116,7 @@ def test_figures_of_plain():
 def test_markdown():
     text = report.markdown(results())
     assert cells(text, "main") == [["main", "m.gguf (tiny), 2.0 MB, SHA-256 abababababab…"]]
-    assert cells(text, "settings") == [["settings", "1 thread, context 256"]]
+    assert cells(text, "settings") == [["settings", "1 thread, context 256, MTL (draft: CPU)"]]
     assert cells(text, "prompts") == [["prompts", "3 prompts of 2 categories, 1 run of each variant"]]
     assert cells(text, "answers") == [["answers", "up to 10 tokens, temperature 0"]]
     assert cells(text, "code") == [["code", "1.00 [0.50, 2.00]"]]
