@@ -138,6 +138,9 @@ def test_on_a_mac_all_devices_are_measured(unmeasured, main, draft, monkeypatch)
         f"measuring {main.name} and {draft.name} on Metal and on the CPU (first use with these settings)"
     )
     assert first_use in unmeasured("generate", "--ctx", 128, *answer).stderr.decode()
+    for device in ("cpu", "metal"):
+        done = unmeasured("generate", "--ctx", 64, "--device", device, *answer)
+        assert b"measuring" not in done.stderr
     for given in (["--device", "cpu"], ["--device", "metal"], ["--gpu-layers", -1]):
         report = succeeded(unmeasured("tune", main, *given, *SMALL))
         assert re.findall("^#+ (Device|specdec.*)", report, re.MULTILINE) == ["specdec tune"]
