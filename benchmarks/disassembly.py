@@ -55,10 +55,25 @@ X86 = Architecture(
     dots=(re.compile(r"vpmaddubsw|vpdpbusds?"), re.compile(r"vfn?m(add|sub)\d+ps|vdpbf16ps")),
 )
 
+ARM = Architecture(
+    triple="aarch64",
+    compiler=("aarch64-linux-gnu-g++",),
+    binutils="aarch64-linux-gnu-",
+    jump=re.compile(r"(b|b\..*|cbn?z|tbn?z|br|ret)$"),
+    end=re.compile(r"(b|br|ret|udf|brk)$"),
+    on_stack=re.compile(r"\[sp\b"),
+    in_frame=re.compile(r"\[(sp|x29)\b"),
+    frame=("mov", "x29, sp"),
+    no_access=("prfm",),
+    dots=(re.compile(r"[su]dot|[su]mmla"), re.compile(r"fml[as]|bfdot|bfmmla")),
+)
+
 SETS = {
     "avx2": ("avx2.cpp", X86),
     "avx_vnni": ("avxvnni.cpp", X86),
     "avx512_vnni": ("avx512.cpp", X86),
+    "neon_dotprod": ("neon.cpp", ARM),
+    "neon_i8mm": ("neon_i8mm.cpp", ARM),
 }
 """The source file of each instruction set, and its architecture."""
 
@@ -137,7 +152,9 @@ def objects(folder: Path, work: Path, names: Sequence[str]) -> dict[str, Path]:
 
 def functions(path: Path, architecture: Architecture) -> Iterator[Code]:
     """Read the functions of an object file or a library that contain dot products."""
-    return parsed(_output([f"{architecture.binutils}objdump", "-dC", "--no-show-raw-insn", path]), architecture)
+    return parsed(
+        _output([f"{architecture.binutils}objdump", "-dC", "--no-show-raw-insn", path]), architecture
+    )
 
 
 def parsed(listing: str, architecture: Architecture) -> Iterator[Code]:

@@ -2,26 +2,30 @@
 
     python benchmarks/kernel_cycles.py [--processor znver3] [--types Q4_K,Q8_0] [--columns 1,2,4,8] [--check]
 
-llvm-mca simulates how a processor executes what the kernels execute for a block of weights of 16 rows, over and
-over. It needs LLVM (16 or later), a compiler and binutils, but no quiet machine. The block's instructions follow
-from the control flow: a loop runs as often as the products of the block require. Memory is as fast as the
-first-level cache in the simulation.
+llvm-mca simulates how a processor executes what the kernels execute for a block of weights of 16 rows, over
+and over. It needs LLVM (16 or later), a compiler and binutils, but no quiet machine. A block's instructions
+follow from the control flow: a loop runs as often as the products of the block require. Memory is as fast as
+the first-level cache in the simulation.
 
-A second table sets the cycles against the bandwidth of a machine's memory: T(n), the time of a call of n tokens,
-is that of computing or that of reading the weights, whichever is longer. All cores compute, and reading reaches
-`--share` of the bandwidth that the maker states. These are estimates.
+A second table sets the cycles against the bandwidth of a machine's memory: T(n), the time of a call of n
+tokens, is that of computing or that of reading the weights, whichever is longer. All cores compute at their
+highest clock, and reading reaches `--share` of the bandwidth that the maker states. The last column is the
+number of tokens that are computed while the weights are read once.
 
-`--check` times the kernels on this machine, with a tile in the first-level cache, and compares.
+`--check` times the kernels on this machine and compares: with a tile in the first-level cache, and with a
+matrix in memory and all cores. For the latter, reading is as fast as with one column.
 """
 
 import argparse
+import os
 import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +40,7 @@ from spec_local.system import native_build
 
 ROWS, LINE = 16, 64  # as in layout.h
 _GROUPS = 4  # of a super-block
-_PRODUCTS = ((re.compile("zmm"), 64), (re.compile("ymm"), 32))
+_PRODUCTS = {"zmm": 64, "ymm": 32, "mmla": 32, "dot": 16}  # of an instruction or of its operands
 _KERNEL = re.compile(r"multiply_(?:simple|k)<(\w+), (\d+)>$")
 
 
@@ -66,11 +70,14 @@ class Estimate:
     def per_32_products(self) -> float:
         return 32 * self.cycles / self.kernel.products
 
-    def seconds(self, share: float) -> float:
-        """Time of a block where all cores compute others, at `share` of the memory's bandwidth."""
-        p = self.processor
-        reading = ROWS * block(self.kernel.type)[1] / (share * p.gb_per_s)
-        return 1e-9 * max(reading, self.cycles / (p.ghz * p.cores))
+    @property
+    def computing(self) -> float:
+        """Nanoseconds of a block where all cores compute others."""
+        return self.cycles / (self.processor.machine.ghz * self.processor.machine.cores)
+
+    def reading(self, share: float) -> float:
+        """Nanoseconds in which a share of the memory's bandwidth suffices for a block."""
+        return ROWS * block(self.kernel.type)[1] / (share * self.processor.machine.gb_per_s)
 
 
 def block(type_: str) -> tuple[int, int]:
@@ -80,7 +87,7 @@ def block(type_: str) -> tuple[int, int]:
 
 
 def executed(code: Code, header: int, products: int, lines: float) -> list[Instruction]:
-    """Return the instructions of one iteration of a loop over blocks, in the order in which they are executed.
+    """Return the instructions of one iteration of a loop over blocks, in the order of execution.
 
     Args:
         header: the first block of the loop.
@@ -90,61 +97,81 @@ def executed(code: Code, header: int, products: int, lines: float) -> list[Instr
     Raises:
         ValueError: the number of iterations of an inner loop cannot be derived from these.
     """
-    inside = {h: body for h, body in code.loops.items() if h in code.loops[header] and h != header}
-    with_dots = {h for h in inside if code.dots(inside[h])}
-    prefetching = {h for h in inside if h not in with_dots and _n_prefetches(code.instructions(inside[h]))}
-    if others := inside.keys() - with_dots - prefetching:
+    inner = {h: body for h, body in code.loops.items() if h in code.loops[header] and h != header}
+    with_dots = {h for h in inner if code.dots(inner[h])}
+    prefetching = {h for h in inner.keys() - with_dots if _n_prefetches(code.instructions(inner[h]))}
+    if others := inner.keys() - with_dots - prefetching:
         raise ValueError(f"{code.function}: how often does the loop at {min(others):x} run?")
-    once = _walk(code, header, {})
-    repetitions, rest = divmod(products, n_products(code, once))
+    repetitions, rest = divmod(products, n_products(code, _Walk(code, header, {}).instructions))
     if rest or (repetitions > 1 and not with_dots):
         raise ValueError(f"{code.function}: {products} products are no multiple of those of its loops")
-    # Loops over groups may be in a loop over parts of a line.
-    middle = {h for h in with_dots if any(h != other and other in inside[h] for other in with_dots)}
-    innermost = _GROUPS if middle else repetitions
-    iterations = {h: repetitions // innermost if h in middle else innermost for h in with_dots}
-    if prefetching:
-        n = _n_prefetches(_walk(code, header, iterations))
-        iterations |= dict.fromkeys(prefetching, max(1, round(lines / n)))
-    found = _walk(code, header, iterations)
+    # A loop over groups may be in one over the registers of a line.
+    middle = {h for h in with_dots if any(h != other and other in inner[h] for other in with_dots)}
+    innermost = with_dots - middle or {header}
+    groups = _GROUPS if middle else repetitions
+    iterations = {h: repetitions // groups if h in middle else groups for h in with_dots}
+    n = _Walk(code, header, iterations, innermost).n_innermost
+    found = _Walk(code, header, iterations, innermost, prefetching, lines / n).instructions
     if n_products(code, found) != products:
         raise ValueError(f"{code.function}: its loops are not understood")
     return found
 
 
-def _walk(code: Code, header: int, iterations: dict[int, int]) -> list[Instruction]:
-    """Follow one iteration of a loop. Inner loops run once if they are not in `iterations`."""
-    done = dict.fromkeys(code.loops, 0)
-    found: list[Instruction] = []
-    at = header
-    while True:
-        found += code.blocks[at]
-        back = next((h for h in code.following[at] if at in code.loops.get(h, ())), None)
-        if back == header:
-            return found
-        onward = [b for b in code.following[at] if b != back and b in code.loops[header]]
-        if back is not None:
-            done[back] = (done[back] + 1) % iterations.get(back, 1)
-        if back is not None and done[back]:
-            at = back
-        elif onward:
-            at = onward[-1]  # a jump forward would skip a loop without iterations
-        else:
-            raise ValueError(f"{code.function}: the block at {at:x} does not lead back to {header:x}")
+class _Walk:
+    """One iteration of a loop. Inner loops run once if they are not in `iterations`.
+
+    instructions: those that are executed.
+    n_innermost: how often the loops `innermost` run in total; each run prefetches `lines`.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        header: int,
+        iterations: Mapping[int, int],
+        innermost: Collection[int] = (),
+        prefetching: Collection[int] = (),
+        lines: float = 0,
+    ) -> None:
+        self.instructions: list[Instruction] = []
+        self.n_innermost = 0
+        done = dict.fromkeys(code.loops, 0)
+        at, prefetched = header, 0
+        while True:
+            self.instructions += code.blocks[at]
+            prefetched += _n_prefetches(code.blocks[at])
+            self.n_innermost += at in innermost
+            more = prefetched + 0.5 < self.n_innermost * lines
+            back = next((h for h in code.following[at] if at in code.loops.get(h, ())), None)
+            if back == header:
+                return
+            onward = [b for b in code.following[at] if b != back and b in code.loops[header]]
+            if back is not None:
+                done[back] = (done[back] + 1) % iterations.get(back, 1)
+                if more if back in prefetching else done[back]:
+                    at = back
+                    continue
+            if not onward:
+                raise ValueError(f"{code.function}: the block at {at:x} does not lead back to {header:x}")
+            # A fork ends a loop, skips one that has nothing to do, or skips prefetches.
+            ends = [b for b in onward if (_n_prefetches(code.blocks[b]) > 0) == more] or onward
+            at = ends[-1]
 
 
 def n_products(code: Code, instructions: Sequence[Instruction]) -> int:
     """Number of products of codes that some instructions compute."""
     pattern = code.architecture.dots[0]
     found = [f"{i.name} {i.operands}" for i in instructions if pattern.match(i.name)]
-    return sum(next(n for kind, n in _PRODUCTS if kind.search(text)) for text in found)
+    return sum(next(n for part, n in _PRODUCTS.items() if part in text) for text in found)
 
 
 def _n_prefetches(instructions: Sequence[Instruction]) -> int:
     return sum(i.name.startswith(("prefetch", "prfm")) for i in instructions)
 
 
-def compiled(folder: Path, path: Path, set_: str, types: Sequence[str], columns: Sequence[int]) -> list[Kernel]:
+def compiled(
+    folder: Path, path: Path, set_: str, types: Sequence[str], columns: Sequence[int]
+) -> list[Kernel]:
     """Return the kernels of an object file."""
     architecture = SETS[set_][1]
     outermost = []
@@ -171,23 +198,35 @@ def estimate(kernel: Kernel, processor: Processor) -> Estimate:
     return Estimate(kernel, processor, max(n, RELOAD.get(kernel.instruction_set, 0)))
 
 
-def measured(folder: Path, made: Path, work: Path, kernels_: Sequence[Kernel]) -> list[float]:
-    """Time kernels of one instruction set on this machine. Returns the cycles of a block."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Cycles of a block in the cache; nanoseconds of one of a matrix in memory, for all cores; the clock."""
+
+    cycles: float
+    nanoseconds: float
+    ghz: float
+
+
+def measured(folder: Path, made: Path, work: Path, kernels_: Sequence[Kernel]) -> list[Measured]:
+    """Time kernels of one instruction set on this machine."""
     compiler = native_build.compiler()
     assert compiler  # has made the object file
     source = Path(__file__).with_suffix(".cpp")
     name = kernels_[0].instruction_set
     program = work / f"time_{name}"
-    options = ["-O2", "-std=c++17", f"-DKERNELS=kernels_{name}", f"-I{folder.resolve()}"]
+    options = ["-O2", "-std=c++17", "-pthread", f"-DKERNELS=kernels_{name}", f"-I{folder.resolve()}"]
     if reason := native_build.run(work, [*compiler, *options, str(source), str(made), "-o", str(program)]):
         sys.exit(reason)
     types = names_of_types(folder / "layout.h")["Type"]
     arguments = [text for k in kernels_ for text in (str(types.index(k.type)), str(k.n))]
-    clock, *found = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, check=True
-    ).stdout.split()
-    print(f"{name}: measured at {clock} GHz")
-    return [float(text) for text in found]
+    output = subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+    lines = output.splitlines()
+    times, facts = lines[: len(kernels_)], lines[len(kernels_) :]
+    print("\n".join(facts), flush=True)
+    clock = re.search(r"([\d.]+) GHz", facts[0])
+    assert clock, facts
+    figures = (line.split() for line in times)
+    return [Measured(float(cycles), float(nanoseconds), float(clock[1])) for cycles, nanoseconds in figures]
 
 
 def main() -> None:
@@ -221,23 +260,46 @@ def main() -> None:
     _report(estimates, options)
 
 
-def _compare(estimates: Sequence[Estimate], times: Sequence[float]) -> None:
-    errors = {id(e): e.cycles / time - 1 for e, time in zip(estimates, times, strict=True)}
-    table(
-        ["kernel", "columns", "cycles of a block, estimated", "measured", "error"],
-        [
-            [f"{e.kernel.type}, {e.kernel.instruction_set}", e.kernel.n, f"{e.cycles:.1f}", f"{time:.1f}"]
-            + [f"{errors[id(e)]:+.0%}"]
-            for e, time in zip(estimates, times, strict=True)
-        ],
-    )
-    rows = []
-    for set_ in dict.fromkeys(e.kernel.instruction_set for e in estimates):
-        own = [(e, time) for e, time in zip(estimates, times, strict=True) if e.kernel.instruction_set == set_]
-        sizes = [abs(errors[id(e)]) for e, _ in own]
-        total = sum(e.cycles for e, _ in own) / sum(time for _, time in own) - 1
-        rows.append([set_, f"{statistics.median(sizes):.0%}", f"{max(sizes):.0%}", f"{total:+.0%}"])
-    table(["set", "median error", "largest", "of the sum"], rows)
+def _compare(estimates: Sequence[Estimate], times: Sequence[Measured]) -> None:
+    """Print estimates and what was measured. T(n) refers to the first number of columns."""
+    in_cache, in_memory = _Comparison("cycles of a block"), _Comparison("T(n)")
+    first: dict[tuple[str, str], Measured] = {}
+    cores = os.cpu_count() or 1
+    for e, time in zip(estimates, times, strict=True):
+        in_cache.add(e.kernel, e.cycles, time.cycles)
+        one = first.setdefault((e.kernel.instruction_set, e.kernel.type), time)
+        if one is not time:
+            computing = e.cycles / (time.ghz * cores)
+            relative = max(computing, one.nanoseconds) / one.nanoseconds
+            in_memory.add(e.kernel, relative, time.nanoseconds / one.nanoseconds)
+    in_cache.print()
+    in_memory.print()
+
+
+class _Comparison:
+    """Estimates and measurements of some quantity."""
+
+    def __init__(self, quantity: str) -> None:
+        self._quantity = quantity
+        self._rows: list[list[str]] = []
+        self._pairs = defaultdict[str, list[tuple[float, float]]](list)
+
+    def add(self, kernel: Kernel, estimated: float, measured: float) -> None:
+        name = f"{kernel.type}, {kernel.instruction_set}"
+        digits = 1 if measured > 10 else 2
+        figures = [f"{estimated:.{digits}f}", f"{measured:.{digits}f}", f"{estimated / measured - 1:+.0%}"]
+        self._rows.append([name, str(kernel.n), *figures])
+        self._pairs[kernel.instruction_set].append((estimated, measured))
+
+    def print(self) -> None:
+        table(["kernel", "columns", f"{self._quantity}, estimated", "measured", "error"], self._rows)
+        rows = []
+        together = [pair for pairs in self._pairs.values() for pair in pairs]
+        for set_, pairs in [*self._pairs.items(), ("all", together)]:
+            errors = [abs(estimated / measured - 1) for estimated, measured in pairs]
+            total = sum(e for e, _ in pairs) / sum(m for _, m in pairs) - 1
+            rows.append([set_, f"{statistics.median(errors):.0%}", f"{max(errors):.0%}", f"{total:+.0%}"])
+        table(["set", "median error", "largest", "of the sum"], rows)
 
 
 def _report(estimates: Sequence[Estimate], options: argparse.Namespace) -> None:
@@ -254,15 +316,16 @@ def _report(estimates: Sequence[Estimate], options: argparse.Namespace) -> None:
             for (p, set_, type_), row in by_row.items()
         ],
     )
-    first = options.columns[0]
-    print(f"Estimated time of a call, relative to {first} token, and the share of memory in that one:\n")
+    first, *others = options.columns
+    print(f"Estimated time of a call, relative to {first} token{'s' * (first > 1)}:\n")
     rows = []
-    for (p, _set, type_), row in by_row.items():
-        times = {n: row[n].seconds(options.share) for n in options.columns}
-        waits = row[first].cycles / (p.ghz * p.cores) * 1e-9 / times[first]
-        rows.append([p.machine, type_, *(f"{times[n] / times[first]:.2f}" for n in options.columns[1:])])
-        rows[-1].append(f"{waits:.2f}")
-    table(["machine", "type", *(f"T({n})" for n in options.columns[1:]), "computing / T(1)"], rows)
+    for (p, set_, type_), row in by_row.items():
+        times = {n: max(e.computing, e.reading(options.share)) for n, e in row.items()}
+        last = row[options.columns[-1]]
+        tokens = last.kernel.n * last.reading(options.share) / last.computing
+        rows.append([f"{p.machine.name}, {p.name}, {set_}", type_])
+        rows[-1] += [*(f"{times[n] / times[first]:.2f}" for n in others), f"{tokens:.0f}"]
+    table(["machine", "type", *(f"T({n})" for n in others), "tokens while reading"], rows)
 
 
 if __name__ == "__main__":
