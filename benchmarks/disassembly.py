@@ -1,6 +1,8 @@
 """The machine code of the CPU kernels: instructions, basic blocks and loops, from objdump's output."""
 
+import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,9 +21,7 @@ from spec_local.system import native_build
 class Architecture:
     """How the code of a processor architecture is compiled and read.
 
-    triple: as LLVM names it.
-    compiler: a cross compiler; None: that of this machine, whose architecture it is.
-    binutils: prefix of the names of objdump and addr2line.
+    names: as `platform.machine` spells it; first as LLVM and GNU do.
     jump, end: instructions that may jump; those after which the next one is not executed.
     on_stack, in_frame: operands relative to the stack pointer, where it is the only pointer to the stack and
         where there is a frame pointer, too.
@@ -30,9 +30,7 @@ class Architecture:
     dots: dot products. In this order: where codes are multiplied, other products only scale the sums.
     """
 
-    triple: str
-    compiler: tuple[str, ...] | None
-    binutils: str
+    names: tuple[str, ...]
     jump: re.Pattern[str]
     end: re.Pattern[str]
     on_stack: re.Pattern[str]
@@ -41,11 +39,18 @@ class Architecture:
     no_access: tuple[str, ...]
     dots: tuple[re.Pattern[str], ...]
 
+    def tool(self, name: str) -> str:
+        """The command of a tool of GNU's, which is a cross tool if this machine has another architecture."""
+        return name if platform.machine().lower() in self.names else f"{self.names[0]}-linux-gnu-{name}"
+
+    def compiler(self) -> list[str] | None:
+        """The command of the C++ compiler; None if there is none."""
+        name = self.tool("g++")
+        return native_build.compiler() if name == "g++" else [name] if shutil.which(name) else None
+
 
 X86 = Architecture(
-    triple="x86_64",
-    compiler=None,
-    binutils="",
+    names=("x86_64", "amd64"),
     jump=re.compile(r"j"),
     end=re.compile(r"jmp|ret|ud2"),
     on_stack=re.compile(r"\(%rsp[,)]"),
@@ -56,9 +61,7 @@ X86 = Architecture(
 )
 
 ARM = Architecture(
-    triple="aarch64",
-    compiler=("aarch64-linux-gnu-g++",),
-    binutils="aarch64-linux-gnu-",
+    names=("aarch64", "arm64"),
     jump=re.compile(r"(b|b\..*|cbn?z|tbn?z|br|ret)$"),
     end=re.compile(r"(b|br|ret|udf|brk)$"),
     on_stack=re.compile(r"\[sp\b"),
@@ -121,6 +124,11 @@ class Code:
         return [header for header, body in self.loops.items() if self.dots(body)]
 
 
+def compilable() -> list[str]:
+    """The instruction sets that there is a compiler for."""
+    return [name for name, (_, architecture) in SETS.items() if architecture.compiler()]
+
+
 def dots(architecture: Architecture, code: Sequence[Instruction]) -> list[Instruction]:
     kinds = ([i for i in code if kind.match(i.name)] for kind in architecture.dots)
     return next((found for found in kinds if found), [])
@@ -132,16 +140,16 @@ def objects(folder: Path, work: Path, names: Sequence[str]) -> dict[str, Path]:
     Raises:
         SystemExit: there is no compiler, no headers, or an error in the sources.
     """
-    own, headers = native_build.compiler(), native_build.headers()
-    if not own or not headers:
-        sys.exit("there is no C++ compiler, or llama-cpp-python was installed without its headers")
-    made = {name: work / f"{name}.o" for name in names}
-    commands = []
+    headers = native_build.headers()
+    if not headers:
+        sys.exit("llama-cpp-python was installed without its headers")
+    made, commands = {name: work / f"{name}.o" for name in names}, []
     for name, path in made.items():
         source, architecture = SETS[name]
-        command = build.compile_command(
-            architecture.compiler or own, headers, folder.resolve() / source, path
-        )
+        if not (compiler := architecture.compiler()):
+            sys.exit(f"{name}: there is no C++ compiler ({architecture.tool('g++')})")
+        of = folder.resolve() / source
+        command = build.compile_command(compiler, headers, of, path, architecture=architecture.names[0])
         commands.append([*command, "-g1"])
     with ThreadPoolExecutor() as pool:
         for reason in pool.map(partial(native_build.run, work), commands):
@@ -152,9 +160,7 @@ def objects(folder: Path, work: Path, names: Sequence[str]) -> dict[str, Path]:
 
 def functions(path: Path, architecture: Architecture) -> Iterator[Code]:
     """Read the functions of an object file or a library that contain dot products."""
-    return parsed(
-        _output([f"{architecture.binutils}objdump", "-dC", "--no-show-raw-insn", path]), architecture
-    )
+    return parsed(_output([architecture.tool("objdump"), "-dC", "--no-show-raw-insn", path]), architecture)
 
 
 def parsed(listing: str, architecture: Architecture) -> Iterator[Code]:
@@ -253,7 +259,7 @@ def kernels(path: Path, architecture: Architecture, addresses: Sequence[int], he
     """
     enumerators = names_of_types(header)
     text = "\n".join(f"{address:#x}" for address in addresses)
-    output = _output([f"{architecture.binutils}addr2line", "-afiC", "-e", path], text)
+    output = _output([architecture.tool("addr2line"), "-afiC", "-e", path], text)
     names = []
     for chain in re.split(r"^0x", output, flags=re.MULTILINE)[1:]:
         lines = chain.splitlines()[1:]  # a line with a function and one with its place in the sources

@@ -3,17 +3,17 @@
     python benchmarks/kernel_code.py [FOLDER] [--instruction-set avx2] [--above 0.2]
 
 The kernels of each instruction set are compiled as `specdec doctor --fix` compiles them, and disassembled by
-objdump. No quiet machine is needed, and the processor need not execute them. FOLDER: sources other than the
-installed ones.
+objdump. No quiet machine is needed, and the processor need not execute them: with a cross compiler (Debian:
+g++-aarch64-linux-gnu), also those for Arm. FOLDER: sources other than the installed ones.
 
 Only loops are counted: what comes before and after them (saving registers, the results) is not. A loop is
 found in the control flow (a jump back to a block through which every path to the jump leads). Each row of the
 table is an innermost loop that has dot products. An instruction counts once, however often it runs; loops of
 a fixed length are usually unrolled.
 
-- dot product: an instruction that multiplies codes (vpmaddubsw, vpdpbusd); where there are none, one that
-  multiplies numbers (vfmadd…ps, vdpbf16ps).
-- stack access: an operand in memory relative to the stack pointer, or to rbp where it is the frame pointer.
+- dot product: an instruction that multiplies codes (vpmaddubsw, vpdpbusd, sdot, smmla); where there are none,
+  one that multiplies numbers (vfmadd…ps, vdpbf16ps, fmla).
+- stack access: an operand in memory relative to the stack pointer, or to the frame pointer if there is one.
 - around: stack accesses in the loops around it, which run less often.
 """
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import table
-from disassembly import SETS, X86, Architecture, Code, Instruction, functions, kernels, objects
+from disassembly import SETS, X86, Architecture, Code, Instruction, compilable, functions, kernels, objects
 
 from spec_local.kernels import build
 
@@ -101,7 +101,7 @@ def main() -> None:
     if not shutil.which("objdump"):
         sys.exit("objdump was not found: install the GNU binutils")
     with tempfile.TemporaryDirectory() as work:
-        made = objects(arguments.folder, Path(work), arguments.instruction_set or list(SETS))
+        made = objects(arguments.folder, Path(work), arguments.instruction_set or compilable())
         found = [
             loop for name, path in made.items() for loop in loops(name, path, arguments.folder, SETS[name][1])
         ]

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import gguf
 from common import numbers, parser, table
-from disassembly import SETS, Code, Instruction, functions, kernels, names_of_types, objects
+from disassembly import SETS, Code, Instruction, compilable, functions, kernels, names_of_types, objects
 from pipelines import PROCESSORS, RELOAD, Processor, assembly, cycles, host, llvm_mca
 
 from spec_local.kernels import build
@@ -194,7 +194,7 @@ def compiled(
 
 def estimate(kernel: Kernel, processor: Processor) -> Estimate:
     architecture = SETS[kernel.instruction_set][1]
-    n = cycles(assembly(kernel.code, architecture), processor, architecture.triple)
+    n = cycles(assembly(kernel.code, architecture), processor, architecture.names[0])
     return Estimate(kernel, processor, max(n, RELOAD.get(kernel.instruction_set, 0)))
 
 
@@ -240,10 +240,12 @@ def main() -> None:
     options = arguments.parse_args()
     if not llvm_mca() or not shutil.which("objdump"):
         sys.exit("llvm-mca or objdump was not found: install LLVM and the GNU binutils")
-    chosen = [host()] if options.check else options.processor
-    processors = [p for p in PROCESSORS if not chosen or p.name in chosen]
+    chosen = [host()] if options.check else options.processor or []
+    processors = [p for p in PROCESSORS if (not chosen and p.sets[0] in compilable()) or p.name in chosen]
     if not processors:
         sys.exit(f"this processor, {chosen[0]}, is not among those of pipelines.py")
+    if left_out := [p.name for p in PROCESSORS if not chosen and p not in processors]:
+        print(f"left out, since there is no cross compiler: {', '.join(left_out)}\n")
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor() as pool:
         work = Path(name)
         made = objects(options.folder, work, list(dict.fromkeys(s for p in processors for s in p.sets)))
