@@ -143,8 +143,8 @@ struct Simd {
 namespace specdec {
 namespace {
 
-inline void prefetch_near(const void *p) { __builtin_prefetch(p, 0, 3); }  // into the first-level cache
-inline void prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); }   // into the second-level cache
+[[gnu::always_inline]] inline void prefetch_near(const void *p) { __builtin_prefetch(p, 0, 3); }  // into the first-level cache
+[[gnu::always_inline]] inline void prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); }   // into the second-level cache
 
 inline float from_half(uint16_t half) {
     __fp16 number;

@@ -8,8 +8,8 @@
 namespace specdec {
 namespace {
 
-inline void prefetch_near(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }  // into the first-level cache
-inline void prefetch_far(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }   // into the second-level cache
+[[gnu::always_inline]] inline void prefetch_near(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }  // into the first-level cache
+[[gnu::always_inline]] inline void prefetch_far(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }   // into the second-level cache
 
 inline float from_half(uint16_t half) { return _cvtsh_ss(half); }
 

@@ -2,6 +2,7 @@
 
 import bisect
 import importlib
+import platform
 import re
 import shutil
 import subprocess
@@ -18,14 +19,26 @@ SEVERAL = 32  # dot products in a loop: more than in those that add up sums
 FEW_COLUMNS = re.compile(r"multiply_\w+<.*, [1-4]>")
 
 
+def own_architecture():
+    disassembly = importlib.import_module("disassembly")
+    return next(a for a in (disassembly.X86, disassembly.ARM) if platform.machine().lower() in a.names)
+
+
 @pytest.fixture
-def loops(monkeypatch):
-    """The loops of the compiled library that multiply, by the source file of the instruction set."""
-    library = build.built()
-    if not library or not shutil.which("objdump"):
+def library(monkeypatch):
+    """The compiled library."""
+    path = build.built()
+    if not path or not shutil.which("objdump"):
         pytest.skip("needs the compiled kernels and objdump")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return path
+
+
+@pytest.fixture
+def loops(library):
+    """The loops of the compiled library that multiply, by the source file of the instruction set."""
     kernel_code = importlib.import_module("kernel_code")
+    architecture = own_architecture()
     symbols = subprocess.run(["objdump", "-t", str(library)], capture_output=True, text=True, check=True)
     functions, file = [], ""
     for line in symbols.stdout.splitlines():
@@ -36,7 +49,7 @@ def loops(monkeypatch):
                 functions.append((int(address, 16), file))
     functions.sort()
     found = {}
-    for loop in kernel_code.loops("", library):
+    for loop in kernel_code.loops("", library, architecture=architecture):
         if "::multiply_" in loop.function and loop.n_dots >= SEVERAL:
             _, file = functions[bisect.bisect(functions, (loop.dot, "~")) - 1]
             found.setdefault(file, []).append(loop)
@@ -44,9 +57,21 @@ def loops(monkeypatch):
 
 
 def test_kernels_do_not_spill(loops):
-    assert set(loops) == {"avx2.cpp", "avxvnni.cpp", "avx512.cpp"}
+    sets = importlib.import_module("disassembly").SETS.values()
+    assert set(loops) == {source for source, architecture in sets if architecture is own_architecture()}
     for file, found in loops.items():
         assert len(found) > 30  # most types, for several numbers of columns
         for loop in found:
             is_few = FEW_COLUMNS.search(loop.function) and file != "avx512.cpp"
             assert loop.stack_per_dot <= (LIMIT_OF_BOTH_HALVES if is_few else LIMIT), (file, loop)
+
+
+def test_kernels_prefetch(library):
+    # GCC drops a call of a function that does nothing but prefetch if it does not inline it.
+    disassembly = importlib.import_module("disassembly")
+    n = 0
+    for code in disassembly.functions(library, own_architecture()):
+        if "::multiply_" in code.function and any(len(code.dots(b)) >= SEVERAL for b in code.loops.values()):
+            assert any(i.name.startswith(("prefetch", "prfm")) for i in code.instructions()), code.function
+            n += 1
+    assert n > 100
