@@ -1,13 +1,14 @@
-// Times a kernel's products, for kernel_cycles.py: with one tile that stays in the first-level cache, in core cycles, and
-// with a matrix that does not fit into any cache, on all cores.
+// Times a kernel's products, for kernel_cycles.py: with one tile that stays in the first-level cache, in core cycles,
+// and with a matrix that does not fit into any cache, on all cores.
 //
-// Compile with -DKERNELS=kernels_avx2 (or another set), and link with that set's object file. Arguments: the number of a
-// type and a number of columns, any number of times. Prints for each of them the cycles that a block takes (those of a
-// longer row less those of a shorter one, which leaves out what surrounds the loop over blocks) and its nanoseconds with
-// the matrix. Then the clock in GHz, and with AVX-512 what pipelines.py knows from measurements.
+// Compile with -DKERNELS=kernels_avx2 (or another set), and link with that set's object file. Arguments: the number of
+// a type and a number of columns, any number of times. Prints for each of them the cycles that a block takes (those of
+// a longer row less those of a shorter one, which leaves out what surrounds the loop over blocks) and its nanoseconds
+// with the matrix. Then the clock in GHz, and with AVX-512 what pipelines.py knows from measurements.
 #include "layout.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int ROUNDS = 600, REPEATS = 16, MULTIPLICATIONS = 4096, LATENCY = 3;
 constexpr int64_t SHORT = 512, LONG = 1536, OF_MATRIX = 2048;  // weights of a row
-constexpr int ROUNDS_OF_MATRIX = 7;
+constexpr int ROUNDS_OF_MATRIX = 6, PIECES = 8;
 constexpr size_t MATRIX_BYTES = 256 << 20, MOST_PREFETCHED = 2 * SUPER_BLOCK * ROWS;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -117,23 +118,26 @@ struct Product {
     }
 };
 
-// Seconds of a block of a matrix in memory, multiplied by all cores.
-double seconds_of_matrix(const Kernels &kernels, Type type, int n, const uint8_t *matrix) {
-    const Columns columns = columns_of(kernels, type, OF_MATRIX, n);
+// Seconds of a block of a piece of a matrix in memory, multiplied by all cores.
+double seconds_of_matrix(const Kernels &kernels, Type type, const uint8_t *matrix, int piece, const Columns &columns) {
     const int64_t bytes = tile_bytes(type, OF_MATRIX), tiles = MATRIX_BYTES / bytes;
+    const int64_t last = tiles * (piece + 1) / PIECES, first = tiles * piece / PIECES;
     const int n_threads = int(std::thread::hardware_concurrency());
-    const double begin = now();
+    std::atomic<int> ready{0};
+    std::atomic<int64_t> next{first};  // a thread that is interrupted leaves tiles to the others
+    double begin = 0;
+    const auto work = [&] {
+        Results results(columns.n);
+        if (++ready == n_threads) begin = now();
+        while (ready < n_threads) {}
+        for (int64_t i; (i = next++) < last;)
+            kernels.multiply(type, OF_MATRIX, matrix + i * bytes, columns, results.columns.data(), ROWS);
+    };
     std::vector<std::thread> threads;
-    for (int t = 0; t < n_threads; t++)
-        threads.emplace_back([&, t] {
-            Results results(n);
-            for (int64_t i = tiles * t / n_threads; i < tiles * (t + 1) / n_threads; i++)
-                kernels.multiply(type, OF_MATRIX, matrix + i * bytes, columns, results.columns.data(), ROWS);
-        });
+    for (int t = 1; t < n_threads; t++) threads.emplace_back(work);
+    work();
     for (std::thread &thread : threads) thread.join();
-    const double took = now() - begin;
-    std::free(columns.codes);
-    return took / double(tiles * (OF_MATRIX / block_length(type)));
+    return (now() - begin) / double((last - first) * (OF_MATRIX / block_length(type)));
 }
 
 }  // namespace
@@ -155,10 +159,12 @@ int main(int n_arguments, char **arguments) {
         }
     uint8_t *matrix = weights(MATRIX_BYTES);
     std::vector<double> seconds(pairs.size(), 1e9);
-    for (int round = 0; round < ROUNDS_OF_MATRIX; round++)
+    std::vector<Columns> columns;
+    for (const auto &[p, longer] : pairs) columns.push_back(columns_of(kernels, p.type, OF_MATRIX, p.columns.n));
+    for (int round = 0; round < ROUNDS_OF_MATRIX * PIECES; round++)
         for (size_t i = 0; i < pairs.size(); i++) {
-            const Product &p = pairs[i].first;
-            seconds[i] = std::min(seconds[i], seconds_of_matrix(kernels, p.type, p.columns.n, matrix));
+            const double took = seconds_of_matrix(kernels, pairs[i].first.type, matrix, round % PIECES, columns[i]);
+            seconds[i] = std::min(seconds[i], took);
         }
     const double hertz = MULTIPLICATIONS * LATENCY / chain;
     for (size_t i = 0; i < pairs.size(); i++) {

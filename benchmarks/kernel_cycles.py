@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-from common import numbers, parser, table
+from common import machine, numbers, parser, table
 from disassembly import SETS, Code, Instruction, compilable, functions, kernels, names_of_types, objects
 from pipelines import PROCESSORS, RELOAD, Processor, assembly, cycles, host, llvm_mca
 
@@ -276,6 +276,7 @@ def _compare(estimates: Sequence[Estimate], times: Sequence[Measured]) -> None:
             in_memory.add(e.kernel, relative, time.nanoseconds / one.nanoseconds)
     in_cache.print()
     in_memory.print()
+    print(machine())
 
 
 class _Comparison:
