@@ -239,7 +239,7 @@ def main() -> None:
     arguments.add_argument("--check", action="store_true", help="measure on this machine, and compare")
     options = arguments.parse_args()
     if not llvm_mca() or not shutil.which("objdump"):
-        sys.exit("llvm-mca or objdump was not found: install LLVM and the GNU binutils")
+        sys.exit("llvm-mca or objdump was not found: install LLVM 16 or later and the GNU binutils")
     chosen = [host()] if options.check else options.processor or []
     processors = [p for p in PROCESSORS if (not chosen and p.sets[0] in compilable()) or p.name in chosen]
     if not processors:

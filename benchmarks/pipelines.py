@@ -1,5 +1,6 @@
 """Processors, as llvm-mca simulates them, and the machines that they are in."""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -147,10 +148,15 @@ PROCESSORS = (
 RELOAD = {"avx512_vnni": 15.0}
 
 
+@functools.cache
 def llvm_mca() -> str | None:
-    """The newest llvm-mca that is installed."""
+    """The newest llvm-mca that is installed; None if it is too old."""
     names = [f"llvm-mca-{version}" for version in range(_NEWEST, _OLDEST - 1, -1)]
-    return next(filter(None, map(shutil.which, [*names, "llvm-mca"])), None)
+    for program in filter(None, map(shutil.which, [*names, "llvm-mca"])):
+        version = re.search(r"LLVM version (\d+)", _run([program, "--version"]))
+        if version and int(version[1]) >= _OLDEST:
+            return program
+    return None
 
 
 def host() -> str:
