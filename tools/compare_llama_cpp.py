@@ -96,7 +96,8 @@ def sources(given: str, work: Path) -> Path:
     target = Path(tempfile.mkdtemp(dir=work))
     with tarfile.open(path) as archive:
         members = [member for member in archive.getmembers() if _NEEDED.fullmatch(member.name)]
-        archive.extractall(target, members, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.2
+        archive.extractall(target, members)
     return next((folder for folder in target.iterdir()), target)
 
 

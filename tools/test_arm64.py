@@ -75,7 +75,7 @@ def _selected(emulator: str, processor: str, program: Path, wanted: list[str]) -
     """The instruction sets that are used on a processor, from what it reports, or why none are."""
     command = [emulator, "-cpu", processor, str(program)]
     words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    features = machine.arm_features(dict(zip((16, 26), map(int, words), strict=True)).__getitem__)
+    features = machine.arm_features(dict(zip((16, 26), map(int, words), strict=True)))
     with (
         mock.patch("platform.machine", return_value=_ARCHITECTURE),
         mock.patch.object(machine, "processor_features", return_value=features),
@@ -160,7 +160,8 @@ def _sources(folder: Path) -> Path:
         options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
         subprocess.run([sys.executable, "-m", "pip", "download", *options, wanted], check=True)
         with tarfile.open(folder / f"{name}.tar.gz") as archive:
-            archive.extractall(folder / "unpacking", filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.2
+            archive.extractall(folder / "unpacking")
         (folder / "unpacking" / name).rename(folder / name)
     return folder / name
 

@@ -159,6 +159,11 @@ void write_totals(const Total (&totals)[N], float *const *y, int rows) {
     return Simd::shuffle(Simd::words(values), nibbles);
 }
 
+// The low or the high nibbles of a line.
+[[gnu::always_inline]] inline Int nibbles_of(Int line, bool high) {
+    return high ? Simd::high_nibbles(line) : line & Simd::bytes(15);
+}
+
 // The codes of step i of a block, in one register: a line or a part of it. A block has eight steps of four weights.
 template <Type T>
 [[gnu::always_inline]] inline Int codes_of(const uint8_t *block, int i) {
@@ -167,7 +172,7 @@ template <Type T>
         return Simd::zero_of_bytes == PACKED_ZERO ? v : v ^ Simd::bytes(0x80);
     }
     const Int line = Simd::load(block + (i & 3) * LINE);
-    const Int nibbles = (i < 4 ? line : Simd::right(line, 4)) & Simd::bytes(15);
+    const Int nibbles = nibbles_of(line, i >= 4);
     if constexpr (T == Type::IQ4_NL) return iq4_values(nibbles);
     if constexpr (T == Type::MXFP4) return mxfp4_values(nibbles);
     if constexpr (T != Type::Q5_0 && T != Type::Q5_1) return nibbles;
@@ -257,21 +262,20 @@ struct Lines {
 // The codes of step i of a group.
 template <Type T>
 [[gnu::always_inline]] inline Int super_codes(Lines lines, int group, int i) {
-    const Int low = Simd::bytes(15);
     const int part = i / (part_length(T) / CODES);  // within the group
     if constexpr (T == Type::Q4_K || T == Type::Q5_K) {  // a line holds the codes of two parts
         const Int line = lines[(T == Type::Q5_K ? 12 : 4) + group * 8 + i % 8];
-        const Int four = (part ? Simd::right(line, 4) : line) & low;
+        const Int four = nibbles_of(line, part);
         if constexpr (T == Type::Q4_K) return four;
         const Int bits = Simd::right_by(lines[4 + i % 8], 2 * group + part);
         return four | (Simd::left(bits, 4) & Simd::bytes(16));
     } else if constexpr (T == Type::IQ4_XS) {  // a line holds two steps of a part
         const Int line = lines[2 + (2 * group + part) * 4 + i % 4];
-        return iq4_values((i % 8 < 4 ? line : Simd::right(line, 4)) & low);
+        return iq4_values(nibbles_of(line, i % 8 >= 4));
     } else if constexpr (T == Type::Q6_K) {
         const Int four = lines[5 + part % 2 * 16 + group * 4 + i % 4], bits = lines[37 + group * 4 + i % 4];
         const Int two = part < 2 ? Simd::left(bits, 4 - 2 * part) : Simd::right(bits, 2 * part - 4);
-        return ((part < 2 ? four : Simd::right(four, 4)) & low) | (two & Simd::bytes(0x30));
+        return nibbles_of(four, part >= 2) | (two & Simd::bytes(0x30));
     } else {
         static_assert(T == Type::Q2_K || T == Type::Q3_K);
         const Int line = lines[(T == Type::Q2_K ? 5 : 4) + group * 4 + i % 4];
@@ -312,7 +316,7 @@ template <Type T>
 
 // The minima of a super-block's parts, as pairs of 16-bit numbers in each lane.
 template <Type T>
-[[gnu::always_inline]] inline void unpack_minima(Lines lines, Int (&pairs)[sums_per_block(T)]) {
+[[gnu::always_inline]] inline void unpack_minima(Lines lines, Simd::Pairs (&pairs)[sums_per_block(T)]) {
     // Bytes 0 and 1, and bytes 2 and 3, of each lane.
     static const int8_t first_pair[16] = {0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1};
     static const int8_t second_pair[16] = {2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1};
@@ -325,7 +329,7 @@ template <Type T>
             const Int m = lines[2];
             four = i == 0 ? m & Simd::bytes(63) : (Simd::right(lines[3], 4) & low) | (Simd::right(m, 2) & Simd::bytes(0x30));
         }
-        pairs[i] = Simd::shuffle(four, first), pairs[i + 1] = Simd::shuffle(four, second);
+        pairs[i] = Simd::pairs(Simd::shuffle(four, first)), pairs[i + 1] = Simd::pairs(Simd::shuffle(four, second));
     }
 }
 
@@ -354,9 +358,11 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
             forget_loads();
             Simd::Scale scales[width][parts];
             for (int w = 0; w < width; w++) unpack_scales<T>(Lines{tile, h + w}, scales[w]);
-            Simd::Scaled scaled[N][width];  // the sums of parts times their scales
-            for (int j = 0; j < N; j++)
-                for (int w = 0; w < width; w++) scaled[j][w] = Simd::no_parts();
+            Simd::Scaled scaled[GROUPS<N>][COLUMNS_TOGETHER][width];  // the sums of parts times their scales
+            for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
+                for (int j = 0; j < size; j++)
+                    for (int w = 0; w < width; w++) scaled[g][j][w] = Simd::no_parts();
+            });
 #pragma GCC unroll 1
             for (int group = 0; group < 4; group++) {
                 for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += REGISTERS / width)
@@ -378,30 +384,31 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
                                 sums[g][j][w] = has_start ? broadcast_starts<size>(starts + part * N + column) : Simd::zero();
                         add_products<is_signed(T), N, size>(sums[g], operand, xq + step * N + column * STEPS_TOGETHER);
                         if constexpr ((first + held) % summed != 0) return;
-                        separate<size>(sums[g]);
                         for (int j = 0; j < size; j++)
                             for (int w = 0; w < width; w++) {
-                                Simd::Scaled &total = scaled[column + j][w];
-                                total = is_signed(T) ? Simd::add_scaled_wide(total, sums[g][j][w], scales[w][part])
-                                                     : Simd::add_scaled(total, sums[g][j][w], scales[w][part]);
+                                const Simd::Scale scale = scale_of<size>(scales[w][part], j);
+                                Simd::Scaled &total = scaled[g][j][w];
+                                total = is_signed(T) ? Simd::add_scaled_wide(total, sums[g][j][w], scale)
+                                                     : Simd::add_scaled(total, sums[g][j][w], scale);
                                 Simd::keep(total);
                             }
                     });
                 });
             }
             forget_loads();
+            for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) { separate<size>(scaled[g]); });
             unrolled<width>([&](int w) __attribute__((always_inline)) {
                 const Lines lines = {tile, h + w};
                 const Float d = Simd::load_halves(lines.pairs(0));
                 Float minimum = Simd::none();
-                Int minima[n_sums ? n_sums : 1];
+                Simd::Pairs minima[n_sums ? n_sums : 1];
                 if constexpr (has_minimum(T)) {
                     minimum = Simd::times(Simd::load_halves(lines.pairs(2 * ROWS)), Simd::all(-1.f));
                     unpack_minima<T>(lines, minima);
                 }
                 unrolled<N>([&](int j) __attribute__((always_inline)) {
                     float *total = totals[j].of + (h + w) * Simd::lanes;
-                    Float sum = Simd::times(Simd::floats(scaled[j][w]), d);
+                    Float sum = Simd::times(Simd::floats(scaled[j / COLUMNS_TOGETHER][j % COLUMNS_TOGETHER][w]), d);
                     if constexpr (has_minimum(T)) {
                         Int of_minima = Simd::zero();
                         for (int i = 0; i < n_sums; i++) of_minima = Simd::dot_pairs(of_minima, minima[i], xs + i * N + j);

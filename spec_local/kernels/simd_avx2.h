@@ -28,6 +28,7 @@ struct Simd {
     static Int minus_bytes(Int a, Int b) { return _mm256_sub_epi8(a, b); }
     static Int shuffle(Int table, Int indices) { return _mm256_shuffle_epi8(table, indices); }
     static Int right(Int v, int bits) { return _mm256_srli_epi16(v, bits); }
+    static Int high_nibbles(Int v) { return right(v, 4) & bytes(15); }
     static Int left(Int v, int bits) { return _mm256_slli_epi16(v, bits); }
     static Int right_by(Int v, int bits) { return _mm256_srl_epi16(v, _mm_cvtsi32_si128(bits)); }
     // The compiler must have computed the value here. Otherwise it would reassociate sums: compute all products of a
@@ -96,7 +97,9 @@ struct Simd {
         return _mm256_add_epi32(total, _mm256_mullo_epi32(sum, scale));
     }
 #endif
-    static Int dot_pairs(Int sum, Int a, const int32_t *x) {
+    using Pairs = Int;
+    static Pairs pairs(Int v) { return v; }
+    static Int dot_pairs(Int sum, Pairs a, const int32_t *x) {
         return _mm256_add_epi32(sum, _mm256_madd_epi16(a, broadcast(x)));
     }
     static Int byte(Int v, int which) { return _mm256_and_si256(_mm256_srli_epi32(v, 8 * which), _mm256_set1_epi32(255)); }

@@ -32,13 +32,16 @@ struct Simd {
     // sum + the four products in each lane of unsigned weight codes and signed activation codes.
     static Int dot(Int sum, Int codes, Int x) { return _mm512_dpbusd_epi32(sum, codes, x); }
     static Int dot_bytes(Int sum, Int codes, Int x) { return dot(sum, codes, x); }
-    // sum + the two 16-bit products in each lane.
-    static Int dot_pairs(Int sum, Int a, const int32_t *x) { return _mm512_dpwssd_epi32(sum, a, broadcast(x)); }
+    // Two 16-bit numbers in each lane, and sum + their products with two activations.
+    using Pairs = Int;
+    static Pairs pairs(Int v) { return v; }
+    static Int dot_pairs(Int sum, Pairs a, const int32_t *x) { return _mm512_dpwssd_epi32(sum, a, broadcast(x)); }
     // Byte `which` of each lane, zero-extended or sign-extended.
     static Int byte(Int v, int which) { return _mm512_and_si512(_mm512_srli_epi32(v, 8 * which), _mm512_set1_epi32(255)); }
     static Int signed_byte(Int v, int which) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * which), 24); }
 
     static Int right(Int v, int bits) { return _mm512_srli_epi16(v, bits); }
+    static Int high_nibbles(Int v) { return right(v, 4) & bytes(15); }
     static Int left(Int v, int bits) { return _mm512_slli_epi16(v, bits); }
     static Int right_by(Int v, int bits) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(bits)); }
     // The compiler must have computed the value here (see simd_avx2.h).

@@ -35,6 +35,7 @@ struct Simd {
     static Int minus_bytes(Int a, Int b) { return of(vsubq_s8(signed_bytes(a), signed_bytes(b))); }
     static Int shuffle(Int table, Int indices) { return of(vqtbl1q_s8(signed_bytes(table), unsigned_bytes(indices))); }
     static Int right(Int v, int bits) { return of(unsigned_bytes(v) >> bits); }
+    static Int high_nibbles(Int v) { return of(vshrq_n_u8(unsigned_bytes(v), 4)); }
     static Int left(Int v, int bits) { return of(unsigned_bytes(v) << bits); }
     static Int right_by(Int v, int bits) { return of(vshlq_u8(unsigned_bytes(v), vdupq_n_s8(int8_t(-bits)))); }
     // The compiler must have computed the value here (see simd_avx2.h).
@@ -61,11 +62,14 @@ struct Simd {
     static Scaled add_scaled(Scaled total, Int sum, Scale scale) { return vmlaq_s32(total, sum, scale); }
     static Scaled add_scaled_wide(Scaled total, Int sum, Scale scale) { return add_scaled(total, sum, scale); }
 
-    // sum + the two 16-bit products in each lane.
-    static Int dot_pairs(Int sum, Int a, const int32_t *x) {
-        const int16x8_t pairs = vreinterpretq_s16_s32(a), both = vreinterpretq_s16_s32(broadcast(x));
-        const int32x4_t low = vmull_s16(vget_low_s16(pairs), vget_low_s16(both)), high = vmull_high_s16(pairs, both);
-        return vaddq_s32(sum, vpaddq_s32(low, high));
+    // Two 16-bit numbers in each lane, and sum + their products with two activations.
+    struct Pairs {
+        int16x4_t first, second;
+    };
+    static Pairs pairs(Int v) { return {vmovn_s32(v), vshrn_n_s32(v, 16)}; }
+    static Int dot_pairs(Int sum, Pairs a, const int32_t *x) {
+        const int16x4_t both = vreinterpret_s16_s32(vld1_dup_s32(x));
+        return vmlal_lane_s16(vmlal_lane_s16(sum, a.first, both, 0), a.second, both, 1);
     }
     static Int byte(Int v, int which) { return of(vreinterpretq_u32_s32(v) >> (8 * which) & vdupq_n_u32(255)); }
     static Int signed_byte(Int v, int which) { return (v << (24 - 8 * which)) >> 24; }
@@ -222,6 +226,12 @@ template <bool, int N, int Together, int Steps>
 #endif
         }
     });
+}
+
+// The scales of the rows of sum `i` of two columns.
+template <int Together>
+[[gnu::always_inline]] inline Int scale_of(Int scale, int i) {
+    return Together == 1 ? scale : i == 0 ? vzip1q_s32(scale, scale) : vzip2q_s32(scale, scale);
 }
 
 // From the sums of rows 0 and 1 and of rows 2 and 3 for two columns to those of each column.

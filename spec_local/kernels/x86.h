@@ -65,8 +65,12 @@ template <int>
 [[gnu::always_inline]] inline Int broadcast_starts(const int32_t *starts) {
     return Simd::broadcast(starts);
 }
-template <int, int Width>
-[[gnu::always_inline]] inline void separate(Int (&)[1][Width]) {}
+template <int>
+[[gnu::always_inline]] inline Simd::Scale scale_of(Simd::Scale scale, int) {
+    return scale;
+}
+template <int, class Sum, int Width>
+[[gnu::always_inline]] inline void separate(Sum (&)[1][Width]) {}
 
 }  // namespace
 }  // namespace specdec

@@ -1,7 +1,6 @@
 """This machine: its processor, what other programs use of it, and the installed build of llama.cpp."""
 
 import contextlib
-import ctypes
 import functools
 import importlib.metadata
 import importlib.util
@@ -12,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -40,9 +39,10 @@ def processor_features() -> frozenset[str]:
     if sys.platform == "darwin":
         return _macos_features(is_arm)
     if is_arm:  # not from /proc/cpuinfo, which may be that of the machine that emulates this one
-        getauxval = ctypes.CDLL(None).getauxval
-        getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
-        return arm_features(getauxval)
+        with contextlib.suppress(OSError):
+            vector = memoryview(Path("/proc/self/auxv").read_bytes()).cast("L")
+            return arm_features(dict(zip(vector[::2], vector[1::2], strict=True)))
+        return frozenset()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("flags"):
@@ -50,13 +50,15 @@ def processor_features() -> frozenset[str]:
     return frozenset()
 
 
-def arm_features(auxiliary: Callable[[int], int]) -> frozenset[str]:
+def arm_features(auxiliary: Mapping[int, int]) -> frozenset[str]:
     """Return those features of an Arm processor that matter here.
 
     Args:
-        auxiliary: returns a word of Linux's auxiliary vector, by its number.
+        auxiliary: words of Linux's auxiliary vector, by their number.
     """
-    return frozenset(name for name, (word, bit, _) in _ARM_FEATURES.items() if auxiliary(word) >> bit & 1)
+    return frozenset(
+        name for name, (word, bit, _) in _ARM_FEATURES.items() if auxiliary.get(word, 0) >> bit & 1
+    )
 
 
 def _macos_features(is_arm: bool) -> frozenset[str]:

@@ -311,7 +311,7 @@ def test_arm(processor, tested, monkeypatch, new_process, name):
     ],
 )
 def test_arm_features_on_linux(words, features):
-    assert machine.arm_features(words.__getitem__) == features
+    assert machine.arm_features(words) == features
 
 
 def test_arm_features_on_macos(monkeypatch, tmp_path):
