@@ -38,6 +38,8 @@ _SETS = {
     "avx2": ("avx2", ("AVX_VNNI", "AVX512", "AMX_INT8")),
     "avxvnni": ("avx_vnni", ("AVX512", "AMX_INT8")),
     "avx512": ("avx512_vnni", ("AMX_INT8",)),
+    "neon": ("neon_dotprod", ("MATMUL_INT8", "SVE", "SME")),
+    "neon_i8mm": ("neon_i8mm", ("SVE", "SME")),
 }
 _LONG = 64  # tokens of a call that is timed once
 _LOGITS = 16  # maximum number of rows of logits; those of a prompt are not needed

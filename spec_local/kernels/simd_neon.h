@@ -238,8 +238,9 @@ template <int Together>
 template <int Together>
 [[gnu::always_inline]] inline void separate(Int (&sums)[COLUMNS_TOGETHER][1]) {
     if constexpr (Together == 2) {
-        const Int first = vuzp1q_s32(sums[0][0], sums[1][0]), second = vuzp2q_s32(sums[0][0], sums[1][0]);
-        sums[0][0] = first, sums[1][0] = second;
+        Int &low = sums[0][0], &high = sums[COLUMNS_TOGETHER - 1][0];
+        const Int first = vuzp1q_s32(low, high), second = vuzp2q_s32(low, high);
+        low = first, high = second;
     }
 }
 
