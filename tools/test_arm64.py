@@ -47,7 +47,12 @@ def main() -> None:
         missing += ["qemu-aarch64"] * (not emulator)
         print(f"The kernels for Arm were not tested: there is no {', '.join(missing)}")
         return
-    program = _compiled(folder, prefix)
+    try:
+        sources = _sources(folder)
+    except subprocess.CalledProcessError:  # pip has said why
+        print("The kernels for Arm were not tested: llama-cpp-python's source archive cannot be downloaded")
+        return
+    program = _compiled(sources, folder, prefix)
     own = _products([str(_native(folder))], build.reported()[0]) if not _IS_ARM and build.built() else None
     print("| instruction set | type | products | largest error | bits as on this machine |")
     print("|---|---|---|---|---|")
@@ -86,14 +91,14 @@ def _selected(emulator: str, processor: str, program: Path, wanted: list[str]) -
     return ", ".join(names) or str(reason)
 
 
-def _compiled(folder: Path, prefix: str) -> Path:
+def _compiled(sources: Path, folder: Path, prefix: str) -> Path:
     """Compile ggml, the kernels and the products for Arm; ggml only once."""
-    theirs = _sources(folder) / "vendor/llama.cpp/ggml"
+    theirs = sources / "vendor/llama.cpp/ggml"
     objects = folder / f"ggml-{machine.binding_version()}"
     objects.mkdir(parents=True, exist_ok=True)
     cpu = theirs / "src/ggml-cpu"
-    sources = [p for p in (theirs / "src").iterdir() if p.suffix in (".c", ".cpp")]
-    sources += [
+    files = [p for p in (theirs / "src").iterdir() if p.suffix in (".c", ".cpp")]
+    files += [
         p
         for f in (cpu, cpu / "amx", cpu / "tiled", cpu / "llamafile", cpu / "arch/arm")
         for p in f.iterdir()
@@ -109,7 +114,7 @@ def _compiled(folder: Path, prefix: str) -> Path:
     flags = [f"-D{name}" for name in _DEFINES]
     flags += [f"-I{f}" for f in (theirs / "include", theirs / "src", cpu, objects)]
     commands = []
-    for source in sources:
+    for source in files:
         to = objects / ("-".join(source.relative_to(theirs).parts) + ".o")
         if not to.exists():
             language = (
@@ -152,7 +157,11 @@ def _native(folder: Path) -> Path:
 
 
 def _sources(folder: Path) -> Path:
-    """Return the unpacked source archive of the installed llama-cpp-python."""
+    """Return the unpacked source archive of the installed llama-cpp-python.
+
+    Raises:
+        subprocess.CalledProcessError: it cannot be downloaded.
+    """
     name = f"llama_cpp_python-{machine.binding_version()}"
     if not (folder / name).exists():
         folder.mkdir(parents=True, exist_ok=True)
