@@ -22,6 +22,7 @@ constexpr size_t AHEAD = 4096;
 // line of a block in registers, run out of them and spill.
 inline void forget_loads() { __asm__ volatile("" ::: "memory"); }
 
+// GCC drops a call of a function that only prefetches, unless it inlines it early.
 [[gnu::always_inline]] inline void prefetch(const uint8_t *p) { prefetch_near(p + AHEAD); }
 
 // The code that stands for zero. 8-bit codes are signed where the dot product cannot read them as unsigned.
