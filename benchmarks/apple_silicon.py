@@ -27,7 +27,7 @@ from spec_local.bench.figures import summarise
 from spec_local.bench.record import processor
 from spec_local.bench.runner import Outcome
 from spec_local.bench.variants import PLAIN, variants
-from spec_local.calibration.placement import DeviceCosts, choose
+from spec_local.calibration.placement import NAMES, DeviceCosts, choose
 from spec_local.calibration.tuning import Measurement, tune
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama import runtime
@@ -38,7 +38,6 @@ from spec_local.system.files import format_size
 from spec_local.system.machine import OtherPrograms, binding_version, default_threads, used_by_others
 
 _SIZES = (1, 2, 4, 8)  # tokens a call
-_NAMES: Mapping[Device, str] = {"metal": "Metal", "cpu": "CPU"}
 
 
 class Place(NamedTuple):
@@ -49,7 +48,7 @@ class Place(NamedTuple):
 
     def cells(self) -> list[str]:
         name = {"auto": "specdec", "off": "llama.cpp"}[self.kernels]
-        return [_NAMES[self.device], name if self.device == "cpu" else "–"]
+        return [NAMES[self.device], name if self.device == "cpu" else "–"]
 
 
 def main() -> None:

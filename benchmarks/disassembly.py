@@ -72,11 +72,9 @@ ARM = Architecture(
 )
 
 SETS = {
-    "avx2": ("avx2.cpp", X86),
-    "avx_vnni": ("avxvnni.cpp", X86),
-    "avx512_vnni": ("avx512.cpp", X86),
-    "neon_dotprod": ("neon.cpp", ARM),
-    "neon_i8mm": ("neon_i8mm.cpp", ARM),
+    name: (each.source, architecture)
+    for architecture in (X86, ARM)
+    for name, each in build.instruction_sets(architecture.names[0]).items()
 }
 """The source file of each instruction set, and its architecture."""
 

@@ -24,9 +24,10 @@ from pathlib import Path
 import numpy as np
 from common import chat_text, geometric_mean, machine, model_options, note, table, tokens_of
 from numpy.typing import NDArray
+from record_traces import answer_of, outputs_along
 from users import USERS
 
-from spec_local import GenerationSettings, SamplingSettings, Session, Text
+from spec_local import Session
 from spec_local.datastore.datastore import Datastore
 from spec_local.llama.row import LlamaRow
 
@@ -69,7 +70,7 @@ def _compare_times(
     for i, prompt in enumerate(prompts[:half]):
         note(f"learning from answer {i + 1} of {half}")
         session.datastore = datastore
-        _answer(session, prompt, n)
+        answer_of(session, prompt, n, "adaptive")
     datastore.read_only = True
     whole: dict[str, list[float]] = defaultdict(list)
     for i, prompt in enumerate(prompts[half:]):
@@ -83,7 +84,7 @@ def _compare_times(
             session.main.truncate(0)
             session.datastore = used
             started = time.perf_counter()
-            texts.append(_answer(session, prompt, n, policy))
+            texts.append(answer_of(session, prompt, n, policy))
             whole[name].append(time.perf_counter() - started)
         assert texts[0] == texts[1] == texts[2]
     note("")
@@ -92,13 +93,6 @@ def _compare_times(
         [name, f"{geometric_mean(list(plain / np.array(seconds))):.2f}"] for name, seconds in whole.items()
     ]
     table(["variant", "speed, relative to plain decoding"], rows)
-
-
-def _answer(session: Session, prompt: list[int], n: int, policy: str = "adaptive") -> list[int]:
-    settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=n, policy=policy)
-    return [
-        t for event in session.generate(prompt, settings) if isinstance(event, Text) for t in event.tokens
-    ]
 
 
 @dataclass(slots=True)
@@ -141,8 +135,8 @@ def _compare_drafts(session: Session, prompts: Sequence[list[int]], half: int, n
     for i, prompt in enumerate(prompts):
         note(f"answer {i + 1} of {len(prompts)}")
         session.main.truncate(0)
-        answers.append(_answer(session, prompt, n))
-    texts = [(p, a) for p, a in zip(prompts, answers, strict=True)]
+        answers.append(answer_of(session, prompt, n, "adaptive"))
+    texts = list(zip(prompts, answers, strict=True))
     known, calibrating, unseen = texts[: half * 3 // 4], texts[half * 3 // 4 : half], texts[half:]
 
     ngrams = _Ngrams()
@@ -185,15 +179,10 @@ def _best_weight(pairs: NDArray[np.float64]) -> float:
 
 def _positions(draft: LlamaRow, texts: Sequence[tuple[list[int], list[int]]]) -> Iterator[_Position]:
     for prompt, answer in texts:
-        text, start = [*prompt, *answer], len(prompt) - 1
-        draft.truncate(0)
-        for first in range(0, start, draft.max_tokens):
-            draft.evaluate(text[first : min(first + draft.max_tokens, start)], 0)
-        for first in range(start, len(text) - 1, draft.max_logits):
-            chunk = text[first : min(first + draft.max_logits, len(text) - 1)]
-            for i, logits in enumerate(draft.evaluate(chunk, len(chunk)), first + 1):
-                powers = np.exp(logits - logits.max())
-                yield _Position(text[max(0, i - _ORDER) : i], text[i], powers / powers.sum())
+        text = [*prompt, *answer]
+        for i, (_, logits) in enumerate(outputs_along(draft, prompt, answer), len(prompt)):
+            powers = np.exp(logits - logits.max())
+            yield _Position(text[max(0, i - _ORDER) : i], text[i], powers / powers.sum())
 
 
 if __name__ == "__main__":

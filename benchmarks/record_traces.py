@@ -12,11 +12,12 @@ depends only on which tokens are equal.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from common import chat_text, note, parser, tokens_of
+from numpy.typing import NDArray
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.prompts import load, select
@@ -27,14 +28,31 @@ from spec_local.policies.base import WINDOWS
 TRACES = Path(__file__).with_name("traces.json")
 
 
-def answer_of(session: Session, prompt: Sequence[int], n: int) -> list[int]:
+def answer_of(session: Session, prompt: Sequence[int], n: int, policy: str = "off") -> list[int]:
     """The main model's answer, up to n tokens, without the end token."""
-    settings = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=n, policy="off")
+    settings = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=n, policy=policy)
     answer: list[int] = []
     for event in session.generate(prompt, settings):
         if isinstance(event, Text):
             answer += event.tokens
     return answer
+
+
+def outputs_along(
+    draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int]
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield, for each token of the answer, the token before it and the draft model's logits after that.
+
+    The logits, (n_vocab,), are valid until the next ones.
+    """
+    draft.truncate(0)
+    text = [*prompt, *answer]
+    start = len(prompt) - 1
+    for first in range(0, start, draft.max_tokens):
+        draft.evaluate(text[first : min(first + draft.max_tokens, start)], 0)
+    for first in range(start, len(text) - 1, draft.max_logits):
+        chunk = text[first : min(first + draft.max_logits, len(text) - 1)]
+        yield from zip(chunk, draft.evaluate(chunk, len(chunk)), strict=True)
 
 
 def predict(
@@ -49,19 +67,12 @@ def predict(
     drafted.read(known)
     best: list[int] = []
     confidences: list[float] = []
-    draft.truncate(0)
-    text = [*prompt, *answer]
-    start = len(prompt) - 1
-    for first in range(0, start, draft.max_tokens):
-        draft.evaluate(text[first : min(first + draft.max_tokens, start)], 0)
-    for first in range(start, len(text) - 1, draft.max_logits):
-        chunk = text[first : min(first + draft.max_logits, len(text) - 1)]
-        for token, logits in zip(chunk, draft.evaluate(chunk, len(chunk)), strict=True):
-            drafted.read([token])
-            ids = np.arange(draft.n_vocab) if drafted.tokens is None else drafted.tokens
-            row = logits[ids]
-            best.append(int(ids[row.argmax()]))
-            confidences.append(float(1.0 / np.exp(row - row.max(), dtype=np.float64).sum()))
+    for token, logits in outputs_along(draft, prompt, answer):
+        drafted.read([token])
+        ids = np.arange(draft.n_vocab) if drafted.tokens is None else drafted.tokens
+        row = logits[ids]
+        best.append(int(ids[row.argmax()]))
+        confidences.append(float(1.0 / np.exp(row - row.max(), dtype=np.float64).sum()))
     return best, confidences
 
 

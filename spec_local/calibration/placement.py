@@ -13,7 +13,8 @@ _T = TypeVar("_T")
 ACCEPTANCE_RATE = 0.8
 """Assumed for the expected speeds with drafts."""
 _EQUAL = 0.03  # a share: differences up to this are within the error of the costs
-_NAMES: Mapping[Device, str] = {"metal": "Metal", "cpu": "CPU"}
+NAMES: Mapping[Device, str] = {"metal": "Metal", "cpu": "CPU"}
+"""As people call them."""
 _ON: Mapping[Device, str] = {"metal": "on Metal", "cpu": "on the CPU"}
 
 
@@ -75,7 +76,7 @@ class Choice:
     def sentences(self) -> list[str]:
         """Return which device is the fastest for plain decoding, and which placement with drafts."""
         device = self.fastest_plain
-        others = [f"{_NAMES[each]} {_shown(speed)}" for each, speed in self.plain.items() if each != device]
+        others = [f"{NAMES[each]} {_shown(speed)}" for each, speed in self.plain.items() if each != device]
         speeds = "; ".join([f"{_shown(self.plain[device])} tokens/s", *others])
         lines = [f"Plain decoding is fastest {_ON[device]} ({speeds})."]
         if self.drafting:

@@ -4,13 +4,10 @@
 const specdec::Kernels *specdec::kernels_avx_vnni() { return nullptr; }
 #else
 #include "simd_avx2.h"
-#include "attention.h"
-#include "multiply.h"
-#include "multiply_floats.h"
+#include "instruction_set.h"
 
 const specdec::Kernels *specdec::kernels_avx_vnni() {
-    static const Kernels kernels = {"avx_vnni",     Simd::max_columns, quantize,        copy_column,
-                                    multiply,     pack_floats,       multiply_floats, attend};
+    static constexpr Kernels kernels = kernels_named("avx_vnni");
     return &kernels;
 }
 #endif

@@ -27,7 +27,7 @@ _PREFIX = "specdec-kernels-"
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread")
 
 
-class _Set(NamedTuple):
+class InstructionSet(NamedTuple):
     """An instruction set: the only source file that may contain it, the flags for it, and what it needs.
 
     features: spelled as on Linux.
@@ -40,34 +40,30 @@ class _Set(NamedTuple):
 
 # By architecture, best first. The names are those of `Kernels::name`.
 _X86_64 = {
-    "avx512_vnni": _Set(
+    "avx512_vnni": InstructionSet(
         "avx512.cpp",
         ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"),
         ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
     ),
-    "avx_vnni": _Set(
+    "avx_vnni": InstructionSet(
         "avxvnni.cpp", ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"), ("avx_vnni", "avx2", "fma", "f16c")
     ),
-    "avx2": _Set("avx2.cpp", ("-mavx2", "-mfma", "-mf16c"), ("avx2", "fma", "f16c")),
+    "avx2": InstructionSet("avx2.cpp", ("-mavx2", "-mfma", "-mf16c"), ("avx2", "fma", "f16c")),
 }
 _ARM64 = {
-    "neon_i8mm": _Set("neon_i8mm.cpp", ("-march=armv8.2-a+dotprod+i8mm",), ("asimddp", "i8mm")),
-    "neon_dotprod": _Set("neon.cpp", ("-march=armv8.2-a+dotprod",), ("asimddp",)),
+    "neon_i8mm": InstructionSet("neon_i8mm.cpp", ("-march=armv8.2-a+dotprod+i8mm",), ("asimddp", "i8mm")),
+    "neon_dotprod": InstructionSet("neon.cpp", ("-march=armv8.2-a+dotprod",), ("asimddp",)),
 }
 _SETS = {"x86_64": _X86_64, "amd64": _X86_64, "aarch64": _ARM64, "arm64": _ARM64}
 _LACKS = {"avx2": "AVX2", "neon_dotprod": "dot products (FEAT_DotProd)"}  # what the least of them needs
 _LEAVE_OUT = "-DSPECDEC_LEAVE_OUT"
 
 
-def instruction_sets(architecture: str | None = None) -> tuple[str, ...]:
-    """Return the instruction sets of an architecture, spelled as by `platform.machine`, best first.
+def instruction_sets(architecture: str | None = None) -> Mapping[str, InstructionSet]:
+    """Return the instruction sets of an architecture, spelled as by `platform.machine`, by name, best first.
 
     By default, those of this machine. Other architectures than x86-64 and Arm64 have none.
     """
-    return tuple(_sets(architecture))
-
-
-def _sets(architecture: str | None = None) -> Mapping[str, _Set]:
     return _SETS.get((architecture or platform.machine()).lower(), {})
 
 
@@ -77,7 +73,7 @@ def reported() -> list[str]:
     features = {name.replace("_", "") for name in machine.processor_features()}
     return [
         name
-        for name, each in _sets().items()
+        for name, each in instruction_sets().items()
         if not features or features.issuperset(need.replace("_", "") for need in each.features)
     ]
 
@@ -85,12 +81,12 @@ def reported() -> list[str]:
 def unsupported() -> str | None:
     """Return why the kernels are not available on this machine, or None if they are."""
     own = "llama.cpp's own kernels are used"
-    if not _sets():
+    if not instruction_sets():
         return f"this processor is neither x86-64 nor Arm64: {own}"
     if not sys.platform.startswith(("linux", "darwin")):
         return f"they are for Linux and macOS: {own}"
     if not reported():
-        return f"this processor lacks {_LACKS[instruction_sets()[-1]]}: {own}"
+        return f"this processor lacks {_LACKS[list(instruction_sets())[-1]]}: {own}"
     return None
 
 
@@ -156,7 +152,7 @@ def compile_command(
         sets: the instruction sets to compile; the others are left out. By default all of the architecture.
         architecture: as `instruction_sets`.
     """
-    compiled = _sets(architecture)
+    compiled = instruction_sets(architecture)
     of_source = {each.source: name for known in (_X86_64, _ARM64) for name, each in known.items()}
     flags = [*_FLAGS, f"-I{headers}"]
     if name := of_source.get(source.name):

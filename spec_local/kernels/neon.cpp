@@ -4,13 +4,10 @@
 const specdec::Kernels *specdec::kernels_neon_dotprod() { return nullptr; }
 #else
 #include "simd_neon.h"
-#include "attention.h"
-#include "multiply.h"
-#include "multiply_floats.h"
+#include "instruction_set.h"
 
 const specdec::Kernels *specdec::kernels_neon_dotprod() {
-    static const Kernels kernels = {"neon_dotprod",     Simd::max_columns, quantize,        copy_column,
-                                    multiply,     pack_floats,       multiply_floats, attend};
+    static constexpr Kernels kernels = kernels_named("neon_dotprod");
     return &kernels;
 }
 #endif

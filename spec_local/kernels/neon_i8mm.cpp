@@ -4,13 +4,10 @@
 const specdec::Kernels *specdec::kernels_neon_i8mm() { return nullptr; }
 #else
 #include "simd_neon.h"
-#include "attention.h"
-#include "multiply.h"
-#include "multiply_floats.h"
+#include "instruction_set.h"
 
 const specdec::Kernels *specdec::kernels_neon_i8mm() {
-    static const Kernels kernels = {"neon_i8mm",     Simd::max_columns, quantize,        copy_column,
-                                    multiply,     pack_floats,       multiply_floats, attend};
+    static constexpr Kernels kernels = kernels_named("neon_i8mm");
     return &kernels;
 }
 #endif

@@ -66,7 +66,7 @@ def limited(monkeypatch):
 @pytest.fixture(scope="module")
 def instruction_sets():
     """The instruction sets that this processor can execute: the selected one and all below it."""
-    sets = build.instruction_sets()
+    sets = list(build.instruction_sets())
     below = sets[sets.index(kernels.status().instruction_set) :]
     return [name for name in below if name in build.reported()]
 

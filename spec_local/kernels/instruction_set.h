@@ -1,0 +1,16 @@
+// The kernels of one instruction set: its source file includes its `Simd`, then this.
+#pragma once
+
+#include "attention.h"
+#include "multiply.h"
+#include "multiply_floats.h"
+
+namespace specdec {
+namespace {
+
+constexpr Kernels kernels_named(const char *name) {
+    return {name, Simd::max_columns, quantize, copy_column, multiply, pack_floats, multiply_floats, attend};
+}
+
+}  // namespace
+}  // namespace specdec
