@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,9 +22,13 @@ from specdec_cli.options import (
 )
 
 if TYPE_CHECKING:
+    from spec_local.datastore.answer_store import KeptAnswer
+
     from spec_local.training.recipe import Recipe
 
 
+_DATASTORE = "datastore"  # as a source: the answers that are kept there
+_LEARNED = "-learned"  # added to the name of a head that was trained further
 _MINUTES = 60.0
 _MAX_BYTES = 20 * 10**9  # of training data, by default: two million tokens of a model with 1,536 channels
 
@@ -44,12 +48,26 @@ def train(
         Option(
             "--output",
             "-o",
-            help="Output file (default: beside the main model; for a model name, in the current folder).",
+            help="Output file (default: beside the main model or the head to continue; for a model name, in "
+            "the current folder).",
         ),
     ] = None,
-    text: Annotated[
-        list[Path] | None,
-        Option(help="Your own prompts (.toml, .jsonl), texts or code: a file or folder; repeatable."),
+    sources: Annotated[
+        list[str] | None,
+        Option(
+            "--from",
+            metavar="datastore|FILE",
+            help="Learn from the answers that --learn has kept, or from your own prompts (.toml, .jsonl), "
+            "texts or code: a file or folder; repeatable.",
+        ),
+    ] = None,
+    continued: Annotated[
+        Path | None,
+        Option(
+            "--continue",
+            metavar="HEAD",
+            help="Train a head further, instead of a new one; the new file is HEAD-learned.gguf.",
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -96,15 +114,17 @@ def train(
 
     The main model answers prompts for a while, and an EAGLE-3 head learns to
     predict its answers from its hidden states. No original weights, data or
-    network access are needed. Run the same command again to resume a run that
-    was stopped, or with more --minutes or --tokens to continue a finished one.
+    network access are needed. With --from datastore, it learns above all from the
+    answers that you have received. Run the same command again to resume a run
+    that was stopped, or with more --minutes or --tokens to extend a finished one.
 
     Requires PyTorch; where it is missing, an error shows how to install it.
 
     Examples:
 
       specdec draft train main.gguf --minutes 480
-      specdec draft train main.gguf -o head.gguf --text src --text prompts.jsonl
+      specdec draft train main.gguf -o head.gguf --from src --from prompts.jsonl
+      specdec draft train main.gguf --continue head.gguf --from datastore --minutes 30
     """
     with exits.guarded():
         from spec_local import training
@@ -129,18 +149,24 @@ def train(
         from spec_local.models.quantized_copy import check_target
         from spec_local.training import pipeline
         from spec_local.training.prompts import read_user_texts
-        from spec_local.training.recipe import Recipe
+        from spec_local.training.recipe import Recipe, general_data
 
         layers = gpu_layers_of(device, gpu_layers)
         source = resolve(main)
         # The file of a model name is in the folder of downloaded models, where no head belongs.
         folder = source.parent if expanded(main).exists() else Path()
-        target = expanded(output) if output else folder / f"{source.stem}-head.gguf"
+        head = expanded(continued) if continued else None
+        target = head.with_stem(head.stem.removesuffix(_LEARNED) + _LEARNED) if head else None
+        target = expanded(output) if output else target or folder / f"{source.stem}-head.gguf"
+        texts = [expanded(Path(each)) for each in sources or () if each != _DATASTORE]
         recipe = Recipe(
             main=source,
             target=target,
             minutes=minutes,
             tokens=tokens,
+            continued=head,
+            learns=_DATASTORE in (sources or ()),
+            general=general_data(head) if head and not texts else None,
             n_drafted=vocabulary,
             seed=seed,
             device=torch_device,
@@ -151,20 +177,39 @@ def train(
         # A resumed run may replace its own head.
         check_target(recipe.target, recipe.main, force=force or recipe.folder.exists())
         check_model_file(source, gpu_layers=layers, log=render.note)
+        answers = _kept_answers(recipe)
         render.note(draft_view.plan(recipe, pipeline.check(recipe)))
-        user_texts = read_user_texts(expanded(path) for path in text or ())
+        user_texts = read_user_texts(texts)
         for reason, skipped in user_texts.skipped.items():
             render.note(f"skipped, {reason}: {', '.join(map(str, skipped))}")
-        if text:
+        if texts:
             n_prompts, n_passages = len(user_texts.prompts), len(user_texts.passages)
             render.note(f"your texts: {n_prompts:,} prompts, {n_passages:,} passages")
         with _resumable(recipe), draft_view.progress(recipe) as on_progress:
-            head = pipeline.run(recipe, user_texts, on_progress)
-        render.notes(draft_view.report(head, recipe))
+            trained = pipeline.run(recipe, user_texts, on_progress, answers)
+            measured = pipeline.measure(recipe, trained, on_progress)
+        render.notes(draft_view.report(trained, measured, recipe))
         if plot:
             with saving(plot) as picture:
-                plots.draw_training_curve(head.curve, picture)
-        render.write(f"{head.path}\n")
+                plots.draw_training_curve(trained.curve, picture)
+        render.write(f"{trained.path}\n")
+
+
+def _kept_answers(recipe: "Recipe") -> "Sequence[KeptAnswer]":
+    """The answers to learn from, if the run learns.
+
+    Raises:
+        InvalidRequest: there are too few.
+    """
+    if not recipe.learns:
+        return ()
+    from spec_local.datastore.answer_store import answer_store_of
+
+    from spec_local.training.own_answers import usable
+
+    answers = usable(answer_store_of(recipe.main, render.note).answers())
+    render.note(f"your answers: {len(answers):,}")
+    return answers
 
 
 def _max_bytes(disk: float | None, folder: Path) -> int:

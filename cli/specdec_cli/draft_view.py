@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.system.files import format_size
@@ -14,7 +15,7 @@ from specdec_cli.progress import LINE_INTERVAL, clock, live
 if TYPE_CHECKING:
     from spec_local.bench.figures import VariantFigures
     from spec_local.training.events import Event
-    from spec_local.training.pipeline import TrainedHead
+    from spec_local.training.pipeline import Measured, TrainedHead
     from spec_local.training.recipe import Recipe
 
 
@@ -76,6 +77,9 @@ class _Lines:
             in_all = f", {clock(total)} in all" if total < float("inf") else ""
             line = f"generated {p.n_tokens:,} tokens, {p.rate:,.0f} tokens/s, {format_size(p.n_bytes)}"
             return f"{line} · {clock(left)} left{in_all}", False
+        if isinstance(event, events.Answering):
+            self.stage = event.what
+            return f"reading {event.what}: {event.n_done:,} of {event.n:,}", False
         step = event.progress
         agreement = f"accepted {max(0.0, step.best_agreement):.1%}"
         line = f"training: step {step.step:,} of {step.n_steps:,}, loss {step.loss:.2f}, {agreement}"
@@ -91,9 +95,9 @@ def plan(recipe: "Recipe", bytes_per_token: int) -> str:
     )
 
 
-def report(head: "TrainedHead", recipe: "Recipe") -> list[str]:
+def report(head: "TrainedHead", measured: "Measured", recipe: "Recipe") -> list[str]:
     """Return the lines of the report on a trained head: size, cost, expected speed-up, evaluation."""
-    evaluation, gain = head.evaluation, head.gain
+    evaluation, gain = head.evaluation, measured.gain
     rows = [("all tokens", evaluation.overall), *evaluation.by_category.items()]
     size = sum(path.stat().st_size for path in recipe.folder.rglob("*") if path.is_file())
     chain = ", ".join(f"{rate:.0%}" for rate in evaluation.chain)
@@ -105,8 +109,9 @@ def report(head: "TrainedHead", recipe: "Recipe") -> list[str]:
         f"{'accepted':<9} {chain} of the first, second and third draft token, if those before it were",
         f"{'expected':<9} {gain.speedup:.2f} times plain decoding, "
         f"with {_draft_tokens(gain.n_draft)} per step",
-        *(f"{'benchmark':<9} {_benchmark(variant)}" for variant in head.benchmark),
-        f"{'verdict':<9} {_verdict(head, recipe)}",
+        *(f"{'benchmark':<9} {_benchmark(variant)}" for variant in measured.benchmark),
+        f"{'verdict':<9} {_verdict(head.path, measured, recipe)}",
+        *_learned(head, measured),
         f"{'files':<9} {recipe.folder} ({format_size(size)}): needed only to continue the training",
         "",
         f"{'held-out data':<18} {'accepted':>9} {'at temperature 1':>17} {'tokens':>9}",
@@ -118,17 +123,33 @@ def _draft_tokens(n: int) -> str:
     return "1 draft token" if n == 1 else f"{n} draft tokens"
 
 
-def _verdict(head: "TrainedHead", recipe: "Recipe") -> str:
+def _learned(head: "TrainedHead", measured: "Measured") -> list[str]:
+    """Lines on what a head has learned from the user's answers: acceptance and speed, before and after."""
+    if not (learned := head.learned):
+        return []
+    lines = [
+        f"{'learned':<9} from {learned.n_answers:,} of your answers, the last tenth of which is held out"
+    ]
+    for name, after in learned.after.items():
+        before, (rate_before, rate_after) = learned.before.get(name), measured.rates[name]
+        accepted, rate = f"{after.overall.agreement:.1%}", f"{rate_after:.1f} tokens/s"
+        if before:
+            accepted, rate = f"{before.overall.agreement:.1%} → {accepted}", f"{rate_before:.1f} → {rate}"
+        lines.append(f"{'':<9} {name}: accepted {accepted} of the first draft tokens; expected {rate}")
+    return lines
+
+
+def _verdict(head: Path, measured: "Measured", recipe: "Recipe") -> str:
     """Say whether the head pays, by the benchmark with the adaptive policy if it ran, and what to do next.
 
     The benchmark counts more than the expected speed-up: its prompts are new to the head, and its steps
     include everything.
     """
-    pair = [str(recipe.main), str(head.path)]
+    pair = [str(recipe.main), str(head)]
     bench = shlex.join(["specdec", "bench", "--main", pair[0], "--draft", pair[1]])
-    low = high = head.gain.speedup
-    if head.benchmark:
-        low, high = head.benchmark[-1].speedup.low, head.benchmark[-1].speedup.high
+    low = high = measured.gain.speedup
+    if measured.benchmark:
+        low, high = measured.benchmark[-1].speedup.low, measured.benchmark[-1].speedup.high
     if low > 1:
         return f"it pays on this machine; for a longer measurement, run {bench}"
     if high < 1:

@@ -16,6 +16,7 @@ from spec_local.training.recipe import Journal, Recipe, prompt_source
 N_PARALLEL = 64
 """Number of sequences that the main model generates at a time, if memory allows."""
 _N_CTX = 768  # maximum number of tokens in a prompt and its answer
+_LONGEST_CALL = 30.0  # seconds; in longer ones, the process was suspended
 
 
 class DataStage:
@@ -34,11 +35,9 @@ class DataStage:
     def run(self, user_texts: UserTexts) -> None:
         """Generate until there is enough data; nothing if there is."""
         recipe, journal = self._recipe, self._journal
-        before = journal.generation_seconds
         if self._has_enough():
             self._delete_copies()  # in case an earlier run was killed before this
             return
-        started = time.monotonic()
         source = self._fastest_copy()
         self._on_progress(Stage("generating training data"))
         model = Model(source, gpu_layers=recipe.gpu_layers)
@@ -53,10 +52,12 @@ class DataStage:
             threads=recipe.threads,
         )
         running = generator.run()
-        n_shards = -1
+        n_shards, last = -1, time.monotonic()
         try:
             for progress in running:
-                journal.generation_seconds = before + time.monotonic() - started
+                now = time.monotonic()
+                journal.generation_seconds += min(now - last, _LONGEST_CALL)
+                last = now
                 journal.n_tokens, journal.n_bytes = progress.n_tokens, progress.n_bytes
                 if progress.n_shards != n_shards:  # time counts only once its data is on disk
                     journal.save(recipe)

@@ -18,8 +18,12 @@ DEPTH = 3
 """Number of successive draft tokens that a head learns."""
 CONTEXT = DEPTH - 1
 """Number of positions before an answer at which draft tokens are computed, too: later ones read them."""
+OWN = "your answers"
+"""Category of the answers that the user has received before."""
 _JITTER = 0.1  # of lengths, so that documents are batched differently in each epoch
 _SAMPLE = 12_000  # number of held-out tokens; enough to resolve one percentage point
+_OWN_SAMPLE = 4_000  # of the user's held-out answers, and of others, where a training has both: it is short
+_PARTS = 12  # of the other documents, at most: each epoch that repeats the user's answers has another part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,36 +63,64 @@ class Dataset:
         n_vocab: size of the main model's vocabulary.
         sizes: numbers of tokens that the head may draft, ascending. The first with `COVERAGE` is used, or the
             last.
+        own: the user's own answers, of the category `OWN`.
 
     Attributes:
         drafted: int64, the main model's tokens that the head can draft, ascending.
-        train, held_out: documents.
+        train, own: documents to train on, the user's own separately.
+        held_out: documents for evaluation, including the user's own.
         held_out_sample: a part of `held_out`, for evaluation during training.
-        n_generated: number of tokens in all answers.
+        n_generated: number of tokens in all answers but the user's own.
         coverage: share of the held-out positions whose most probable token can be drafted.
 
     Raises:
         InvalidRequest: there is no document for training or evaluation, or a shard is damaged.
     """
 
-    def __init__(self, folder: Path, n_vocab: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path, n_vocab: int, sizes: Sequence[int], own: Sequence[Document] = ()
+    ) -> None:
         documents = [document for shard in shards.read(folder) for document in shard.documents]
-        self.train = [document for document in documents if not document.held_out]
-        self.held_out = [document for document in documents if document.held_out]
-        if not self.train or not self.held_out:
+        self.train, held_out = _split(documents)
+        self.own, own_held_out = _split(own)
+        self.held_out = held_out + own_held_out
+        if not self.train or not held_out:
             raise InvalidRequest("too little training data: give more --minutes or --tokens to continue")
-        counts = _expected_counts(self.train, n_vocab)
-        best = np.concatenate([document.top_ids[:, 0] for document in self.held_out])
+        groups = [each for each in (self.train, self.own) if each]
+        counts = [_expected_counts(each, n_vocab) for each in groups]
+        shares = np.sum([each / each.sum() for each in counts], axis=0)  # both groups count the same
+        best = [
+            np.concatenate([document.top_ids[:, 0] for document in each])
+            for each in (held_out, own_held_out)
+            if each
+        ]
         for size in sizes:
-            self.drafted = select_tokens(counts, size)
-            self._drafted_ids = np.full(n_vocab, -1, np.int64)
-            self._drafted_ids[self.drafted] = np.arange(len(self.drafted))
-            self.coverage = float(np.mean(self._drafted_ids[best] >= 0))
-            if self.coverage >= COVERAGE:
+            self.draft(select_tokens(shares, size), n_vocab)
+            if min(float(np.mean(self._drafted_ids[tokens] >= 0)) for tokens in best) >= COVERAGE:
                 break
-        ends = np.cumsum([len(document.top_ids) for document in self.held_out])
-        self.held_out_sample = self.held_out[: 1 + int(np.searchsorted(ends, _SAMPLE))]
+        self.coverage = float(np.mean(self._drafted_ids[np.concatenate(best)] >= 0))
+        n_sample = _OWN_SAMPLE if own_held_out else _SAMPLE
+        self.held_out_sample = _sample(held_out, n_sample) + _sample(own_held_out, n_sample)
         self.n_generated = sum(len(document.top_ids) for document in documents)
+
+    def draft(self, tokens: NDArray[np.int64], n_vocab: int) -> None:
+        """Change the tokens that the head can draft; they are ascending."""
+        self.drafted = tokens
+        self._drafted_ids = np.full(n_vocab, -1, np.int64)
+        self._drafted_ids[tokens] = np.arange(len(tokens))
+
+    def epoch(self, number: int, seed: int) -> Sequence[Document]:
+        """Return the documents of an epoch: all of them, or all of the user's own and as many others.
+
+        The others take turns, so that what the head knows is not forgotten while it learns from few answers.
+        """
+        if not self.own:
+            return self.train
+        n_own, n_others = (sum(len(each.top_ids) for each in group) for group in (self.own, self.train))
+        n_parts = max(1, min(_PARTS, len(self.train), n_others // n_own))
+        reading, part = divmod(number, n_parts)
+        order = np.random.default_rng([seed, reading]).permutation(len(self.train))
+        return [*self.own, *(self.train[i] for i in order[part::n_parts].tolist())]
 
     def batch(self, documents: Sequence[Document]) -> Batch:
         """Combine documents."""
@@ -133,6 +165,20 @@ class Dataset:
             if sum(len(part[0]) for part in parts) >= n:
                 break
         return Samples(*(bfloat16.decode(np.concatenate(each)) for each in zip(*parts, strict=True)))
+
+
+def _split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
+    """Return the documents to train on, and those that are held out."""
+    return (
+        [document for document in documents if not document.held_out],
+        [document for document in documents if document.held_out],
+    )
+
+
+def _sample(documents: list[Document], n_tokens: int) -> list[Document]:
+    """Return the first documents that have so many tokens of answers."""
+    ends = np.cumsum([len(document.top_ids) for document in documents])
+    return documents[: 1 + int(np.searchsorted(ends, n_tokens))]
 
 
 def batches(

@@ -23,7 +23,7 @@ import torch
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import replacing
 from spec_local.training import network
-from spec_local.training.dataset import Batch, Dataset, batches
+from spec_local.training.dataset import OWN, Batch, Dataset, batches
 from spec_local.training.evaluation import Evaluation, evaluate, predictions
 from spec_local.training.head_shape import HeadShape, Weights
 from spec_local.training.loss import cross_entropy
@@ -36,6 +36,7 @@ _MAX_GRAD_NORM = 1.0
 _DEPTH_WEIGHT = 0.6  # weight of a draft token's loss, relative to the one before it
 _SMOOTHING = 0.95  # weight of the earlier steps in the reported loss
 _SAVE_EVERY = 60.0  # minimum number of seconds between checkpoints
+_MAX_LOSS = 0.01  # of the acceptance rate on other texts, while a head learns from the user's answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class TrainingProgress:
     step, n_steps: number of finished steps, and of all steps; the latter decreases if the decay starts early.
     n_tokens: number of tokens of answers read so far. loss: of the first draft token, in nats, smoothed.
     seconds_left: estimated from the speed of this process. evaluation: on held-out data, if there was one
-    after this step. best_agreement: maximum over all evaluations.
+    after this step. best_agreement: that of the best weights, on the user's answers if there are any.
     """
 
     step: int
@@ -102,7 +103,7 @@ class _State:
     """The content of a checkpoint apart from weights and moments.
 
     epoch, batch: position of the next step in the data. decay_from, end: steps. stale: number of evaluations
-    since the best one.
+    since the best one. others: agreement of the initial weights on all but the user's answers.
     """
 
     end: int
@@ -115,6 +116,7 @@ class _State:
     best: float = -1.0
     best_step: int = 0
     stale: int = 0
+    others: float = 0.0
 
 
 def train(
@@ -161,10 +163,11 @@ def train(
 def steps_per_second(run: "Run", seconds: float = 10.0) -> float:
     """Measure the training speed, without evaluations, in a run that is then discarded."""
     run.step()  # the first one allocates memory
-    started = time.monotonic()
-    while time.monotonic() - started < seconds:
+    times = [time.monotonic()]
+    while times[-1] - times[0] < seconds:
         run.step()
-    return (run.state.step - 1) / (time.monotonic() - started)
+        times.append(time.monotonic())
+    return 1 / float(np.median(np.diff(times)))  # the process may have been suspended for a while
 
 
 class Run:
@@ -236,7 +239,7 @@ class Run:
         """Evaluate; keep the weights if they are the best, or start the decay if patience has run out."""
         state, share = self.state, self.hyperparameters.decay_share
         evaluation = self.evaluate_weights(self.parameters, self.dataset.held_out_sample)
-        agreement = evaluation.overall.agreement
+        agreement = self._score(evaluation)
         state.stale += 1
         if agreement > state.best:
             state.best, state.best_step, state.stale = agreement, state.step, 0
@@ -245,6 +248,16 @@ class Run:
             decay = round(state.step * share / (1 - share))
             state.decay_from, state.end = state.step, min(state.end, state.step + max(1, decay))
         return evaluation
+
+    def _score(self, evaluation: Evaluation) -> float:
+        """The agreement to maximize: on the user's answers, if there are any and no other text suffers."""
+        overall, own = evaluation.overall, evaluation.by_category.get(OWN)
+        if not own:
+            return overall.agreement
+        others = (overall.n * overall.agreement - own.n * own.agreement) / (overall.n - own.n)
+        if self.state.best < 0:
+            self.state.others = others
+        return own.agreement if others >= self.state.others - _MAX_LOSS else 0.0
 
     def evaluate_weights(self, weights: network.Parameters, documents: Sequence[Document]) -> Evaluation:
         """Evaluate some weights on some documents."""
@@ -256,7 +269,7 @@ class Run:
         for name in sorted(self._initial):
             digest.update(np.ascontiguousarray(self._initial[name]).data)
         digest.update(self.dataset.drafted.data)
-        for document in (*self.dataset.train, *self.dataset.held_out):
+        for document in (*self.dataset.train, *self.dataset.own, *self.dataset.held_out):
             digest.update(np.ascontiguousarray(document.tokens).data)
         return digest.hexdigest()
 
@@ -292,7 +305,8 @@ class Run:
         state, n_tokens = self.state, self.hyperparameters.batch_tokens
         while True:
             rng = np.random.default_rng([self.hyperparameters.seed, state.epoch])
-            yield from islice(batches(self.dataset.train, n_tokens, rng), state.batch, None)
+            documents = self.dataset.epoch(state.epoch, self.hyperparameters.seed)
+            yield from islice(batches(documents, n_tokens, rng), state.batch, None)
             state.epoch, state.batch = state.epoch + 1, 0
 
     def _losses(self, batch: Batch) -> list[torch.Tensor]:

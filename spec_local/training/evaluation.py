@@ -35,7 +35,7 @@ class Evaluation:
     """Scores of all positions and by category, and the acceptance rates of successive draft tokens.
 
     chain: at temperature 0, the acceptance rate of the first, second, … draft token, given that those before
-    it were accepted; on answers that were generated at temperature 0.
+    it were accepted; on answers that were generated at temperature 0, or else estimated as `agreement`.
     """
 
     overall: Score
@@ -77,7 +77,7 @@ def evaluate(
     return Evaluation(
         _score(agreement, overlap),
         {str(name): _score(agreement[names == name], overlap[names == name]) for name in np.unique(names)},
-        (accepted / np.maximum(tested, 1)).tolist(),
+        np.where(tested, accepted / np.maximum(tested, 1), agreement.mean()).tolist(),
     )
 
 

@@ -30,10 +30,19 @@ class Generating:
 
 
 @dataclass(frozen=True, slots=True)
+class Answering:
+    """Progress of the main model with answers; what: which answers these are."""
+
+    what: str
+    n_done: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """Progress of the training."""
 
     progress: TrainingProgress
 
 
-Event = Stage | GenerationRate | Generating | Training
+Event = Stage | GenerationRate | Generating | Answering | Training

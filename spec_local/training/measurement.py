@@ -12,6 +12,7 @@ from spec_local.calibration.tuning import tune
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
+from spec_local.policies.cost_model import CallCosts
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 from spec_local.system.machine import default_threads
@@ -27,24 +28,20 @@ class Gain:
     """The expected cost and speed-up of a head.
 
     cost: time of a call of the head, as a share of one of the main model. n_draft: best number of draft
-    tokens. speedup: over plain decoding, with this number; below 1, the head does not pay.
+    tokens. speedup: over plain decoding, with this number; below 1, the head does not pay. rate: tokens per
+    second.
     """
 
     cost: float
     n_draft: int
     speedup: float
+    rate: float
 
 
-def expected_gain(
-    main: Path, head: Path, acceptance: Sequence[float], *, threads: int | None = None, gpu_layers: int = -1
-) -> Gain:
-    """Measure calls, and compute the speed-up at the best fixed number of draft tokens.
-
-    It is the number of tokens per step (Leviathan et al. 2023, equation 1) over the relative cost of a step.
-
-    Args:
-        acceptance: acceptance rates of successive draft tokens, each given that those before it were
-            accepted; further ones are as the last.
+def measure_calls(
+    main: Path, head: Path, *, threads: int | None = None, gpu_layers: int = -1
+) -> tuple[CallCosts, CallCosts]:
+    """Measure the calls of a main model and of its head.
 
     Raises:
         SpecLocalError: the models cannot be loaded.
@@ -56,14 +53,28 @@ def expected_gain(
     draft.close()
     model.close()
     assert costs.head
-    plain, call = costs.costs.seconds(1), costs.head.seconds(1)
-    best, expected, product = Gain(call / plain, 0, 0.0), 1.0, 1.0
+    return costs.costs, costs.head
+
+
+def expected_gain(calls: tuple[CallCosts, CallCosts], acceptance: Sequence[float]) -> Gain:
+    """Compute the speed-up at the best fixed number of draft tokens.
+
+    It is the number of tokens per step (Leviathan et al. 2023, equation 1) over the relative cost of a step.
+
+    Args:
+        calls: the result of `measure_calls`.
+        acceptance: acceptance rates of successive draft tokens, each given that those before it were
+            accepted; further ones are as the last.
+    """
+    main, head = calls
+    plain, call = main.seconds(1), head.seconds(1)
+    best, expected, product = Gain(call / plain, 0, 0.0, 0.0), 1.0, 1.0
     for k in range(1, _MAX_DRAFT + 1):
         product *= acceptance[min(k, len(acceptance)) - 1]
         expected += product
-        speedup = plain * expected / (costs.costs.seconds(k + 1) + k * call)
-        if speedup > best.speedup:
-            best = replace(best, n_draft=k, speedup=speedup)
+        rate = expected / (main.seconds(k + 1) + k * call)
+        if rate > best.rate:
+            best = replace(best, n_draft=k, speedup=rate * plain, rate=rate)
     return best
 
 

@@ -15,6 +15,8 @@ from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
 
 GENERATION_SHARE = 0.6
 """Share of the time for generating training data; training gets the rest."""
+READING_SHARE = 0.2
+"""Share of the time for reading the user's answers, in a run that learns from them."""
 SELF_GENERATED = "self-generated"
 """Category of the prompts that the main model generates."""
 _JOURNAL = "journal.json"
@@ -27,7 +29,9 @@ class Recipe:
 
     main, target: files. minutes: time for everything but the report, including the generation time of earlier
     runs; tokens: number of tokens to generate instead, after which training takes as long as it needs.
-    n_drafted: number of tokens that the head can draft; None: as many as the main model's text needs.
+    continued: a head to train further, instead of a new one. learns: the run learns from the user's own
+    answers. general: folder with training data that exists already, instead of generating it. n_drafted:
+    number of tokens that the head can draft; None: as many as the main model's text needs.
     max_bytes: maximum size of the training data. seed: random seed for prompts, sampling and training.
     device: PyTorch device. threads: number of threads; None: one per physical core. gpu_layers: layers of the
     main model on the GPU.
@@ -37,6 +41,9 @@ class Recipe:
     target: Path
     minutes: float = 60.0
     tokens: int | None = None
+    continued: Path | None = None
+    learns: bool = False
+    general: Path | None = None
     n_drafted: int | None = None
     max_bytes: int = 20 * 10**9
     seed: int = 0
@@ -47,17 +54,24 @@ class Recipe:
     @property
     def folder(self) -> Path:
         """Folder of the training data and everything else from which a later run resumes."""
-        return self.target.parent / f"{self.target.name}.training"
+        return _folder(self.target)
 
     @property
     def generation_seconds(self) -> float:
         """Time for generating training data; infinite if a number of tokens is given."""
-        return float("inf") if self.tokens else GENERATION_SHARE * self.minutes * 60
+        return float("inf") if self.tokens else GENERATION_SHARE * self._seconds
 
     @property
     def training_seconds(self) -> float:
         """Time for training; infinite if a number of tokens is given."""
-        return float("inf") if self.tokens else (1 - GENERATION_SHARE) * self.minutes * 60
+        if self.tokens:
+            return float("inf")
+        return self._seconds if self.general else (1 - GENERATION_SHARE) * self._seconds
+
+    @property
+    def _seconds(self) -> float:
+        """Time for generating and training."""
+        return self.minutes * 60 * (1 - READING_SHARE if self.learns else 1)
 
 
 @dataclass(slots=True)
@@ -70,9 +84,11 @@ class Journal:
         n_tokens, n_bytes: amount of data generated so far, including unfinished answers that were dropped.
         generator: name of the main model's copy that generates the data, "main" for its own file; empty: not
             measured yet.
-        data: size of the training data and of the vocabulary that the hyperparameters are for.
+        data: what the hyperparameters are for: size of the training data and of the vocabulary, the last of
+            the user's answers, and the SHA-256 of the head that is continued.
         hyperparameters: hyperparameters of the training; empty: not set yet.
         curve: number of tokens read and `Evaluation`, for each evaluation during training.
+        general: folder of training data that was used instead of generating it; empty: none was.
     """
 
     settings: dict[str, Any]
@@ -80,9 +96,10 @@ class Journal:
     n_tokens: int = 0
     n_bytes: int = 0
     generator: str = ""
-    data: dict[str, int] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
+    general: str = ""
 
     def save(self, recipe: Recipe) -> None:
         with replacing(recipe.folder / _JOURNAL) as temporary:
@@ -122,6 +139,20 @@ def _load(path: Path, settings: dict[str, Any]) -> Journal:
         raise InvalidRequest(
             f"{path} is damaged ({error}): delete it; the generated training data is kept"
         ) from None
+
+
+def general_data(head: Path) -> Path | None:
+    """Return the folder of the data that a head was trained on; None: it is not on this machine."""
+    folder = _folder(head)
+    found = [folder / "data"]
+    with contextlib.suppress(OSError, InvalidRequest):
+        if elsewhere := _load(folder / _JOURNAL, {}).general:
+            found.append(Path(elsewhere))
+    return next((each for each in found if any(each.glob("*.npz"))), None)
+
+
+def _folder(head: Path) -> Path:
+    return head.parent / f"{head.name}.training"
 
 
 def prompt_source(seed: int, user_texts: UserTexts) -> Callable[[int, Sequence[str]], Prompt]:

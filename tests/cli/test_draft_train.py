@@ -20,7 +20,7 @@ from spec_local.training.evaluation import Evaluation, Score
 from spec_local.training.events import Generating, GenerationRate, Stage, Training
 from spec_local.training.generation import GenerationProgress
 from spec_local.training.measurement import Gain
-from spec_local.training.pipeline import TrainedHead
+from spec_local.training.pipeline import Learned, Measured, TrainedHead
 from spec_local.training.recipe import Recipe
 from specdec_cli import draft_train, draft_view
 from specdec_cli.progress import LINE_INTERVAL
@@ -77,7 +77,7 @@ def test_a_head_is_trained(quick, inside, short_main, target, training, tmp_path
     (tmp_path / "prompts.jsonl").write_text('{"category": "pets", "name": "a", "text": "What is a bird?"}\n')
     (tmp_path / "picture.bin").write_bytes(b"\xff\0\xfe")
     picture = tmp_path / "curve.png"
-    texts = ["--text", tmp_path / "prompts.jsonl", "--text", tmp_path / "picture.bin"]
+    texts = ["--from", tmp_path / "prompts.jsonl", "--from", tmp_path / "picture.bin"]
     command = ["draft", "train", short_main, "-o", target, *SHORT, "--disk", 1]
     done = inside(*command, *texts, "--plot", picture)
     assert done.returncode == 0, done
@@ -177,7 +177,7 @@ def faulty(tmp_path_factory):
         ("MAIN --disk 0", 2, "--disk 0 is not a positive number"),
         ("MAIN --disk 0.001", 2, "1.0 MB of disk space are too little for training data: free some, or"),
         ("MAIN --minutes 5 --tokens 1000", 2, "--minutes and --tokens exclude each other: give"),
-        ("MAIN --text nowhere", 2, "nowhere does not exist: check the path"),
+        ("MAIN --from nowhere", 2, "nowhere does not exist: check the path"),
         ("MAIN --plot .", 2, "is not a regular file: give another path for the plot"),
         ("MAIN -o MAIN --force", 2, "is the source model itself"),
         ("MAIN -o .", 2, "is a folder: give the path of a file"),
@@ -359,7 +359,7 @@ def figures(low=0.9, high=1.0):
     )
 
 
-def head(recipe, benchmark, speedup=1.432):
+def head(recipe, learned=None):
     return TrainedHead(
         path=recipe.target,
         n_generated=1000,
@@ -367,18 +367,21 @@ def head(recipe, benchmark, speedup=1.432):
         n_drafted=6144,
         coverage=0.987,
         evaluation=EVALUATION,
-        gain=Gain(0.0512, 1, speedup),
-        benchmark=benchmark,
+        learned=learned,
         size=2_345_678,
         sha256="",
         curve=[],
     )
 
 
+def measured(benchmark, speedup=1.432, rates=None):
+    return Measured(Gain(0.0512, 1, speedup, 50.0), benchmark, rates or {})
+
+
 def test_the_report(recipe):
     drafted = figures()
     plain = replace(drafted, name="adaptive", draft_n=0, draft_n_accepted=0)
-    lines = draft_view.report(head(recipe, [drafted, plain]), recipe)
+    lines = draft_view.report(head(recipe), measured([drafted, plain]), recipe)
     for line, parts in zip(
         lines,
         [
@@ -423,6 +426,25 @@ def test_the_report(recipe):
     ids=["pays", "does not pay", "last variant unclear", "expected to pay", "expected not to pay"],
 )
 def test_the_verdict_is_that_of_the_last_variant_measured(recipe, benchmark, expected, verdict):
-    measured = head(recipe, [figures(*bounds) for bounds in benchmark], expected)
-    (line,) = [line for line in draft_view.report(measured, recipe) if line.startswith("verdict")]
+    found = measured([figures(*bounds) for bounds in benchmark], expected)
+    (line,) = [line for line in draft_view.report(head(recipe), found, recipe) if line.startswith("verdict")]
     assert verdict in line
+
+
+def test_the_report_says_what_was_learned(recipe):
+    better = replace(EVALUATION, overall=Score(2000, 0.625, 0.5))
+    own, built_in = "your answers", "built-in prompts"
+    learned = Learned(60, 60, {own: EVALUATION, built_in: better}, {own: better, built_in: better})
+    rates = {own: (21.04, 25.5), built_in: (20.0, 20.06)}
+    lines = draft_view.report(head(recipe, learned), measured([], rates=rates), recipe)
+    (first,) = [i for i, line in enumerate(lines) if line.startswith("learned")]
+    assert "60 of your answers" in lines[first]
+    assert [line.strip() for line in lines[first + 1 : first + 3]] == [
+        "your answers: accepted 50.0% → 62.5% of the first draft tokens; expected 21.0 → 25.5 tokens/s",
+        "built-in prompts: accepted 62.5% → 62.5% of the first draft tokens; expected 20.0 → 20.1 tokens/s",
+    ]
+    new = Learned(60, 60, {}, {own: better})
+    lines = draft_view.report(head(recipe, new), measured([], rates={own: (0.0, 25.5)}), recipe)
+    assert any(
+        line.endswith("accepted 62.5% of the first draft tokens; expected 25.5 tokens/s") for line in lines
+    )

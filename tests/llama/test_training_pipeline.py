@@ -26,7 +26,7 @@ from tests.tiny_heads import N_EMBD, write_tiny_main
 
 PROMPT = "the of and to in is you that it he was for on are with"
 STAGES = ["measuring", "generating training data", "reading the training data", "fitting the start"]
-STAGES += ["training", "exporting", "measuring the head"]
+STAGES += ["training", "exporting"]
 BYTES_PER_TOKEN = 3 * 2 * N_EMBD
 
 # Short answers and no measurements; time advances with the calls of the main model.
@@ -42,7 +42,8 @@ set(data_stage, "N_PARALLEL", 16)
 set(pipeline, "_EVALUATIONS", 6)
 set(data_stage, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
 set(pipeline.distillation, "steps_per_second", lambda *_, **__: 20.0)
-set(measurement, "expected_gain", lambda *_, **__: measurement.Gain(0.1, 2, 1.25))
+set(measurement, "measure_calls", lambda *_, **__: None)
+set(measurement, "expected_gain", lambda *_, **__: measurement.Gain(0.1, 2, 1.25, 50.0))
 set(measurement, "benchmark", lambda *_, **__: [])
 """
 
@@ -271,7 +272,7 @@ def test_steps_are_planned_anew_until_there_is_a_checkpoint(quick, recipe):
 
 
 def test_a_run_that_is_killed_in_every_stage_resumes(recipe, own_cache):
-    stops = ["call 20", "call 150", "fitting the start", "step 11", "measuring the head"]
+    stops = ["call 20", "call 150", "fitting the start", "step 11", "exporting"]
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(recipe.main), str(recipe.target), *stops],
         capture_output=True,
@@ -351,7 +352,8 @@ def test_too_little_disk_space_is_refused_at_once(recipe):
 
 def test_a_head_is_measured(main_path, trained, own_cache, monkeypatch):
     recipe, _, _ = trained
-    gain = measurement.expected_gain(main_path, recipe.target, [0.7, 0.6], threads=1)
+    calls = measurement.measure_calls(main_path, recipe.target, threads=1)
+    gain = measurement.expected_gain(calls, [0.7, 0.6])
     assert 0 < gain.cost < 5
     assert 1 <= gain.n_draft <= 7
     assert 0 < gain.speedup < 4

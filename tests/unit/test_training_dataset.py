@@ -142,3 +142,58 @@ def test_frequent_tokens_are_drafted_and_then_those_with_small_ids():
     assert select_tokens(counts, 2).tolist() == [1, 4]
     assert select_tokens(counts, 5).tolist() == [0, 1, 2, 4, 5]
     assert select_tokens(counts, 10).tolist() == list(range(6))
+
+
+def own(n, held_out=1):
+    """The user's answers, whose first token is 20 or more."""
+    for i in range(n):
+        yield document([20, *([i % 4] * 9)], 2, category="your answers", held_out=i >= n - held_out)
+
+
+def read_with_own(tmp_path, n_others, n_own, n_drafted=N_VOCAB):
+    others = [document([i % 19, *([5] * 9)], 2, held_out=i % 5 == 0) for i in range(n_others)]
+    shards.write(tmp_path, 0, Shard(others, 1))
+    return Dataset(tmp_path, N_VOCAB, (n_drafted,), list(own(n_own)))
+
+
+def test_an_epoch_has_all_of_the_users_answers_and_as_many_others(tmp_path):
+    data = read_with_own(tmp_path, 100, 11)
+    assert (len(data.train), len(data.own), len(data.held_out)) == (80, 10, 21)
+    seen = []
+    for number in range(8):
+        epoch = data.epoch(number, seed=3)
+        assert [each for each in epoch if each.tokens[0] == 20] == data.own
+        seen += [id(each) for each in epoch if each.tokens[0] != 20]
+        assert len(epoch) == 20
+    assert sorted(seen) == sorted(id(each) for each in data.train)  # the others have all had their turn
+    first = [[id(each) for each in data.epoch(number, seed=3)] for number in (0, 8)]
+    assert first[0] == [id(each) for each in data.epoch(0, seed=3)]
+    assert first[0] != first[1]
+
+
+@pytest.mark.parametrize(("n_others", "n_own", "expected"), [(100, 2, 7), (10, 41, 8)])
+def test_the_share_of_others_has_limits(tmp_path, n_others, n_own, expected):
+    """At least a twelfth of them beside few answers, and all of them beside many."""
+    epoch = read_with_own(tmp_path, n_others, n_own).epoch(0, seed=0)
+    assert sum(each.tokens[0] != 20 for each in epoch) == expected
+
+
+def test_the_users_tokens_are_drafted_even_if_others_are_more_frequent(tmp_path):
+    data = read_with_own(tmp_path, 100, 11, n_drafted=5)
+    assert data.drafted.tolist() == [0, 1, 2, 3, 5]
+    assert data.coverage == 1
+    assert data.n_generated == 800  # without the user's
+
+
+def test_tokens_to_draft_can_be_changed(tmp_path):
+    data = read_with_own(tmp_path, 10, 11)
+    data.draft(np.array([1, 5]), N_VOCAB)
+    batch = data.batch(data.own[:2])
+    assert batch.top_probs[:8].max() == 0  # token 0
+    assert set(batch.top_ids[8:, 0].tolist()) == {0}
+    assert batch.top_probs[8:, 0] == pytest.approx(1, abs=1e-2)
+
+
+def test_without_answers_of_the_user_an_epoch_is_all(tmp_path):
+    data = read(tmp_path, list(chain(50, 1)))
+    assert list(data.epoch(3, seed=1)) == data.train

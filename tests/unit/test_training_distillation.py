@@ -12,6 +12,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.training import distillation, shards
 from spec_local.training.dataset import Dataset
 from spec_local.training.distillation import Hyperparameters, Run, steps_per_second, train
+from spec_local.training.evaluation import Evaluation, Score
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from spec_local.training.main_weights import MainWeights
 from spec_local.training.shards import Shard
@@ -194,3 +195,24 @@ def test_training_speed_is_measured_without_changing_the_weights(data):
     before = {name: value.copy() for name, value in start.items()}
     assert 1 < steps_per_second(Run(start, SHAPE, main, dataset, HYPERPARAMETERS), seconds=0.2) < 1e4
     assert all((start[name] == before[name]).all() for name in start)
+
+
+def test_the_users_answers_count_unless_others_suffer(data, monkeypatch):
+    """Evaluations whose agreement on the user's answers and on others is made up."""
+    dataset, main = data
+    rates = [(0.5, 0.5), (0.7, 0.485), (0.6, 0.495), (0.55, 0.9)]  # at the start, and after each step
+    made_up = iter(rates)
+
+    def evaluate(*_):
+        own, others = next(made_up)
+        both = Score(400, 0.25 * own + 0.75 * others, 0.0)
+        return Evaluation(both, {"your answers": Score(100, own, 0.0), "other": Score(300, others, 0.0)}, [])
+
+    monkeypatch.setattr(distillation, "evaluate", evaluate)
+    training = Run(random_weights(), SHAPE, main, dataset, HYPERPARAMETERS)
+    scores = []
+    for step in range(len(rates)):
+        training.evaluate()
+        scores.append((training.state.best, training.state.best_step))
+        training.state.step = step + 1
+    assert scores == [(0.5, 0), (0.5, 0), (0.6, 2), (0.6, 2)]

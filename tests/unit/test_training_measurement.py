@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from spec_local.training import measurement
-from spec_local.training.measurement import expected_gain
+from spec_local.training.measurement import expected_gain, measure_calls
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ def gain(monkeypatch, tmp_path):
             yield SimpleNamespace(costs=main, head=SimpleNamespace(seconds=lambda n: head_seconds))
 
         monkeypatch.setattr(measurement, "tune", tune)
-        found = expected_gain(tmp_path / "main", tmp_path / "head", acceptance, threads=3)
+        calls = measure_calls(tmp_path / "main", tmp_path / "head", threads=3)
+        found = expected_gain(calls, acceptance)
         assert len(closed) == 2
         return found
 
@@ -51,6 +52,7 @@ def test_the_gain_is_tokens_per_step_over_cost_per_step(gain):
     assert found.cost == pytest.approx(0.05)
     assert found.speedup == pytest.approx(max(best))
     assert found.n_draft == 1 + best.index(max(best)) > 2
+    assert found.rate == pytest.approx(max(best) / 2)
 
 
 def test_a_head_that_costs_more_than_it_brings(gain):

@@ -1,0 +1,183 @@
+"""The user's own answers as training data: the main model reads them again.
+
+Hidden states take a thousand times as much space as tokens. They are therefore not kept with the answers, and
+what is written here is deleted after the training.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.language_model import common_prefix
+from spec_local.errors import InvalidRequest
+from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
+from spec_local.training import bfloat16, shards
+from spec_local.training.dataset import OWN
+from spec_local.training.generation import top_logprobs
+from spec_local.training.shards import TOP_K, Document, Shard
+
+MIN_ANSWERS = 10
+"""Minimum number of answers to learn from: one of them is held out."""
+HOLD_OUT = 10
+"""The last one of this number of answers is held out."""
+_MAX_TOKENS = 200_000  # of the latest answers and their prompts: ten minutes of reading on a laptop
+_MAX_PROMPT = 512  # tokens before an answer whose states are kept; the main model reads all of them
+_MAX_ANSWER = 1024  # tokens
+_MIN_ANSWER = 4  # tokens; shorter ones have nothing to draft
+_MAX_CONTEXT = 8192  # tokens; longer conversations are skipped
+_CALL_TOKENS = 64  # in a call, each with its logits: 40 MB for the largest vocabularies
+_SHARD_TOKENS = 16_384  # a shard is written after so many, so that a killed run reads little again
+
+
+class KeptAnswer(Protocol):
+    """An answer of the datastore.
+
+    number: ascending in time. n_prompt: number of tokens of the prompt. tokens: int32 (n,), of prompt and
+    answer. temperature: at which it was generated.
+    """
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def n_prompt(self) -> int: ...
+    @property
+    def tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def temperature(self) -> float: ...
+
+
+def usable(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:
+    """Return the latest answers that a head can learn from, the oldest first.
+
+    Raises:
+        InvalidRequest: there are too few.
+    """
+    found: list[KeptAnswer] = []
+    room = _MAX_TOKENS
+    for answer in reversed(answers):
+        n_answer = len(answer.tokens) - answer.n_prompt
+        if n_answer < _MIN_ANSWER or answer.n_prompt < 1 or len(answer.tokens) > _MAX_CONTEXT:
+            continue
+        room -= min(answer.n_prompt, _MAX_PROMPT) + min(n_answer, _MAX_ANSWER)
+        if room < 0:
+            break
+        found.append(answer)
+    if len(found) < MIN_ANSWERS:
+        raise InvalidRequest(
+            f"{len(found)} answers of this model are kept, too few to learn from: use it with --learn until "
+            f"there are {MIN_ANSWERS}"
+        )
+    return found[::-1]
+
+
+def read_again(
+    answers: Sequence[KeptAnswer],
+    model: Model,
+    folder: Path,
+    *,
+    layers: tuple[int, ...],
+    threads: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Document]:
+    """Return the answers with the main model's states and candidates, after reading those that are new.
+
+    Args:
+        answers: the result of `usable`.
+        model: the main model.
+        folder: of the shards; those of other answers are deleted.
+        layers: the layers whose outputs are recorded.
+        on_progress: called with the number of answers that have been read, and of all.
+
+    Raises:
+        SpecLocalError: the model cannot read them.
+        OSError: a shard cannot be written.
+    """
+    n_done = _n_read(answers, folder)
+    new = answers[n_done:]
+    if new:
+        row = open_row(
+            model,
+            n_ctx=max(len(answer.tokens) for answer in new),
+            max_tokens=_CALL_TOKENS,
+            max_logits=_CALL_TOKENS,
+            threads=threads,
+            hidden=HiddenStates(layers),
+        )
+        try:
+            for batch in _batches(new):
+                documents = []
+                for answer in batch:
+                    on_progress(n_done, len(answers))
+                    documents.append(_document(row, answer))
+                    n_done += 1
+                shards.write(folder, shards.next_number(folder), Shard(documents, batch[-1].number))
+        finally:
+            row.close()
+    documents = [document for shard in shards.read(folder) for document in shard.documents]
+    n_train = len(documents) - len(documents) // HOLD_OUT
+    return [replace(document, held_out=i >= n_train) for i, document in enumerate(documents)]
+
+
+def _n_read(answers: Sequence[KeptAnswer], folder: Path) -> int:
+    """Return the number of answers that an earlier run has read; delete those of other answers."""
+    try:
+        read = list(shards.read(folder))
+        last = read[-1].next_prompt if read else 0
+        n = sum(len(shard.documents) for shard in read)
+        if n == sum(answer.number <= last for answer in answers):
+            return n
+    except InvalidRequest:  # damaged
+        pass
+    shutil.rmtree(folder)
+    return 0
+
+
+def _batches(answers: Sequence[KeptAnswer]) -> Iterator[Sequence[KeptAnswer]]:
+    """Yield the answers of one shard after another."""
+    start, n_tokens = 0, 0
+    for i, answer in enumerate(answers):
+        n_tokens += len(answer.tokens)
+        if n_tokens >= _SHARD_TOKENS or i + 1 == len(answers):
+            yield answers[start : i + 1]
+            start, n_tokens = i + 1, 0
+
+
+def _document(row: LlamaRow, answer: KeptAnswer) -> Document:
+    """Read an answer and its prompt; the beginning that is still in the cache only as far as needed."""
+    tokens = answer.tokens[: answer.n_prompt + _MAX_ANSWER].tolist()
+    first = max(0, answer.n_prompt - _MAX_PROMPT)  # of the tokens whose states are kept
+    row.truncate(min(common_prefix(row.cached, tokens), first))
+    states: list[NDArray[np.uint16]] = []
+    ids: list[NDArray[np.uint32]] = []
+    logprobs: list[NDArray[np.float16]] = []
+    at, end = len(row.cached), len(tokens) - 1  # nothing follows the last token
+    while at < end:
+        in_prompt = at < answer.n_prompt - 1
+        stop = min(at + _CALL_TOKENS, answer.n_prompt - 1 if in_prompt else end)
+        n = stop - at
+        logits = row.evaluate(tokens[at:stop], 0 if in_prompt else n)
+        found = bfloat16.encode(row.states(range(n)))
+        states.append(found[max(0, first - at) :])
+        if not in_prompt:
+            best, values = top_logprobs(np.array(logits), TOP_K)
+            ids.append(best)
+            logprobs.append(values.astype(np.float16))
+        at = stop
+    return Document(
+        np.array(tokens[first:], np.uint32),
+        answer.n_prompt - first,
+        OWN,
+        answer.temperature,
+        False,
+        np.concatenate(ids),
+        np.concatenate(logprobs),
+        np.concatenate(states),
+    )

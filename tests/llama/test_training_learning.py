@@ -1,0 +1,144 @@
+"""Train a head further on the user's answers: what it keeps, what it learns, and what it refuses."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spec_local import GenerationSettings, SamplingSettings, Session
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama.model import Model
+from spec_local.training import built_in, pipeline
+from spec_local.training.events import Answering, Generating, Stage, Training
+from spec_local.training.pipeline import BUILT_IN, run
+from spec_local.training.prompts import UserTexts
+from spec_local.training.recipe import Recipe, general_data
+from tests.llama.answers import tokens_of
+from tests.llama.test_training_own_answers import Answer
+from tests.llama.test_training_pipeline import QUICK, generate, ignore
+from tests.tiny_heads import write_tiny_main
+
+OWN = "your answers"
+
+
+@pytest.fixture(scope="module")
+def main_path(tmp_path_factory):
+    return write_tiny_main(tmp_path_factory.mktemp("main") / "main.gguf", end_scale=1.5)
+
+
+@pytest.fixture(scope="module")
+def general(main_path, tmp_path_factory):
+    """Recipe of a head that was trained on general data."""
+    target = tmp_path_factory.mktemp("general") / "head.gguf"
+    recipe = Recipe(main=main_path, target=target, minutes=0.12, n_drafted=256, threads=1)
+    with pytest.MonkeyPatch.context() as patch:
+        exec(QUICK, {"set": patch.setattr})
+        run(recipe, UserTexts(), ignore)
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def answers(main_path):
+    """Answers of the main model to prompts that are all alike."""
+    settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=24)
+    found = []
+    with Session.open(main_path, "none", n_ctx=256, threads=1) as session:
+        tokenize = session.main.model.vocabulary.tokenize
+        for i in range(30):
+            prompt = tokenize(f"was for on are with as his they {i % 10} the of and", add_special=True)
+            answer = tokens_of(session.generate(prompt, settings))
+            if len(answer) >= 4:
+                found.append(Answer(3 * i + 1, len(prompt), np.array([*prompt, *answer], np.int32)))
+    assert len(found) > 15
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    exec(QUICK, {"set": monkeypatch.setattr})
+    monkeypatch.setattr(built_in, "_MAX_TOKENS", 6)
+
+
+def learning(trained, folder, **changes):
+    base = {"continued": trained.target, "learns": True, "general": general_data(trained.target)}
+    return replace(trained, **{"target": folder / "learned.gguf", "n_drafted": None} | base | changes)
+
+
+@pytest.mark.slow
+def test_a_head_learns_from_the_users_answers(quick, general, answers, tmp_path, own_cache, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in general.target.parent.rglob("*")}
+    recipe, events = learning(general, tmp_path), []
+    head = run(recipe, UserTexts(), events.append, answers)
+    assert not [e for e in events if isinstance(e, Generating)]
+    assert {e.what for e in events if isinstance(e, Answering)} == {OWN, BUILT_IN}
+    assert "fitting the start" not in [e.name for e in events if isinstance(e, Stage)]
+    learned = head.learned
+    assert (learned.n_answers, learned.last_answer) == (len(answers), answers[-1].number)
+    assert learned.before.keys() == learned.after.keys() == {OWN, BUILT_IN}
+    assert learned.after[OWN].overall.agreement >= learned.before[OWN].overall.agreement
+    assert learned.after[OWN].overall.n == learned.before[OWN].overall.n > 10
+    assert learned.after[BUILT_IN].overall.n > 40
+    assert head.n_drafted >= 256
+    used = {int(token) for answer in answers[:-1] for token in answer.tokens[answer.n_prompt :]}
+    assert used <= set(Model(recipe.target, weights=False).draft_tokens.tolist())
+    # Nothing of the answers remains but the head, and the head that was continued is as before.
+    assert not (recipe.folder / "own").exists()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert generate(recipe.main, recipe.target) == generate(recipe.main)
+    # The next head goes on with the same general data.
+    assert general_data(recipe.target) == general_data(general.target).absolute()
+
+    measured = pipeline.measure(recipe, head, events.append)
+    assert measured.rates == {OWN: (50.0, 50.0), BUILT_IN: (50.0, 50.0)}
+    assert events[-1] == Stage("measuring the head")
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_the_answers_it_began_with(quick, general, answers, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline.distillation, "_SAVE_EVERY", 0.0)
+    recipe = learning(general, tmp_path)
+
+    def kill(event):
+        if isinstance(event, Training) and event.progress.step == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(recipe, UserTexts(), kill, answers[:-3])
+    events = []
+    head = run(recipe, UserTexts(), events.append, answers)  # three have come in the meantime
+    assert next(e.progress.step for e in events if isinstance(e, Training)) == 3
+    assert head.learned.last_answer == answers[-4].number
+    assert (
+        json.loads((recipe.folder / "journal.json").read_text())["data"]["last_answer"] == answers[-4].number
+    )
+
+
+@pytest.mark.slow
+def test_a_new_head_starts_from_general_data_and_the_users(quick, general, answers, tmp_path):
+    recipe, events = learning(general, tmp_path, continued=None, general=None), []
+    head = run(recipe, UserTexts(), events.append, answers)
+    assert [e for e in events if isinstance(e, Generating)]
+    assert head.learned.before == {}
+    assert head.evaluation.by_category[OWN].n > 10
+    assert general_data(recipe.target) == recipe.folder / "data"
+
+
+def test_few_answers_and_foreign_heads_are_refused_before_any_work(general, answers, tmp_path):
+    events = []
+    with pytest.raises(InvalidRequest, match="3 answers of this model are kept, too few"):
+        run(learning(general, tmp_path), UserTexts(), events.append, answers[:3])
+    with pytest.raises(ModelError, match="is not a head that specdec has trained"):
+        run(learning(general, tmp_path, continued=general.main), UserTexts(), events.append, answers)
+    assert events == []
+
+
+@pytest.mark.slow
+def test_a_head_is_trained_further_without_answers(quick, general, tmp_path):
+    head = run(learning(general, tmp_path, learns=False), UserTexts(), ignore)
+    assert head.learned is None
+    assert head.path.exists()

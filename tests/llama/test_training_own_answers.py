@@ -1,0 +1,126 @@
+"""The user's answers and those to the built-in prompts, read by the main model for training."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from spec_local.bench import prompts as bench_prompts
+from spec_local.errors import InvalidRequest
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.training import built_in, own_answers, shards
+from spec_local.training.built_in import answers_to_built_in
+from spec_local.training.own_answers import read_again, usable
+from tests.llama.test_training_generation import check_candidates, check_states
+
+LAYERS = (0, 2, 1)
+
+
+@dataclass(frozen=True)
+class Answer:
+    number: int
+    n_prompt: int
+    tokens: np.ndarray
+    temperature: float = 0.0
+
+
+def answer(number, n_prompt=20, n=12, seed=None):
+    tokens = np.random.default_rng(number if seed is None else seed).integers(3, 400, n_prompt + n)
+    return Answer(number, n_prompt, tokens.astype(np.int32), 0.5 * (number % 2))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return Model(write_tiny_model(tmp_path_factory.mktemp("model") / "deep.gguf", n_layers=4))
+
+
+def read(answers, model, folder, **options):
+    return read_again(answers, model, folder, layers=LAYERS, threads=1, **options)
+
+
+def test_answers_are_read_as_the_main_model_reads_them(model, make_context, tmp_path):
+    answers = [answer(1), answer(4, 1, 30), answer(5, 200, 90), answer(9, 64, 64)]
+    documents = read(answers, model, tmp_path / "own")
+    for kept, document in zip(answers, documents, strict=True):
+        assert document.tokens.tolist() == kept.tokens.tolist()
+        assert (document.n_prompt, document.temperature) == (kept.n_prompt, kept.temperature)
+        assert document.category == "your answers"
+        check_states(make_context, model, document, LAYERS)
+        check_candidates(make_context, model, document)
+
+
+def test_the_states_of_long_prompts_are_cut_but_all_of_it_is_read(model, tmp_path, monkeypatch):
+    """Also where the beginning is in the cache, from the answer before."""
+    answers = [answer(i, 150, 20, seed=7) for i in (1, 2)]
+    whole = read(answers[:1], model, tmp_path / "whole")[0]
+    monkeypatch.setattr(own_answers, "_MAX_PROMPT", 30)
+    monkeypatch.setattr(own_answers, "_MAX_ANSWER", 15)
+    for cut in read(answers, model, tmp_path / "cut"):
+        assert cut.n_prompt == 30
+        assert cut.tokens.tolist() == whole.tokens[120:165].tolist()
+        assert cut.states.shape == whole.states[120:164].shape
+        near = np.abs(cut.states.astype(int) - whole.states[120:164]) <= 4  # of bfloat16's last bits
+        assert near.mean() > 0.99
+        np.testing.assert_allclose(cut.top_logprobs, whole.top_logprobs[:15], atol=0.1)
+
+
+def test_the_last_tenth_is_held_out(model, tmp_path):
+    documents = read([answer(i) for i in range(1, 26)], model, tmp_path / "own")
+    assert [document.held_out for document in documents] == [False] * 23 + [True] * 2
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_run_reads_little_again(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_answers, "_SHARD_TOKENS", 60)  # two answers
+    answers, seen = [answer(i) for i in range(1, 8)], []
+
+    def kill(done, total):
+        if done == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        read(answers, model, tmp_path / "own", on_progress=kill)
+    documents = read(answers, model, tmp_path / "own", on_progress=lambda *each: seen.append(each))
+    assert seen == [(4, 7), (5, 7), (6, 7)]
+    assert [d.tokens.tolist() for d in documents] == [a.tokens.tolist() for a in answers]
+    # An answer is no longer kept: what was read of it must not remain.
+    documents = read(answers[1:], model, tmp_path / "own")
+    assert [d.tokens.tolist() for d in documents] == [a.tokens.tolist() for a in answers[1:]]
+    (tmp_path / "own" / "00001.npz").write_bytes(b"damaged")
+    assert len(read(answers, model, tmp_path / "own")) == 7
+
+
+def test_the_latest_answers_are_used(monkeypatch):
+    short, long, empty = answer(50, 5, 3), answer(51, 9000, 10), answer(52, 0, 40)
+    answers = [*(answer(i) for i in range(1, 31)), short, long, empty]
+    assert [each.number for each in usable(answers)] == list(range(1, 31))
+    monkeypatch.setattr(own_answers, "_MAX_TOKENS", 20 * 32 + 10)
+    assert [each.number for each in usable(answers)] == list(range(11, 31))
+    with pytest.raises(InvalidRequest, match="9 answers of this model are kept, too few to learn from"):
+        usable([answer(i) for i in range(9)])
+
+
+def test_the_built_in_prompts_are_answered_once(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(built_in, "_MAX_TOKENS", 5)
+    questions = [bench_prompts.Prompt("a", "1", "the of"), bench_prompts.Prompt("b", "2", "and to in is")]
+    monkeypatch.setattr(bench_prompts, "load", lambda: questions)
+    seen = []
+    folder = tmp_path / "built-in"
+    documents = answers_to_built_in(
+        model, folder, layers=LAYERS, threads=1, on_progress=lambda *each: seen.append(each)
+    )
+    assert sorted(d.category for d in documents) == ["a", "b"]
+    assert {d.temperature for d in documents} == {0.0}
+    assert all(d.held_out and len(d.top_ids) <= 5 for d in documents)
+    assert seen[-1] == (2, 2)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = answers_to_built_in(model, folder, layers=LAYERS, threads=1)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert [d.tokens.tolist() for d in again] == [d.tokens.tolist() for d in documents]
+    (folder / "complete").unlink()  # as after a kill
+    assert len(answers_to_built_in(model, folder, layers=LAYERS, threads=1)) == 2
+    assert len(list(shards.read(folder))) == 1
