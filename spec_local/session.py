@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import InstanceOf
 
@@ -44,6 +44,7 @@ from spec_local.llama.compatibility import difference
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
 from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.model import Model
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
@@ -53,6 +54,9 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.settings import GenerationSettings
+
+if TYPE_CHECKING:  # SQLite is loaded at its first use
+    from spec_local.datastore.answer_store import AnswerStore
 
 __all__ = ["ChatPrompt", "Done", "RowEvent", "Session", "Text"]
 
@@ -141,6 +145,7 @@ class Session:
         cache_type: str = "f16",
         branches: Int32 = 1,
         datastore: bool = False,
+        learn: bool = False,
         reproducible: bool = False,
         parallel: Int32 | None = 1,
         draft_vocab: Int32 | Literal["auto", "all"] = "auto",
@@ -170,6 +175,8 @@ class Session:
                 branches than it proposes, so use several times the number of a tree's nodes, such as 64. 1:
                 chains only, which takes the least memory.
             datastore: add answers to the datastore on disk, and draft from it (see `spec_local.datastore`).
+            learn: keep the tokens of whole prompts and answers on disk, too, to train a head on them; implies
+                `datastore`. See docs/learning.md.
             reproducible: make the same seed give the same text whatever is drafted, with any draft model,
                 proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU
                 only. See `spec_local.llama.reproducible`.
@@ -227,8 +234,10 @@ class Session:
                 log(notice)
             if not session.main.model.is_on_gpu and (reason := kernels.missing()):
                 log(f"slower than it could be: the CPU kernels are not used ({reason})")
-            if datastore:
+            if datastore or learn:
                 session.datastore = open_datastore(session.main.model, log)
+            if learn:
+                session._answers.answer_store = _start_keeping(session.main.model, log)
             session._costs.log = log
             session._resources = resources.pop_all()
             return session
@@ -540,6 +549,11 @@ class Session:
     def datastore(self, datastore: Datastore | None) -> None:
         self._factory.datastore = datastore
 
+    @property
+    def answer_store(self) -> "AnswerStore | None":
+        """Where this session keeps whole prompts and answers; None: nowhere."""
+        return self._answers.answer_store
+
     @checked
     def proposers(self, settings: GenerationSettings) -> list[str]:
         """Names of the proposers in use; resolves ``auto``."""
@@ -596,6 +610,16 @@ def _notice_of_draft(session: Session, *, given: bool) -> str | None:
     if vocabulary_map and vocabulary_map.is_new:
         return f"draft model: different vocabulary, which covers {coverage:.0%} of the main model's tokens"
     return None
+
+
+def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":
+    try:
+        from spec_local.datastore.answer_store import start_keeping
+    except ModuleNotFoundError as error:  # Python can be built without SQLite
+        raise InvalidRequest(
+            f"learning needs Python's module {error.name}: use a Python that has it, or do not learn"
+        ) from None
+    return start_keeping(model, log)
 
 
 def _json_of(schema: Mapping[str, object]) -> str:

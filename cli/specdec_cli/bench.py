@@ -270,6 +270,8 @@ def _session_options(models: ModelOptions, variants: "Sequence[Variant]") -> Mod
         proposer="auto" if drafts else "suffix",
         policy=min(policies) if policies else "off",
         shape=min(shapes) if shapes else "chain",
+        datastore=models.datastore or models.learn,  # without adding to it
+        learn=False,
     )
 
 

@@ -51,6 +51,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         with exits.guarded():
             option_conflicts.check(ctx)
+            option_conflicts.switch_learning_off(ctx)
             if (workers := ctx.params.get("workers")) and self.name not in _WITH_CHILD:
                 code = own_process.run(workers)
                 if code is not None:

@@ -1,5 +1,8 @@
-"""`specdec datastore`: show, add and delete the texts that `--datastore` keeps."""
+"""`specdec datastore`: show, add and delete what `--datastore` and `--learn` keep."""
 
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +15,11 @@ from specdec_cli import completion, exits, progress, render
 from specdec_cli.options import NeededMainOption
 
 if TYPE_CHECKING:
+    from spec_local.datastore.answer_store import AnswerContents
     from spec_local.datastore.datastore import Contents
 
 app = typer.Typer(
-    help="Show, add and delete the texts that --datastore keeps across sessions and drafts from.",
+    help="Show, add and delete what --datastore and --learn keep across sessions.",
     no_args_is_help=True,
 )
 
@@ -26,6 +30,8 @@ _MAX_NAMES = 3  # of skipped files in one line
 def show() -> None:
     """Show the contents of the datastore, by vocabulary.
 
+    The lines "answers" are what --learn keeps, by model.
+
     Example:
 
       specdec datastore show
@@ -33,10 +39,12 @@ def show() -> None:
     with exits.guarded():
         from spec_local.datastore import datastore
 
-        found = [datastore.contents(folder) for folder in datastore.folders()]
-        if not found:
+        folders = datastore.folders()
+        if not folders:
             render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")
-        render.write("\n".join(map(_described, found)))
+        render.write(
+            "\n".join(_described(datastore.contents(folder), _answers(folder)) for folder in folders)
+        )
 
 
 @app.command()
@@ -93,7 +101,10 @@ def add(
 
 @app.command()
 def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False) -> None:
-    """Delete the texts of all vocabularies; asks for confirmation on a terminal.
+    """Delete the texts of all vocabularies, and the answers that --learn has kept.
+
+    Asks for confirmation on a terminal. Heads that were trained on these answers
+    stay; their folders are listed.
 
     Example:
 
@@ -107,14 +118,39 @@ def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking
             render.note("the datastore is empty")
             return
         found = [datastore.contents(folder) for folder in folders]
-        size = format_size(sum(each.size for each in found))
-        what = f"{_count(sum(each.n_texts for each in found), 'text')} ({size})"
+        answers = [each for folder in folders for each in _answers(folder)]
+        size = format_size(sum(each.size for each in found) + sum(each.size for each in answers))
+        what = _count(sum(each.n_texts for each in found), "text")
+        if answers:
+            what += f" and {_count(sum(each.n_answers for each in answers), 'answer')} kept for learning"
+        what += f" ({size})"
         refusal = InvalidRequest(f"this would delete {what}: pass --yes to confirm")
         if not yes and not render.confirmed(f"Delete {what}?", refusal):
             return
         for folder in folders:
             datastore.clear(folder)
         render.note(f"deleted {what}")
+        for head in _learned_heads(answers):
+            render.note(f"a head that was trained on these answers stays: delete the folder {head}")
+
+
+def _answers(folder: Path) -> "list[AnswerContents]":
+    """What --learn has kept beside the texts in a folder of the datastore."""
+    from spec_local.datastore import datastore
+
+    if not datastore.has_answers(folder):
+        return []  # without loading SQLite
+    from spec_local.datastore.answer_store import answer_stores
+
+    return [store.contents() for store in answer_stores(folder, render.note)]
+
+
+def _learned_heads(answers: "Sequence[AnswerContents]") -> list[Path]:
+    """The folders of the heads that were trained on kept answers."""
+    import platformdirs
+
+    heads = Path(platformdirs.user_data_dir("specdec")) / "heads"
+    return [heads / each.path.stem for each in answers if (heads / each.path.stem).is_dir()]
 
 
 def _is_model(argument: str) -> bool:
@@ -122,15 +158,28 @@ def _is_model(argument: str) -> bool:
     return argument.endswith(".gguf") or not expanded(argument).exists()
 
 
-def _described(contents: "Contents") -> str:
+def _described(contents: "Contents", answers: "Sequence[AnswerContents]") -> str:
     rows = [
         ("models", ", ".join(contents.models)),
         ("texts", f"{contents.n_texts:,}"),
         ("tokens", f"{contents.n_tokens:,}"),
         ("size", format_size(contents.size)),
+        *(("answers", _kept(each)) for each in answers),
         ("path", str(contents.folder)),
     ]
     return "".join(f"{name:<8}{text}\n" for name, text in rows)
+
+
+def _kept(answers: "AnswerContents") -> str:
+    """What --learn has kept of one model, in a line."""
+    text = f"{answers.n_answers:,} of {answers.model or answers.path.name}"
+    if answers.first is not None and answers.last is not None:
+        text += f" ({_count(answers.n_tokens, 'token')}, {_date(answers.first)} to {_date(answers.last)})"
+    return text
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(seconds))
 
 
 def _count(n: int, what: str) -> str:

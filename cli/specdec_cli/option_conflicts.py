@@ -36,7 +36,23 @@ _NEEDED: dict[str, tuple[Callable[[_Values], bool], str]] = {
     "memory": (lambda values: len(values["model"] or ()) > 1, "several models"),
 }
 """For each option, whether it has an effect among the values of all options, and what it needs for one."""
+_SOURCES = "DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE"  # a later one takes precedence
 _VARIED = ("sweep", "proposers", "policies")  # by these, a benchmark gives options several values
+
+
+def switch_learning_off(ctx: Any) -> None:
+    """Unset learning where --no-datastore, which says to keep nothing, takes precedence over it.
+
+    Raises:
+        InvalidRequest: both are on the command line.
+    """
+    if not ctx.params.get("learn") or ctx.params.get("datastore", True):
+        return
+    learn, datastore = (_SOURCES.index(_source(ctx, name)) for name in ("learn", "datastore"))
+    if learn == datastore == _SOURCES.index("COMMANDLINE"):
+        raise InvalidRequest("--learn needs the datastore: remove --no-datastore, or --learn")
+    if datastore and datastore >= learn:
+        ctx.params["learn"] = False
 
 
 def check(ctx: Any) -> None:
@@ -49,7 +65,10 @@ def check(ctx: Any) -> None:
     if values.get("no_spec") or any(values.get(name) for name in _VARIED):
         return
     for name, (has_effect, needed) in _NEEDED.items():
-        source = getattr(ctx.get_parameter_source(name), "name", "")
-        if name in values and source == "COMMANDLINE" and not has_effect(values):
+        if name in values and _source(ctx, name) == "COMMANDLINE" and not has_effect(values):
             option = f"--{name.replace('_', '-')}"
             raise InvalidRequest(f"{option} has no effect here: use {needed}, or remove {option}")
+
+
+def _source(ctx: Any, name: str) -> str:
+    return getattr(ctx.get_parameter_source(name), "name", "")

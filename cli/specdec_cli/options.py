@@ -264,6 +264,12 @@ class ModelOptions:
             help="Keep answers and the ends of their prompts on disk for lookups in later sessions."
         ),
     ] = False
+    learn: Annotated[
+        bool,
+        _Speculation(
+            help="Keep whole prompts and answers on disk to train a head on them; implies --datastore."
+        ),
+    ] = False
     reproducible: Annotated[
         bool,
         _Speculation(
@@ -339,6 +345,7 @@ class ModelOptions:
             "cache_type": self.cache_type,
             "branches": 1 if self.shape == "chain" else MAX_DRAFT,
             "datastore": self.datastore,
+            "learn": self.learn,
             "reproducible": self.reproducible,
             "parallel": parallel,
             "draft_vocab": int(self.draft_vocab) if self.draft_vocab.isdecimal() else self.draft_vocab,

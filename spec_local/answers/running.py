@@ -26,7 +26,8 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
-if TYPE_CHECKING:  # llguidance is loaded at its first use
+if TYPE_CHECKING:  # llguidance and SQLite are loaded at their first use
+    from spec_local.datastore.answer_store import AnswerStore
     from spec_local.grammar.matcher import Grammar
 
 _MAX_GRAMMARS = 4  # a large one takes megabytes, and a second to make: agents in parallel have one each
@@ -86,6 +87,8 @@ class RunningAnswers:
     """
 
     def __init__(self, slots: Sequence[Slot], factory: ProposerFactory, ending: Callable[[], bool]) -> None:
+        self.answer_store: AnswerStore | None = None
+        """Where whole prompts and answers are kept, to learn from them."""
         self._slots, self._factory, self._ending = slots, factory, ending
         self._main = slots[0].main
         self._markers: dict[Markers, ThoughtTokens] = {}
@@ -145,9 +148,8 @@ class RunningAnswers:
             logprobs=settings.logprobs,
             sampled_logprobs=settings.sampled_logprobs,
         )
-        before = prompt.tokens[-_BEFORE:]
         text = AnswerText(
-            vocabulary, settings.stops, settings.control_text, lambda output: self._store(before, output)
+            vocabulary, settings.stops, settings.control_text, lambda output: self._store(prompt, output)
         )
         return Running(prompt, slot, request, text)
 
@@ -240,9 +242,11 @@ class RunningAnswers:
                 for slot in slots:
                     slot.clear()
 
-    def _store(self, before: Sequence[int], output: Sequence[int]) -> None:
+    def _store(self, prompt: CheckedPrompt, output: Sequence[int]) -> None:
         if self._factory.datastore:
-            self._factory.datastore.add_answer(output, before)
+            self._factory.datastore.add_answer(output, prompt.tokens[-_BEFORE:])
+        if self.answer_store:
+            self.answer_store.add(prompt.tokens, output, prompt.settings.sampling.temperature)
 
     def _constraint(self, settings: GenerationSettings, prompt: CheckedPrompt) -> Constraint | None:
         state = self._thought(settings, prompt, self._grammar_start(settings))

@@ -112,7 +112,7 @@ def measure(
     """Answer the prompts of every category in every variant with each number of answers at the same time.
 
     Args:
-        session: with at least as many rows as the largest number; its datastore becomes read-only.
+        session: with at least as many rows as the largest number; nothing is added to its datastore.
         variants: plain first; each has a token limit, and a seed to which the number of the run and the
             number of the prompt are added.
         rows: numbers of answers at the same time.
@@ -130,6 +130,8 @@ def measure(
     """
     if session.datastore:
         session.datastore.read_only = True  # otherwise a variant would draft from the output of another one
+    if session.answer_store:
+        session.answer_store.read_only = True  # these are not the user's prompts
     for variant in variants:
         _batch(
             session, prompts[: max(rows)], warming_up(variant), max(rows), 0, cancelled, lambda share: None

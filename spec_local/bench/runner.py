@@ -109,7 +109,7 @@ def measure(
     cancelled: Callable[[], bool] = lambda: False,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Iterator[Run | Outcome]:
-    """Run every prompt in every variant, after a warm-up. The session's datastore, if any, becomes read-only.
+    """Run every prompt in every variant, after a warm-up. Nothing is added to the session's datastore.
 
     Args:
         variants: plain first; each has a token limit, and a seed to which the number of the run is added.
@@ -128,6 +128,8 @@ def measure(
     """
     if session.datastore:
         session.datastore.read_only = True  # otherwise a variant would draft from the output of another one
+    if session.answer_store:
+        session.answer_store.read_only = True  # these are not the user's prompts
     for variant in [] if earlier else variants:
         _run(session, prompts[0], warming_up(variant), 0, cancelled, lambda share: None)
     for i, prompt in enumerate(prompts):

@@ -33,6 +33,10 @@ from spec_local.system.files import write_atomically
 
 MAX_TOKENS = 1_000_000
 """Capacity of a datastore in tokens, at 8 bytes each on disk; the oldest texts are dropped first."""
+LOCK = "lock"
+"""Name of the file that writers lock in a datastore's folder."""
+ANSWERS = ".answers"
+"""Suffix of the files of answer stores, which are in a datastore's folder."""
 _MAX_JOURNAL_TOKENS = 50_000  # sorted again after each answer, in about 10 ms
 _MIN_ANSWER = 4  # tokens
 _LOCK_TIMEOUT = 10.0  # seconds; a merge by another process takes about one second
@@ -161,7 +165,7 @@ class Datastore:
         known = self._models()
         if name not in known:
             with contextlib.suppress(OSError):
-                _make(self.folder)
+                make_folder(self.folder)
                 names = "\n".join([*known[1 - _MAX_MODELS :], name])
                 write_atomically(self.folder / "models", names.encode("utf-8", "surrogateescape"))
 
@@ -248,8 +252,8 @@ class Datastore:
         Raises:
             OSError: a file cannot be read: a writer would replace it by what it knows.
         """
-        _make(self.folder)
-        with self._lock, FileLock(self.folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
+        make_folder(self.folder)
+        with self._lock, FileLock(self.folder / LOCK, timeout=_LOCK_TIMEOUT, mode=0o600):
             for name in self._versions:
                 self._read(name)
             yield
@@ -263,14 +267,14 @@ class Datastore:
 def folders() -> list[Path]:
     """The folders of all datastores."""
     with contextlib.suppress(OSError):
-        return sorted(path for path in _root().iterdir() if path.is_dir())
+        return sorted(path for path in root().iterdir() if path.is_dir())
     return []
 
 
 def open_datastore(model: Model, log: Callable[[str], None] = lambda line: None) -> Datastore:
     """The datastore for a model's vocabulary, shared by all sizes and quantizations of its family."""
     vocabulary = model.vocabulary
-    datastore = Datastore(_root() / vocabulary.fingerprint, vocabulary.n_tokens, log=log)
+    datastore = Datastore(root() / vocabulary.fingerprint, vocabulary.n_tokens, log=log)
     datastore.add_model(model.path.name)
     return datastore
 
@@ -288,7 +292,7 @@ def clear(folder: Path) -> None:
         OSError: a file cannot be deleted.
     """
     try:
-        with FileLock(folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
+        with FileLock(folder / LOCK, timeout=_LOCK_TIMEOUT, mode=0o600):
             for path in folder.iterdir():
                 path.unlink()  # including the lock: a process that is waiting for it creates a new one
     except Timeout:
@@ -297,11 +301,17 @@ def clear(folder: Path) -> None:
         folder.rmdir()
 
 
-def _root() -> Path:
+def has_answers(folder: Path) -> bool:
+    """Return whether a folder has answers to learn from: see `spec_local.datastore.answer_store`."""
+    return any(folder.glob(f"*{ANSWERS}"))
+
+
+def root() -> Path:
+    """The folder with the folders of all datastores."""
     return Path(platformdirs.user_cache_dir("specdec")) / "texts"
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Create a folder that only its owner can read."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -27,7 +27,7 @@ VARIANTS = variants(SETTINGS, {})
 class Scripted:
     """A session that answers every prompt with the same tokens."""
 
-    datastore = draft = None
+    datastore = answer_store = draft = None
 
     def __init__(self, fails=(), answer=(3, 4, 5)):
         self.main, self.calls = FakeModel(), []

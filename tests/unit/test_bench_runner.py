@@ -44,7 +44,7 @@ class Scripted:
         both = ["draft", "lookup"] if self.draft else ["lookup"]
         return both if settings.proposer == "auto" else [settings.proposer]
 
-    datastore = None
+    datastore = answer_store = None
 
     def lookups(self, settings):
         return [PromptLookup(shortest=2)] if "lookup" in self.proposers(settings) else []
