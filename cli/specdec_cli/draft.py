@@ -1,4 +1,4 @@
-"""`specdec draft`: make draft models by quantization or training."""
+"""`specdec draft`: make draft models by quantization or training, and choose among the versions of a head."""
 
 import contextlib
 import shlex
@@ -13,16 +13,19 @@ from typer import Argument, Option
 from spec_local.errors import SpecLocalError
 from spec_local.models.names import resolve
 from spec_local.system.files import format_size
-from specdec_cli import completion, draft_train, exits, progress, render, terminal
+from specdec_cli import completion, draft_train, draft_versions, exits, progress, render, terminal
 from specdec_cli.options import CacheChoice, DeviceOption, GpuLayersOption, KernelsOption, gpu_layers_of
 
 if TYPE_CHECKING:
     from spec_local.models.quantized_copy import CopyPlan
 
 app = typer.Typer(
-    help="Make drafts for a main model: quantize a draft model, or train a head.", no_args_is_help=True
+    help="Make drafts for a main model: quantize a draft model, or train a head and choose its version.",
+    no_args_is_help=True,
 )
 app.command()(draft_train.train)
+app.command()(draft_versions.versions)
+app.command()(draft_versions.rollback)
 
 
 KindChoice = Literal["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16"]

@@ -1,8 +1,9 @@
 """Find what can draft for a main model among the files on this machine, the most promising first:
 
-1. a head beside the main model's file, or in the same repository of the Hub's cache, whatever its name;
-2. the draft of a pair of models.toml, if the main model's file is that of the pair;
-3. a small model with the same vocabulary, beside the main model, or where specdec and other programs keep
+1. the head that has learned from the user's answers (`spec_local.models.head_versions`);
+2. a head beside the main model's file, or in the same repository of the Hub's cache, whatever its name;
+3. the draft of a pair of models.toml, if the main model's file is that of the pair;
+4. a small model with the same vocabulary, beside the main model, or where specdec and other programs keep
    theirs.
 
 Only the beginnings of files are read here, which is fast, and safe for damaged ones. Whether a drafter can be
@@ -30,6 +31,7 @@ from spec_local.llama.runtime import fingerprint
 from spec_local.models import catalog, gguf_header, local_stores
 from spec_local.models.catalog import PairEntry
 from spec_local.models.gguf_header import Metadata, Tokens
+from spec_local.models.head_versions import HeadVersions
 from spec_local.models.pairs import expected_speedups
 from spec_local.models.program_folders import content, size_of
 from spec_local.policies.sharing import RowCosts
@@ -148,7 +150,7 @@ class _Search:
 
     def drafters(self, spare: int) -> Iterator[Drafter]:
         seen = {os.path.realpath(self._main.path)}
-        sources = (self._heads(), self._of_pairs(), self._small_models())
+        sources = (self._learned(), self._heads(), self._of_pairs(), self._small_models())
         for candidate in itertools.chain.from_iterable(map(_readable, sources)):
             file, path = candidate.file, os.path.realpath(candidate.file.path)
             if path in seen or file.size > spare:
@@ -156,6 +158,11 @@ class _Search:
             seen.add(path)
             if (self._is_head(file) or self._pays(candidate)) and self._may_fit(candidate):
                 yield Drafter(file.path, candidate.why, candidate.is_of_pair)
+
+    def _learned(self) -> Iterator[_Candidate]:
+        versions = HeadVersions(self._main.path)
+        if version := versions.current():
+            yield _Candidate(_read(versions.path(version)), "a head that has learned from your answers")
 
     def _heads(self) -> Iterator[_Candidate]:
         """Heads beside the main model; first those whose names contain its name."""

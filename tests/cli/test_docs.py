@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.models.head_versions import HeadVersions
 from specdec_cli import settings
 from specdec_cli.app import app
 from tests.chat_templates import TOOL_TEMPLATES
@@ -120,6 +121,7 @@ def world(specdec, main, draft, hub, tmp_path_factory):
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")]),
             "XDG_CONFIG_HOME": str(folder / "config"),
+            "XDG_DATA_HOME": str(folder / "data"),
             "SPECDEC_MAX_TOKENS": "3",
             "SPECDEC_CTX": "2048",
             "SPECDEC_THREADS": "1",
@@ -132,6 +134,11 @@ def world(specdec, main, draft, hub, tmp_path_factory):
     inside = Inside(folder, environment)
     for name in ("starter", "coder-7b"):
         run(f"specdec models pull {name}", inside)
+    with inside._in_place():
+        versions = HeadVersions(folder / "main.gguf")
+        for content in (b"first", b"second"):
+            (folder / "learned.gguf").write_bytes(content)
+            versions.add(folder / "learned.gguf")
     return inside
 
 

@@ -10,6 +10,7 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.models import catalog, drafters, gguf_header
 from spec_local.models.catalog import ModelEntry, PairEntry
+from spec_local.models.head_versions import HeadVersions
 from spec_local.policies.cost_model import CostModel
 
 TOKENS = [f"token{i}" for i in range(400)]
@@ -135,6 +136,22 @@ def test_heads_come_first_and_among_them_those_with_the_models_name(main):
     write(folder / "wide.eagle3.gguf", 20 * MB, "eagle3", width=128)
     assert names(main) == ["Qwen2.5-7B-Instruct-DFlash-F16.gguf", "A.eagle3.gguf", "small.gguf"]
     assert found(main)[0].why == "a head beside the main model"
+
+
+def test_the_head_that_has_learned_comes_first(main, home):
+    beside = write(main.parent / f"{main.stem}.eagle3.gguf", 20 * MB, "eagle3", tokens=[])
+    versions = HeadVersions(main)
+    for number in (1, 2):
+        versions.add(write(home / "new.gguf", number * MB, "eagle3", tokens=[]))
+    first, second = map(versions.path, versions.all())
+    assert found(main)[0] == drafters.Drafter(second, "a head that has learned from your answers")
+    assert names(main) == [second.name, beside.name]
+    drafters.reject(main, second, "damaged")
+    assert names(main) == [beside.name]
+    versions.rollback()
+    assert found(main)[0].path == first
+    versions.rollback()
+    assert names(main) == [beside.name]
 
 
 def test_layers_for_multi_token_prediction_in_a_file_of_their_own(home):
