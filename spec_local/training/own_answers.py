@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.language_model import common_prefix
+from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import InvalidRequest
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -35,23 +35,6 @@ _MIN_ANSWER = 4  # tokens; shorter ones have nothing to draft
 _MAX_CONTEXT = 8192  # tokens; longer conversations are skipped
 _CALL_TOKENS = 64  # in a call, each with its logits: 40 MB for the largest vocabularies
 _SHARD_TOKENS = 16_384  # a shard is written after so many, so that a killed run reads little again
-
-
-class KeptAnswer(Protocol):
-    """An answer of the datastore.
-
-    number: ascending in time. n_prompt: number of tokens of the prompt. tokens: int32 (n,), of prompt and
-    answer. temperature: at which it was generated.
-    """
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def n_prompt(self) -> int: ...
-    @property
-    def tokens(self) -> NDArray[np.int32]: ...
-    @property
-    def temperature(self) -> float: ...
 
 
 def usable(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:

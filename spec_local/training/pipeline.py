@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spec_local.bench.figures import VariantFigures
+from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import BackendError, InvalidRequest, ModelError
 from spec_local.llama.headers import open_header
 from spec_local.llama.hidden_states import HiddenStates
@@ -39,7 +40,6 @@ from spec_local.training.main_weights import (
     read_main_weights,
 )
 from spec_local.training.measurement import Gain
-from spec_local.training.own_answers import KeptAnswer
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, open_journal
 from spec_local.training.shards import Document

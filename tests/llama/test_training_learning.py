@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session
+from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.training import built_in, pipeline
@@ -15,7 +16,6 @@ from spec_local.training.pipeline import BUILT_IN, run
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Recipe, general_data
 from tests.llama.answers import tokens_of
-from tests.llama.test_training_own_answers import Answer
 from tests.llama.test_training_pipeline import QUICK, generate, ignore
 from tests.tiny_heads import write_tiny_main
 
@@ -49,7 +49,9 @@ def answers(main_path):
             prompt = tokenize(f"was for on are with as his they {i % 10} the of and", add_special=True)
             answer = tokens_of(session.generate(prompt, settings))
             if len(answer) >= 4:
-                found.append(Answer(3 * i + 1, len(prompt), np.array([*prompt, *answer], np.int32)))
+                found.append(
+                    KeptAnswer(3 * i + 1, 0.0, 0.0, len(prompt), np.array([*prompt, *answer], np.int32))
+                )
     assert len(found) > 15
     return found
 

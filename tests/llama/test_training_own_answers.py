@@ -1,11 +1,10 @@
 """The user's answers and those to the built-in prompts, read by the main model for training."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from spec_local.bench import prompts as bench_prompts
+from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -17,17 +16,9 @@ from tests.llama.test_training_generation import check_candidates, check_states
 LAYERS = (0, 2, 1)
 
 
-@dataclass(frozen=True)
-class Answer:
-    number: int
-    n_prompt: int
-    tokens: np.ndarray
-    temperature: float = 0.0
-
-
 def answer(number, n_prompt=20, n=12, seed=None):
     tokens = np.random.default_rng(number if seed is None else seed).integers(3, 400, n_prompt + n)
-    return Answer(number, n_prompt, tokens.astype(np.int32), 0.5 * (number % 2))
+    return KeptAnswer(number, 0.0, 0.5 * (number % 2), n_prompt, tokens.astype(np.int32))
 
 
 @pytest.fixture(scope="module")
