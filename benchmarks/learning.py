@@ -1,11 +1,16 @@
 """Measure what a user gains from earlier answers, where all requests are of one kind.
 
-    python benchmarks/learning.py --main MAIN.gguf --draft DRAFT.gguf --user letters
+    python benchmarks/learning.py --main MAIN.gguf --draft HEAD.gguf --user letters --cache CACHE --keep
+    XDG_CACHE_HOME=CACHE specdec draft train MAIN.gguf --continue HEAD.gguf --from datastore --minutes 30
+    python benchmarks/learning.py --main MAIN.gguf --draft HEAD.gguf --user letters --cache CACHE \
+        --learned HEAD-learned.gguf
 
-A session with a datastore answers the first half of a user's requests (see users.py). The requests of the
-second half are then answered at temperature 0 by plain decoding, by the adaptive policy with the draft model,
-and by the same with the datastore of the first half, in turns; none of them adds to it. Whole times, the
-prompt included. All three texts must be equal.
+`--keep` answers the first half of a user's requests (see users.py), and keeps the answers in the cache, as
+`--learn` does. Then the requests of the second half are answered at temperature 0 by plain decoding, and by
+the adaptive policy with the draft model or head, and with a head that has learned from the first half, each
+without and with the datastore of the first half, in turns; none of them adds to it. Whole times, the prompt
+included. All texts must be equal. The acceptance rate is that of the first draft token of the draft model or
+head.
 
 `--acceptance` compares drafts instead: the share of all tokens of the second half that is the draft model's
 most probable token, and that of a mixture of its distribution with counts of what followed the last tokens
@@ -14,11 +19,14 @@ tokens followed it and how equal they were; it is that which makes the last quar
 probable.
 """
 
+import os
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +35,9 @@ from numpy.typing import NDArray
 from record_traces import answer_of, outputs_along
 from users import USERS
 
-from spec_local import Session
+from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
+from spec_local.answers.running import BEFORE
+from spec_local.datastore.answer_store import answer_store_of
 from spec_local.datastore.datastore import Datastore
 from spec_local.llama.row import LlamaRow
 
@@ -37,62 +47,102 @@ _ENOUGH = 10  # tokens with which a weight is trusted; with fewer, it is smaller
 
 
 def main() -> None:
-    arguments = model_options(__doc__, draft="required", n=112)
+    arguments = model_options(__doc__, draft="required", n=192)
     arguments.add_argument("--user", choices=USERS, required=True)
+    arguments.add_argument("--cache", type=Path, required=True, help="folder of the kept answers")
+    arguments.add_argument("--keep", action="store_true", help="only answer the first half, and keep it")
+    arguments.add_argument("--learned", type=Path, help="a head that has learned from the first half")
     arguments.add_argument("--answers", type=int, default=120, help="of both halves")
+    arguments.add_argument("--timed", type=int, default=60, help="answers of the second half to time")
     arguments.add_argument("--acceptance", action="store_true", help="compare drafts instead of times")
     options = arguments.parse_args()
     requests = USERS[options.user]()[: options.answers]
-    half = len(requests) // 2
-    with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(
-            options.main,
-            options.draft,
-            n_ctx=options.ctx,
-            threads=options.threads,
-            branches=64 if options.acceptance else 1,  # rows of logits
-            draft_vocab="all" if options.acceptance else "auto",
-        )
-        with session:
-            model = session.main.model
-            prompts = [tokens_of(model, chat_text(model, request)) for request in requests]
-            if options.acceptance:
-                _compare_drafts(session, prompts, half, options.n)
-            else:
-                datastore = Datastore(Path(folder) / "texts", model.vocabulary.n_tokens)
-                _compare_times(session, datastore, prompts, half, options.n)
+    first, second = requests[: len(requests) // 2], requests[len(requests) // 2 :]
+    usual = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(options.cache.absolute())
+    opened = partial(Session.open, options.main, n_ctx=options.ctx, threads=options.threads)
+    if options.keep:
+        with opened("none", learn=True, parallel=8, log=print) as session:
+            _keep(session, first, options.n)
+        return
+    kept = answer_store_of(options.main).answers()
+    if not kept:
+        raise SystemExit(f"no answers are kept in {options.cache}: run this with --keep first")
+    del os.environ["XDG_CACHE_HOME"]
+    if usual:
+        os.environ["XDG_CACHE_HOME"] = usual
+    if options.acceptance:
+        # With rows of logits for each token of a text.
+        with opened(options.draft, branches=64, draft_vocab="all") as session:
+            texts = [(each.tokens[: each.n_prompt], each.tokens[each.n_prompt :]) for each in kept]
+            _compare_drafts(session, [(a.tolist(), b.tolist()) for a, b in texts], second, options.n)
+    else:
+        drafts = {"draft": options.draft} | ({"learned": options.learned} if options.learned else {})
+        with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+            sessions = {name: stack.enter_context(opened(path)) for name, path in drafts.items()}
+            datastore = Datastore(Path(folder) / "texts", sessions["draft"].main.model.vocabulary.n_tokens)
+            for each in kept:
+                before = each.tokens[max(0, each.n_prompt - BEFORE) : each.n_prompt]
+                datastore.add_answer(each.tokens[each.n_prompt :].tolist(), before.tolist())
+            datastore.read_only = True
+            _compare_times(sessions, datastore, second[: options.timed], options.n)
     print(machine())
 
 
+def _keep(session: Session, requests: Sequence[str], n: int) -> None:
+    model = session.main.model
+    prompts = [tokens_of(model, chat_text(model, request)) for request in requests]
+    settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=n, proposer="none")
+    n_done = 0
+    for event in session.generate_many(prompts, settings):
+        n_done += isinstance(event.event, Done)
+        note(f"{n_done} of {len(requests)} answers are kept")
+
+
 def _compare_times(
-    session: Session, datastore: Datastore, prompts: Sequence[list[int]], half: int, n: int
+    sessions: Mapping[str, Session], datastore: Datastore, requests: Sequence[str], n: int
 ) -> None:
-    for i, prompt in enumerate(prompts[:half]):
-        note(f"learning from answer {i + 1} of {half}")
-        session.datastore = datastore
-        answer_of(session, prompt, n, "adaptive")
-    datastore.read_only = True
+    variants: list[tuple[str, str, str, Datastore | None]] = [("plain", "draft", "off", None)]
+    for draft in sessions:
+        variants += [
+            (draft, draft, "adaptive", None),
+            (f"{draft} and datastore", draft, "adaptive", datastore),
+        ]
     whole: dict[str, list[float]] = defaultdict(list)
-    for i, prompt in enumerate(prompts[half:]):
-        note(f"answer {i + 1} of {len(prompts) - half}")
+    first: Counter[str] = Counter()
+    tested: Counter[str] = Counter()
+    for i, request in enumerate(requests):
+        note(f"answer {i + 1} of {len(requests)}")
         texts = []
-        for name, policy, used in (
-            ("plain", "off", None),
-            ("draft", "adaptive", None),
-            ("draft and datastore", "adaptive", datastore),
-        ):
+        for name, draft, policy, used in variants:
+            session = sessions[draft]
+            prompt = tokens_of(session.main.model, chat_text(session.main.model, request))
+            settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=n, policy=policy)
             session.main.truncate(0)
             session.datastore = used
             started = time.perf_counter()
-            texts.append(answer_of(session, prompt, n, policy))
+            answer: list[int] = []
+            for event in session.generate(prompt, settings):
+                if isinstance(event, Text):
+                    answer += event.tokens
+                    if event.proposal.source == "draft" and event.proposal.tokens:
+                        tested[name] += 1
+                        first[name] += event.n_accepted > 0
             whole[name].append(time.perf_counter() - started)
-        assert texts[0] == texts[1] == texts[2]
+            texts.append(answer)
+        assert all(text == texts[0] for text in texts)
     note("")
     plain = np.array(whole["plain"])
     rows = [
-        [name, f"{geometric_mean(list(plain / np.array(seconds))):.2f}"] for name, seconds in whole.items()
+        [
+            name,
+            f"{geometric_mean(list(plain / np.array(seconds))):.2f}",
+            f"{first[name] / tested[name]:.3f}" if tested[name] else "",
+            str(tested[name]),
+        ]
+        for name, seconds in whole.items()
     ]
-    table(["variant", "speed, relative to plain decoding"], rows)
+    table(["variant", "speed, relative to plain decoding", "first draft token accepted", "steps"], rows)
 
 
 @dataclass(slots=True)
@@ -129,15 +179,17 @@ def _kind(length: int, found: Counter[int]) -> tuple[int, int, int]:
     return length, total.bit_length(), 4 * most // total
 
 
-def _compare_drafts(session: Session, prompts: Sequence[list[int]], half: int, n: int) -> None:
+def _compare_drafts(
+    session: Session, kept: Sequence[tuple[list[int], list[int]]], requests: Sequence[str], n: int
+) -> None:
     assert isinstance(session.draft, LlamaRow)
-    answers = []
-    for i, prompt in enumerate(prompts):
-        note(f"answer {i + 1} of {len(prompts)}")
+    known, calibrating = kept[: len(kept) * 3 // 4], kept[len(kept) * 3 // 4 :]
+    unseen = []
+    for i, request in enumerate(requests):
+        note(f"answer {i + 1} of {len(requests)}")
         session.main.truncate(0)
-        answers.append(answer_of(session, prompt, n, "adaptive"))
-    texts = list(zip(prompts, answers, strict=True))
-    known, calibrating, unseen = texts[: half * 3 // 4], texts[half * 3 // 4 : half], texts[half:]
+        prompt = tokens_of(session.main.model, chat_text(session.main.model, request))
+        unseen.append((prompt, answer_of(session, prompt, n, "adaptive")))
 
     ngrams = _Ngrams()
     for prompt, answer in known:

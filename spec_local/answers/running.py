@@ -31,7 +31,8 @@ if TYPE_CHECKING:  # llguidance and SQLite are loaded at their first use
     from spec_local.grammar.matcher import Grammar
 
 _MAX_GRAMMARS = 4  # a large one takes megabytes, and a second to make: agents in parallel have one each
-_BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
+BEFORE = 256
+"""Number of prompt tokens that the datastore keeps with an answer, to find similar prompts."""
 
 
 @checked_fields
@@ -244,7 +245,7 @@ class RunningAnswers:
 
     def _store(self, prompt: CheckedPrompt, output: Sequence[int]) -> None:
         if self._factory.datastore:
-            self._factory.datastore.add_answer(output, prompt.tokens[-_BEFORE:])
+            self._factory.datastore.add_answer(output, prompt.tokens[-BEFORE:])
         if self.answer_store:
             self.answer_store.add(prompt.tokens, output, prompt.settings.sampling.temperature)
 
