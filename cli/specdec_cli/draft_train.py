@@ -23,7 +23,6 @@ from specdec_cli.options import (
 
 if TYPE_CHECKING:
     from spec_local.datastore.answer_store import KeptAnswer
-
     from spec_local.training.recipe import Recipe
 
 
@@ -147,7 +146,7 @@ def train(
                 raise InvalidRequest(f"--{option} {value:g} is not a positive number: give, for example, 60")
         from spec_local.llama.setup.probe import check_model_file
         from spec_local.models.quantized_copy import check_target
-        from spec_local.training import pipeline
+        from spec_local.training import material, pipeline
         from spec_local.training.prompts import read_user_texts
         from spec_local.training.recipe import Recipe, general_data
 
@@ -178,7 +177,7 @@ def train(
         check_target(recipe.target, recipe.main, force=force or recipe.folder.exists())
         check_model_file(source, gpu_layers=layers, log=render.note)
         answers = _kept_answers(recipe)
-        render.note(draft_view.plan(recipe, pipeline.check(recipe)))
+        render.note(draft_view.plan(recipe, material.check(recipe)))
         user_texts = read_user_texts(texts)
         for reason, skipped in user_texts.skipped.items():
             render.note(f"skipped, {reason}: {', '.join(map(str, skipped))}")
@@ -204,7 +203,6 @@ def _kept_answers(recipe: "Recipe") -> "Sequence[KeptAnswer]":
     if not recipe.learns:
         return ()
     from spec_local.datastore.answer_store import answer_store_of
-
     from spec_local.training.own_answers import usable
 
     answers = usable(answer_store_of(recipe.main, render.note).answers())

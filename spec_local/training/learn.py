@@ -16,7 +16,7 @@ from typing import Any
 from spec_local.datastore.answer_store import answer_store_of
 from spec_local.errors import SpecLocalError
 from spec_local.models.head_versions import Data, HeadVersions
-from spec_local.training import pipeline
+from spec_local.training import material, pipeline
 from spec_local.training.dataset import OWN
 from spec_local.training.events import Answering, Event, Generating, Stage, Training
 from spec_local.training.prompts import UserTexts
@@ -48,16 +48,16 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         threads=options["threads"],
         gpu_layers=options["gpu_layers"],
     )
-    pipeline.check(recipe)
+    material.check(recipe)
     head = pipeline.run(recipe, UserTexts(), send.progress, answer_store_of(main).answers())
     learned = head.learned
     assert learned
-    names: list[tuple[Data, str]] = [("user", OWN), ("built_in", pipeline.BUILT_IN)]
+    names: list[tuple[Data, str]] = [("user", OWN), ("built_in", material.BUILT_IN)]
     before, after = (
         {data: found[name].overall.agreement for data, name in names if name in found}
         for found in (learned.before, learned.after)
     )
-    (recipe.folder / "checkpoint.pt").unlink(missing_ok=True)  # the next round starts from a version
+    recipe.checkpoint.unlink(missing_ok=True)  # the next round starts from a version
     if before and after["user"] < before["user"] + LEAST_GAIN:
         versions.end_round(learned.last_answer)
         head.path.unlink()

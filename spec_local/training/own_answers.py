@@ -84,6 +84,7 @@ def read_again(
         OSError: a shard cannot be written.
     """
     n_done = _n_read(answers, folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # readable by the owner only, as the answers are
     new = answers[n_done:]
     if new:
         row = open_row(
@@ -119,7 +120,7 @@ def _n_read(answers: Sequence[KeptAnswer], folder: Path) -> int:
             return n
     except InvalidRequest:  # damaged
         pass
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

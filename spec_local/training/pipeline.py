@@ -5,9 +5,8 @@ PyTorch.
 """
 
 import copy
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +14,23 @@ import numpy as np
 
 from spec_local.bench.figures import VariantFigures
 from spec_local.datastore.answer_store import KeptAnswer
-from spec_local.errors import BackendError, InvalidRequest, ModelError
-from spec_local.llama.headers import open_header
-from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
-from spec_local.system.files import format_size, sha256
+from spec_local.system.files import sha256
 from spec_local.system.machine import default_threads
-from spec_local.training import distillation, measurement, own_answers
-from spec_local.training.built_in import answers_to_built_in
-from spec_local.training.data_stage import DataStage
+from spec_local.training import distillation, measurement
 from spec_local.training.dataset import OWN, Dataset, batches
 from spec_local.training.distillation import Hyperparameters, Result, TrainingProgress
 from spec_local.training.evaluation import Evaluation
-from spec_local.training.events import Answering, Event, Stage, Training
+from spec_local.training.events import Event, Stage, Training
 from spec_local.training.export import write_head
-from spec_local.training.head_file import TrainedWeights, read_head
 from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
-from spec_local.training.main_weights import (
-    MainWeights,
-    check_main_weights,
-    read_feed_forward,
-    read_main_weights,
-)
+from spec_local.training.main_weights import MainWeights, read_feed_forward, read_main_weights
+from spec_local.training.material import BUILT_IN, Material, delete_answers, gather
 from spec_local.training.measurement import Gain
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, open_journal
-from spec_local.training.shards import Document
 
-BUILT_IN = "built-in prompts"
-"""Name of the answers to the prompts of `specdec bench`."""
 N_DRAFTED = (4096, 8192, 16384, 32768)
 """Numbers of tokens that a head may draft; the least that covers enough is used."""
 MAX_EPOCHS = 8
@@ -57,7 +42,6 @@ _EVALUATIONS = 24  # number of evaluations during the training
 _RATE_TIMES_WIDTH = 0.3  # of the peak learning rate, at most: the more inputs add up, the less each changes
 _CONTINUED_RATE = 0.5  # of the peak learning rate, for weights that are trained already
 _SAMPLES_PER_CHANNEL = 8  # positions of the regression for each channel that the head reads
-_MIN_TOKENS = 20_000  # the least data worth training on
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,45 +94,6 @@ class Measured:
     rates: Mapping[str, tuple[float, float]]
 
 
-def check(recipe: Recipe) -> int:
-    """Check for errors that would otherwise occur only after an hour of work.
-
-    Returns:
-        the size of the training data in bytes per token of prompts and answers.
-
-    Raises:
-        ModelFileError, ModelError: the main model cannot be read, or no head can be trained for it.
-        InvalidRequest: the device is not available, or there is too little disk space.
-    """
-    distillation.check_device(recipe.device)
-    header = open_header(recipe.main)
-    if header.is_head:
-        raise ModelError(f"{recipe.main.name} is a head: give the model that it is for")
-    layers = layers_read(header.n_layers)
-    check_main_weights(header)
-    bytes_per_token = len(layers) * header.n_embd * np.dtype(np.uint16).itemsize
-    header.close()
-    if recipe.max_bytes < bytes_per_token * _MIN_TOKENS:
-        raise InvalidRequest(
-            f"{format_size(recipe.max_bytes)} of disk space are too little for training data: "
-            f"free some, or give --disk {1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g} or more"
-        )
-    model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
-    row = open_row(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
-    try:
-        row.evaluate([0] * 8, 1)
-        why = "" if np.isfinite(row.states(range(8))).all() else "they are not finite"
-    except BackendError as error:
-        why = str(error).partition(": ")[0]  # what to do there is not what to do here
-    row.close()
-    model.close()
-    if why:
-        raise ModelError(
-            f"the hidden states of {recipe.main.name} cannot be used ({why}): give another main model"
-        )
-    return bytes_per_token
-
-
 def run(
     recipe: Recipe,
     user_texts: UserTexts,
@@ -190,24 +135,10 @@ def measure(recipe: Recipe, head: TrainedHead, on_progress: Callable[[Event], No
     )
 
 
-@dataclass(slots=True)
-class _Material:
-    """What a head is made from.
-
-    own, built_in: the user's answers and those to the built-in prompts; empty if the run does not learn.
-    """
-
-    general: Path
-    continued: TrainedWeights | None = None
-    own: Sequence[Document] = ()
-    last_answer: int = 0
-    built_in: Sequence[Document] = field(default=())
-
-
 class _Pipeline:
     def __init__(self, recipe: Recipe, journal: Journal, on_progress: Callable[[Event], None]) -> None:
         self._recipe, self._journal, self._on_progress = recipe, journal, on_progress
-        self._checkpoint = recipe.folder / "checkpoint.pt"
+        self._checkpoint = recipe.checkpoint
         self._threads = recipe.threads or default_threads()
         header = Model(recipe.main, weights=False)
         self._layers = layers_read(header.n_layers)
@@ -216,7 +147,7 @@ class _Pipeline:
 
     def run(self, user_texts: UserTexts, answers: Sequence[KeptAnswer]) -> TrainedHead:
         recipe = self._recipe
-        material = self._material(user_texts, answers)
+        material = gather(recipe, self._journal, user_texts, answers, self._on_progress)
         self._on_progress(Stage("reading the training data"))
         dataset = Dataset(material.general, self._n_vocab, self._sizes(material), material.own)
         model = Model(recipe.main, weights=False)
@@ -226,7 +157,7 @@ class _Pipeline:
         learned = self._compared(dataset, main, material, result) if material.own else None
         self._on_progress(Stage("exporting"))
         self._export(dataset, main, result)
-        shutil.rmtree(self._own_folder, ignore_errors=True)
+        delete_answers(recipe)
         return TrainedHead(
             path=recipe.target,
             n_generated=dataset.n_generated,
@@ -240,62 +171,14 @@ class _Pipeline:
             curve=self._journal.curve,
         )
 
-    @property
-    def _own_folder(self) -> Path:
-        return self._recipe.folder / "own"
-
-    def _material(self, user_texts: UserTexts, answers: Sequence[KeptAnswer]) -> _Material:
-        """Generate training data unless it exists, and read the user's answers."""
-        recipe = self._recipe
-        usable = self._usable(answers) if recipe.learns else []
-        material = _Material(recipe.general or recipe.folder / "data")
-        self._journal.general = str(recipe.general.absolute()) if recipe.general else ""
-        header = Model(recipe.main, weights=False)
-        if recipe.continued:
-            material.continued = read_head(recipe.continued, header)
-        header.close()
-        if not recipe.general:
-            DataStage(recipe, self._journal, self._layers, self._on_progress).run(user_texts)
-        if usable:
-            model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
-            layers, threads = self._layers, recipe.threads
-            material.built_in = answers_to_built_in(
-                model,
-                recipe.folder / "built-in",
-                layers=layers,
-                threads=threads,
-                on_progress=self._answering(BUILT_IN),
-            )
-            material.own = own_answers.read_again(
-                usable,
-                model,
-                self._own_folder,
-                layers=layers,
-                threads=threads,
-                on_progress=self._answering(OWN),
-            )
-            material.last_answer = usable[-1].number
-            model.close()
-        return material
-
-    def _usable(self, answers: Sequence[KeptAnswer]) -> Sequence[KeptAnswer]:
-        """The answers to learn from; a training that has begun goes on with those that it began with."""
-        last = self._journal.data.get("last_answer")
-        if last and self._checkpoint.exists():
-            answers = [answer for answer in answers if answer.number <= last] or answers
-        return own_answers.usable(answers)
-
-    def _answering(self, what: str) -> Callable[[int, int], None]:
-        return lambda n_done, n: self._on_progress(Answering(what, n_done, n))
-
-    def _sizes(self, material: _Material) -> Sequence[int]:
+    def _sizes(self, material: Material) -> Sequence[int]:
         """Numbers of tokens to draft; a head that is continued does not draft fewer than before."""
         if self._recipe.n_drafted:
             return (self._recipe.n_drafted,)
         least = len(material.continued.drafted) if material.continued else 0
         return [n for n in N_DRAFTED if n >= least] or [least]
 
-    def _train(self, dataset: Dataset, main: MainWeights, material: _Material) -> Result:
+    def _train(self, dataset: Dataset, main: MainWeights, material: Material) -> Result:
         recipe, journal = self._recipe, self._journal
         continued = material.continued
         if not continued:
@@ -333,7 +216,7 @@ class _Pipeline:
             start, self._shape, main, dataset, hyperparameters, device=device, threads=threads
         )
 
-    def _compared(self, dataset: Dataset, main: MainWeights, material: _Material, result: Result) -> Learned:
+    def _compared(self, dataset: Dataset, main: MainWeights, material: Material, result: Result) -> Learned:
         """Evaluate the head that was continued, with its own tokens, and the new one."""
         self._on_progress(Stage("evaluating"))
         before: Mapping[str, Evaluation] = {}
@@ -349,7 +232,7 @@ class _Pipeline:
         return Learned(len(material.own), material.last_answer, before, after)
 
     def _evaluated(
-        self, weights: Weights, main: MainWeights, dataset: Dataset, material: _Material
+        self, weights: Weights, main: MainWeights, dataset: Dataset, material: Material
     ) -> Mapping[str, Evaluation]:
         """Evaluate a head on texts that it was not trained for."""
         run = self._run(weights, main, dataset, Hyperparameters(n_steps=1))

@@ -57,6 +57,11 @@ class Recipe:
         return _folder(self.target)
 
     @property
+    def checkpoint(self) -> Path:
+        """File with the state of the training."""
+        return self.folder / "checkpoint.pt"
+
+    @property
     def generation_seconds(self) -> float:
         """Time for generating training data; infinite if a number of tokens is given."""
         return float("inf") if self.tokens else GENERATION_SHARE * self._seconds

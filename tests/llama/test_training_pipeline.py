@@ -14,7 +14,7 @@ from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import hidden_states
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import data_stage, measurement, pipeline, shards
+from spec_local.training import data_stage, material, measurement, pipeline, shards
 from spec_local.training.dataset import COVERAGE, Dataset
 from spec_local.training.events import Generating, Stage, Training
 from spec_local.training.head_shape import layers_read
@@ -333,21 +333,21 @@ def test_the_least_vocabulary_that_covers_enough_is_drafted(trained):
 
 @pytest.mark.parametrize("why", ["llama.cpp returned 0 of 8 states", "they are not finite"])
 def test_main_models_whose_states_cannot_be_used_are_refused_at_once(recipe, monkeypatch, why):
-    assert pipeline.check(recipe) == BYTES_PER_TOKEN
+    assert material.check(recipe) == BYTES_PER_TOKEN
     if "finite" in why:
-        monkeypatch.setattr(pipeline.np, "isfinite", lambda x: np.zeros(x.shape, bool))
+        monkeypatch.setattr(material.np, "isfinite", lambda x: np.zeros(x.shape, bool))
     else:
         monkeypatch.setitem(hidden_states._NAMES, "llama", "other")
     with pytest.raises(ModelError, match=rf"states of main.gguf cannot be used \({why}"):
-        pipeline.check(recipe)
+        material.check(recipe)
     assert not recipe.folder.exists()
 
 
 def test_too_little_disk_space_is_refused_at_once(recipe):
     with pytest.raises(InvalidRequest, match="disk space are too little") as error:
-        pipeline.check(replace(recipe, max_bytes=1000 * BYTES_PER_TOKEN))
+        material.check(replace(recipe, max_bytes=1000 * BYTES_PER_TOKEN))
     wanted = float(str(error.value).split("--disk ")[1].split()[0])
-    pipeline.check(replace(recipe, max_bytes=round(wanted * 1e9)))
+    material.check(replace(recipe, max_bytes=round(wanted * 1e9)))
 
 
 def test_a_head_is_measured(main_path, trained, own_cache, monkeypatch):
@@ -372,7 +372,7 @@ def test_a_recurrent_main_model(quick, tmp_path, own_cache):
     """Its next token depends on all tokens, so that a head learns little of it in a second."""
     main = write_tiny_model(tmp_path / "main.gguf", architecture="mamba", n_layers=5, end_scale=1.5)
     recipe = Recipe(main=main, target=tmp_path / "head.gguf", minutes=0.04, threads=1)
-    assert pipeline.check(recipe) == BYTES_PER_TOKEN
+    assert material.check(recipe) == BYTES_PER_TOKEN
     head = run(recipe, UserTexts(), ignore)
     assert head.evaluation.overall.n > 20
     assert generate(main, recipe.target) == generate(main)
