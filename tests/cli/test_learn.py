@@ -1,0 +1,190 @@
+"""`--learn`: what is kept, who can read it, and how it is shown and deleted."""
+
+import importlib.util
+import json
+import re
+import stat
+import sys
+import time
+
+import pytest
+
+from spec_local.datastore.answer_store import AnswerStore
+from tests.cli.conftest import Inside, folders
+
+TINY = ["--threads", 1, "--ctx", 512]
+FIRST_USE = "learning: prompts and answers are kept as tokens in "
+
+
+@pytest.fixture
+def isolated(home, tmp_path):
+    """The command with the measurements of the other tests, and a datastore and heads of its own."""
+    own = tmp_path / "cache"
+    (own / "specdec").mkdir(parents=True)
+    for entry in (home / "cache/specdec").iterdir():
+        if entry.name != "texts":
+            (own / "specdec" / entry.name).symlink_to(entry)
+    more = {"XDG_CACHE_HOME": str(own), "XDG_DATA_HOME": str(tmp_path / "data")}
+    return Inside(tmp_path, folders(home) | more)
+
+
+def answer(isolated, main, *more, prompt="words", env=None):
+    arguments = ["generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--json", *more, prompt]
+    done = isolated(*arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["content"], done.stderr.decode()
+
+
+def store_of(isolated):
+    [path] = isolated.folder.glob("cache/specdec/texts/*/*.answers")
+    return AnswerStore(path)
+
+
+def kept(isolated):
+    paths = list(isolated.folder.glob("cache/specdec/texts/*/*.answers"))
+    return sum(len(AnswerStore(path).answers()) for path in paths)
+
+
+def shown(isolated):
+    """The lines of `datastore show`, as (name, text)."""
+    done = isolated("datastore", "show")
+    assert done.returncode == 0, done.stderr
+    return [tuple(re.split(r" +", line, maxsplit=1)) for line in done.stdout.decode().splitlines() if line]
+
+
+def test_prompts_and_answers_are_kept_and_the_first_use_says_so(isolated, main):
+    plain, notes = answer(isolated, main)
+    assert (kept(isolated), "learning" in notes) == (0, False)
+    first, notes = answer(isolated, main, "--learn")
+    [line] = [line for line in notes.splitlines() if line.startswith(FIRST_USE)]
+    store = store_of(isolated)
+    for part in (str(store.path), "only you can read", "specdec datastore show", "specdec datastore clear"):
+        assert part in line
+    _, notes = answer(isolated, main, "--learn", prompt="other words")
+    assert FIRST_USE not in notes
+    assert first == plain
+    one, two = store.answers()
+    assert (one.n_prompt, len(one.tokens), one.temperature) == (10, 50, 0)
+    assert two.number > one.number
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
+    assert dict(shown(isolated))["texts"] == "2"  # for lookups, too
+
+
+def test_show_and_clear(isolated, main):
+    answer(isolated, main, "--learn")
+    answer(isolated, main, "--learn", prompt="other words")
+    today = time.strftime("%Y-%m-%d")
+    store = store_of(isolated)
+    n_tokens = sum(len(answer.tokens) for answer in store.answers())
+    assert ("answers", f"2 of main.gguf ({n_tokens} tokens, {today} to {today})") in shown(isolated)
+    what = r"2 texts and 2 answers kept for learning \(0\.\d MB\)"
+    assert re.search(f"delete {what}: pass --yes", isolated.one_line(isolated("datastore", "clear"), 2))
+    assert len(store.answers()) == 2
+    heads = isolated.folder / "data/specdec/heads"
+    (heads / store.key).mkdir(parents=True)
+    (heads / "fedcba9876543210").mkdir()
+    done = isolated("datastore", "clear", "--yes")
+    assert done.returncode == 0
+    deleted, head = done.stderr.decode().splitlines()
+    assert re.fullmatch(f"deleted {what}", deleted)
+    assert head.endswith(f"delete the folder {heads / store.key}")
+    assert not list(isolated.folder.rglob("texts/*"))
+    _, notes = answer(isolated, main, "--learn")
+    assert FIRST_USE in notes  # again: it is a new file
+    assert kept(isolated) == 1
+
+
+def test_without_heads_clear_does_not_mention_them(isolated, main):
+    answer(isolated, main, "--learn")
+    assert len(isolated("datastore", "clear", "--yes").stderr.splitlines()) == 1
+
+
+def test_a_damaged_file_is_reported_in_one_line(isolated, main):
+    answer(isolated, main, "--learn")
+    path = store_of(isolated).path
+    path.write_bytes(b"something else" * 1000)
+    done = isolated("datastore", "show")
+    assert done.returncode == 0
+    assert f"{path} cannot be read" in done.stderr.decode()
+    _, notes = answer(isolated, main, "--learn")
+    assert len([line for line in notes.splitlines() if str(path) in line]) == 1
+    assert kept(isolated) == 1
+
+
+def test_without_pytorch_the_first_use_says_what_is_missing(isolated, main, monkeypatch):
+    find_spec = importlib.util.find_spec
+    for found in (None, object()):
+
+        def find(name, *more, found=found):
+            return found if name == "torch" else find_spec(name, *more)
+
+        monkeypatch.setattr(importlib.util, "find_spec", find)
+        _, notes = answer(isolated, main, "--learn")
+        lines = [line for line in notes.splitlines() if "PyTorch" in line]
+        assert [bool(re.search("lookups use them.* no head .*: run .*torch", line)) for line in lines] == (
+            [] if found else [True]
+        )
+        assert "PyTorch" not in answer(isolated, main, "--learn")[1]
+        isolated("datastore", "clear", "--yes")
+
+
+def test_python_without_sqlite(isolated, main, monkeypatch):
+    monkeypatch.setitem(sys.modules, "spec_local.datastore.answer_store", None)
+    done = isolated("generate", "--main", main, *TINY, "-n", 5, "--learn", "words")
+    assert "learning needs Python's module" in isolated.one_line(done, 2)
+    assert isolated("generate", "--main", main, *TINY, "-n", 5, "words").returncode == 0
+
+
+def test_the_option_the_environment_and_the_config_file(isolated, main, tmp_path):
+    config, both = tmp_path / "c.toml", tmp_path / "both.toml"
+    config.write_text("learn = true\n")
+    both.write_text("learn = true\n[generate]\ndatastore = false\n")
+    learn, nothing = {"SPECDEC_LEARN": "1"}, {"SPECDEC_DATASTORE": "0"}
+    for arguments, env in (
+        (["--no-learn"], learn),
+        (["--config", config, "--no-learn"], None),
+        (["--no-datastore"], learn),
+        (["--config", config, "--no-datastore"], None),
+        (["--config", config], nothing),
+        (["--config", both], None),
+    ):
+        answer(isolated, main, *arguments, env=env)
+        assert kept(isolated) == 0, (arguments, env)
+    for n, (arguments, env) in enumerate(
+        [
+            (["--config", config], None),
+            ([], learn),
+            (["--learn"], nothing),
+            (["--config", both, "--learn"], None),
+        ]
+    ):
+        answer(isolated, main, *arguments, env=env, prompt="abcd"[n])
+        assert kept(isolated) == n + 1, (arguments, env)
+    done = isolated("generate", "--main", main, *TINY, "--learn", "--no-datastore", "words")
+    assert "--no-datastore" in isolated.one_line(done, 2)
+
+
+def test_bench_keeps_nothing(isolated, main, tmp_path):
+    (tmp_path / "prompts.txt").write_text("words words\n")
+    arguments = ["--prompts", tmp_path / "prompts.txt", "--tokens", 12, "--proposer", "lookup"]
+    done = isolated("bench", "--main", main, *TINY, *arguments, env={"SPECDEC_LEARN": "1"})
+    assert done.returncode == 0, done.stderr
+    assert b"learning" not in done.stderr
+    assert not list(isolated.folder.rglob("*.answers"))
+
+
+def test_chat_keeps_the_whole_conversation_before_each_answer(isolated, main):
+    done = isolated("chat", "--main", main, *TINY, "-n", 20, "--learn", stdin=b"hello\nand more\n")
+    assert done.returncode == 0, done.stderr
+    one, two = store_of(isolated).answers()
+    assert one.tokens.tolist() == two.tokens[: len(one.tokens)].tolist()
+    assert two.n_prompt > len(one.tokens)
+
+
+def test_several_prompts(isolated, main, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "number {n}"}}\n' for n in range(4)))
+    arguments = ["--input", tmp_path / "prompts.jsonl", "--parallel", 2, "-n", 10]
+    done = isolated("generate", "--main", main, *TINY, *arguments, "--learn")
+    assert done.returncode == 0, done.stderr
+    assert kept(isolated) == 4
