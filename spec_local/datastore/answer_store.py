@@ -45,7 +45,6 @@ _POLL = 0.005  # seconds between two attempts to get the lock; an addition takes
 _PAUSE = 60.0  # seconds without further attempts after a failed addition: not every answer is to wait
 _MAX_ROW = 1 << 26  # bytes; SQLite refuses larger ones, which only damage can make
 _LAST_TIME = 1e11  # seconds since 1970: thousands of years from now, and not too large for a date
-_SIDE_FILES = "-journal", "-wal", "-shm"  # of SQLite, beside the file
 _TOKEN = np.dtype("<i4")
 _Result = TypeVar("_Result")
 
@@ -212,9 +211,8 @@ class AnswerStore:
     def _create(self) -> bool:
         if self._exists():
             return False
-        for suffix in _SIDE_FILES:  # of a file that was deleted, which SQLite would restore
-            self._beside(suffix).unlink(missing_ok=True)
-        # SQLite would create it with the usual permissions; its other files get those of this one.
+        # SQLite would create it with the usual permissions; its other files get those of this one. It ignores
+        # the journal that a file of this name has left if this one is empty.
         os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         return True
 
@@ -255,7 +253,7 @@ class AnswerStore:
             connection.execute("DELETE FROM answers WHERE number <= ?", [last])
 
     def _rewrite(self) -> None:
-        """Replace a damaged file by one with all answers that can be read."""
+        """Replace a damaged file by one with all answers that can be read, which removes its journal."""
         answers: list[KeptAnswer] = []
         try:
             with _connection(self.path) as connection:
@@ -263,8 +261,6 @@ class AnswerStore:
         except sqlite3.Error as error:
             if not self._shows_damage(error):
                 raise
-        for suffix in _SIDE_FILES:
-            self._beside(suffix).unlink(missing_ok=True)
         with replacing(self.path) as temporary, _connection(temporary, journal="MEMORY") as connection:
             connection.execute("BEGIN IMMEDIATE")
             _prepare(connection, self._model)
@@ -318,9 +314,6 @@ class AnswerStore:
         if code == sqlite3.SQLITE_READONLY:  # a damaged header says so, too
             return os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
         return code not in _PROBLEMS
-
-    def _beside(self, suffix: str) -> Path:
-        return self.path.with_name(self.path.name + suffix)
 
     # Locking and logging
 

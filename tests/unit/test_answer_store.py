@@ -236,21 +236,56 @@ def test_a_store_that_was_cleared_is_created_again(path):
     assert texts(path) == [text(3), text(4)]
 
 
-def test_a_journal_that_a_deleted_file_has_left_is_not_restored(path):
-    """As after a kill during `datastore clear`, when the file was in the middle of a transaction."""
-    add(opened(path), 1)
+def unfinished_journal(path):
+    """Write an answer; the journal of a transaction that was killed when it had written to the file."""
+    add(opened(path), 1, length=20_000)
     with module._connection(path) as connection:
-        connection.execute("PRAGMA cache_spill = 1")
         connection.execute("PRAGMA cache_size = 1")
         connection.execute("BEGIN IMMEDIATE")
-        for n in range(100):
-            connection.execute("UPDATE answers SET tokens = zeroblob(?)", [n * 100])
-        left = path.with_name(f"{path.name}-journal").read_bytes()
-    assert left
+        connection.execute("DELETE FROM answers")
+        connection.execute("CREATE TABLE more AS SELECT zeroblob(100000)")
+        return path.with_name(f"{path.name}-journal").read_bytes(), path.read_bytes()
+
+
+def test_a_transaction_that_was_killed_is_rolled_back(path):
+    journal, content = unfinished_journal(path)
+    path.write_bytes(content)
+    assert texts(path) != [text(1, 20_000)]
+    path.write_bytes(content)
+    path.with_name(f"{path.name}-journal").write_bytes(journal)
+    assert texts(path) == [text(1, 20_000)]
+
+
+def test_a_journal_of_an_earlier_file_is_not_restored(path):
+    """As after a kill during `datastore clear`."""
+    journal, _ = unfinished_journal(path)
     path.unlink()
-    path.with_name(f"{path.name}-journal").write_bytes(left)
+    path.with_name(f"{path.name}-journal").write_bytes(journal)
     add(opened(path), 2)
     assert texts(path) == [text(2)]
+
+
+def test_a_damaged_file_leaves_nothing_beside_the_new_one(path):
+    add(opened(path), 1)
+    path.write_bytes(b"something else" * 500)
+    for suffix in ("-journal", "-wal", "-shm"):
+        path.with_name(path.name + suffix).write_bytes(b"something else" * 500)
+    add(opened(path), 2)
+    assert texts(path) == [text(2)]
+    assert {each.name for each in path.parent.iterdir()} == {path.name, "lock"}
+
+
+def test_an_empty_file(path):
+    """As after a kill between its creation and the first transaction."""
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert texts(path) == []
+    log = []
+    store = opened(path, log)
+    assert store.contents().n_answers == 0
+    add(store, 1)
+    assert log == []
+    assert texts(path) == [text(1)]
 
 
 def test_stores_are_listed_by_folder(path, monkeypatch):
