@@ -1,8 +1,9 @@
 """Train a head on the main model's soft targets, and evaluate it during training.
 
 The learning rate warms up, stays constant and decays to zero in the last part (Hägele et al. 2024, "Scaling
-Laws and Compute-Optimal Training Beyond Fixed Training Durations"). The decay starts early once the held-out
-agreement stops improving. A run is determined by its data, hyperparameters and step, so one that was killed
+Laws and Compute-Optimal Training Beyond Fixed Training Durations"). The decay starts early once all data has
+been read and the held-out agreement stops improving: at a constant rate, it hardly rises, and the decay shows
+what has been learned. A run is determined by its data, hyperparameters and step, so one that was killed
 resumes from its last checkpoint exactly.
 """
 
@@ -50,7 +51,8 @@ class Hyperparameters:
         warmup_steps: number of steps during which the learning rate rises.
         decay_share: share of the steps during which the learning rate falls.
         eval_every: number of steps between evaluations.
-        patience: number of consecutive evaluations without improvement after which the decay starts.
+        patience: number of consecutive evaluations without improvement after which the decay starts, from the
+            second epoch on.
         seed: random seed for the order of the data.
     """
 
@@ -244,7 +246,7 @@ class Run:
         if agreement > state.best:
             state.best, state.best_step, state.stale = agreement, state.step, 0
             self.best = self._copy()
-        elif state.stale >= self.hyperparameters.patience and state.step < state.decay_from:
+        elif state.epoch and state.stale >= self.hyperparameters.patience and state.step < state.decay_from:
             decay = round(state.step * share / (1 - share))
             state.decay_from, state.end = state.step, min(state.end, state.step + max(1, decay))
         return evaluation

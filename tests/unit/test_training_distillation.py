@@ -175,9 +175,9 @@ def test_training_ends_early_without_improvement(data):
     )
     seen = []
     result = run(data, hyperparameters, on_progress=seen.append)
-    # Two evaluations without an improvement, and as many steps of decay.
-    assert (result.n_steps, result.step) == (20, 0)
-    assert seen[-1].n_steps == 20
+    # The first evaluation after an epoch, of 13 steps, is the third without an improvement; then the decay.
+    assert (result.n_steps, result.step) == (30, 0)
+    assert seen[-1].n_steps == 30
 
 
 def test_the_best_weights_are_kept(data, whole):
