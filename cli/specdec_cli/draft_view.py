@@ -88,6 +88,8 @@ class _Lines:
 
 def plan(recipe: "Recipe", bytes_per_token: int) -> str:
     """Describe what a run will put on the disk."""
+    if recipe.general:
+        return f"training data: {recipe.general}"
     n = recipe.max_bytes // bytes_per_token
     return (
         f"training data: at most {format_size(recipe.max_bytes)} in {recipe.folder}, "

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import re
 import resource
 import signal
@@ -10,10 +11,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from spec_local.bench.figures import Estimate, VariantFigures
+from spec_local.datastore.answer_store import answer_store_of
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import data_stage, pipeline
 from spec_local.training.evaluation import Evaluation, Score
@@ -448,3 +451,48 @@ def test_the_report_says_what_was_learned(recipe):
     assert any(
         line.endswith("accepted 62.5% of the first draft tokens; expected 25.5 tokens/s") for line in lines
     )
+
+
+@pytest.fixture
+def kept(short_main, inside):
+    """A function that keeps so many answers to train on, as --learn does, in place of all others."""
+
+    def keep(n):
+        with mock.patch.dict(os.environ, inside.environment, clear=True):
+            store = answer_store_of(short_main)
+            store.path.unlink(missing_ok=True)
+            for i in range(n):
+                store.add([1, 300 + i, 301, 302], [310, 311, 312, 313, 314, 315], 0.0)
+
+    return keep
+
+
+def test_learning_from_kept_answers(planned, kept, short_main, target, tmp_path):
+    kept(12)
+    general = target.with_name("general.gguf.training") / "data"
+    general.mkdir(parents=True)
+    (general / "00000.npz").touch()
+    head = target.with_name("general.gguf")
+    head.touch()
+    recipe, _ = planned("--continue", head, "--from", "datastore", "--minutes", 30)
+    assert (recipe.continued, recipe.learns, recipe.general) == (head, True, general)
+    assert recipe.target == target.with_name("general-learned.gguf")
+    assert recipe.training_seconds == 0.8 * 30 * 60
+    recipe, _ = planned("--continue", recipe.target, "--from", "datastore", "--force")
+    assert (recipe.target, recipe.general) == (target.with_name("general-learned.gguf"), None)
+    recipe, _ = planned("--continue", head, "-o", target)
+    assert (recipe.target, recipe.learns, recipe.general) == (target, False, general)
+    # Prompts of the user's own need answers, and thereby new data.
+    (tmp_path / "notes.txt").write_text("A note. " * 50)
+    recipe, _ = planned("--continue", head, "--from", tmp_path / "notes.txt", "--from", "datastore")
+    assert (recipe.learns, recipe.general) == (True, None)
+    recipe, _ = planned("--from", "datastore")
+    assert (recipe.target, recipe.continued) == (short_main.with_name("main-head.gguf"), None)
+
+
+def test_too_few_kept_answers_are_refused_before_any_work(inside, kept, short_main, target):
+    kept(3)
+    done = inside("draft", "train", short_main, "-o", target, "--from", "datastore")
+    assert done.returncode == 2
+    assert b"answers of this model are kept, too few to learn from: use it with --learn" in done.stderr
+    assert not target.parent.exists()
