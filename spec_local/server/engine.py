@@ -116,6 +116,9 @@ class Engine:
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._seconds: collections.deque[float] = collections.deque(maxlen=32)  # of the last answers
         self._stopping = False
+        self._is_reloading = False  # until the process has ended that `reload` ends
+        self._previous: dict[str, Any] | None = None  # options to return to if the new ones fail
+        self._reload_error: SpecLocalError | None = None
 
     @property
     def n_unfinished(self) -> int:
@@ -139,6 +142,13 @@ class Engine:
             if self._stopping:
                 self._lose(NotReady(STOPPING))
                 return
+            if self._is_reloading:
+                self._is_reloading, persist = False, True
+                continue
+            if self._previous and not was_loaded:
+                self._reload_error = self.error or _crash(exit_code)
+                self._options, self._previous, self.error = self._previous, None, None
+                continue
             if was_loaded or not self.error:
                 self.error = _crash(exit_code)
             self._lose(self.error)
@@ -150,6 +160,27 @@ class Engine:
                 return
             await asyncio.sleep(retry)
             retry = min(2 * retry, _LAST_RETRY_S)
+
+    async def reload(self, session: Mapping[str, Any]) -> SpecLocalError | None:
+        """Load the models with other arguments of `Session.open`; call it only while no answer runs or waits.
+
+        Until they are loaded, `ready` is not set.
+
+        Returns:
+            why they cannot be loaded with these; those before are used again. None: they are loaded.
+
+        Raises:
+            NotReady: no models are loaded.
+        """
+        self.check_ready()
+        self._previous, self._options = self._options, self._options | {"session": dict(session)}
+        self._is_reloading, self._reload_error, self.loaded = True, None, None
+        self.ready.clear()
+        self._lose(NotReady("the models are being loaded: try again soon"))
+        self._close()
+        await self.ready.wait()
+        self._previous = None
+        return self._reload_error
 
     async def _run_process(self) -> tuple[bool, int]:
         """Run one process until it ends; return whether it loaded the models, and its exit code."""
@@ -283,6 +314,9 @@ class Engine:
     def stop(self) -> None:
         """End the process: its answers end at their next step."""
         self._stopping = True
+        self._close()
+
+    def _close(self) -> None:
         if self._connection:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
                 end.shutdown(socket.SHUT_RDWR)  # wakes the process, and the thread that reads

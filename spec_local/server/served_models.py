@@ -44,6 +44,7 @@ class ServedModel:
         process: the task that runs the engine, from the start of loading to the end of unloading.
         plan: the memory that it needs; None: not known yet, or it is the only model.
         keep_alive: seconds after its last use when it is unloaded; None: it stays.
+        is_reloading: it is being loaded with another head, for which requests wait.
         n_users: requests that use it, or wait until it is loaded.
         last_used: number of its last use; a greater one is later.
     """
@@ -56,6 +57,7 @@ class ServedModel:
     process: "asyncio.Task[None] | None" = None
     plan: MemoryPlan | None = None
     keep_alive: float | None = None
+    is_reloading: bool = False
     n_users: int = 0
     last_used: int = -1
     timer: asyncio.TimerHandle | None = None
@@ -82,6 +84,7 @@ class ServedModels:
 
     Attributes:
         observe: called with the last event of each answer, and its seconds since the request.
+        on_request: called when an answer is requested.
 
     Raises:
         InvalidRequest: two models have the same name.
@@ -104,6 +107,7 @@ class ServedModels:
         self._memory, self._keep_alive, self._max_waiting, self._log = memory, keep_alive, max_waiting, log
         self._create, self._plan, self._call_later = create, plan, call_later
         self.observe: Callable[[Event, float], None] = lambda event, seconds: None
+        self.on_request: Callable[[], None] = lambda: None
         self._names: dict[str, ServedModel] = {}
         for model in self.models:
             if self._names.setdefault(_plain(model.name), model) is not model:
@@ -159,12 +163,18 @@ class ServedModels:
         """Answers that wait for a row, and requests that wait for a model."""
         return self._n_waiting + sum(engine.n_unfinished - engine.n_running for engine in self._engines())
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no request uses a model, or waits for one."""
+        return not self._n_waiting and not any(model.n_users for model in self.models)
+
     def check_ready(self) -> None:
         """Raise NotReady until the first model has been loaded; and while a model that is alone is not."""
         if self._ending.is_set():
             raise NotReady(STOPPING)
         if self._stays and (engine := self.models[0].engine):
-            engine.check_ready()
+            if not self.models[0].is_reloading:
+                engine.check_ready()
         elif not self._is_started:
             raise NotReady("the models are being loaded: try again soon")
 
@@ -231,9 +241,11 @@ class ServedModels:
         """
         model = self.chosen(name)
         if self._stays:
+            if model.is_reloading and model.engine:
+                await self._until(model.engine.ready)
             self.check_ready()
-            assert model.engine
-            return contextlib.nullcontext(model.engine)
+            self._begin_use(model)
+            return self._use(model)
         seconds = seconds_of(keep_alive) if keep_alive is not None else None
         if self._turn.locked() or not model.loaded:
             await self._wait_for(model)
@@ -313,6 +325,32 @@ class ServedModels:
 
     # Loading and unloading
 
+    async def reload(self, model: ServedModel, session: Mapping[str, Any]) -> SpecLocalError | None:
+        """Load a model with other arguments of `Session.open`, as soon as no request uses it.
+
+        Requests that arrive meanwhile wait. A model that is not loaded has them at its next use.
+
+        Returns:
+            why it cannot be loaded with them; those before are used again. None: it is loaded.
+
+        Raises:
+            NotReady: the server ends, or its only model is not loaded.
+        """
+        while model.n_users:
+            self._changed.clear()
+            await self._until(self._changed)
+        if not (engine := model.engine):
+            model.session = session
+            return None
+        model.is_reloading = True
+        try:
+            error = await engine.reload(_within(session, model.plan))
+        finally:
+            model.is_reloading = False
+        if not error:
+            model.session = session
+        return error
+
     async def _plan_of(self, model: ServedModel) -> MemoryPlan | None:
         if not model.plan and len(self.models) > 1:
             try:
@@ -330,7 +368,7 @@ class ServedModels:
                 self._unload(min(idle, key=lambda other: other.last_used))
             self._changed.clear()
             await self._until(self._changed)
-        self._begin_to_load(model, {**model.session, "parallel": plan.n_rows} if plan else model.session)
+        self._begin_to_load(model, _within(model.session, plan))
 
     def _has_room(self, model: ServedModel, plan: MemoryPlan | None) -> bool:
         if model.process:  # it is being unloaded
@@ -366,6 +404,11 @@ class ServedModels:
             self._log(f"unloading {model.name}")
             engine, model.engine = model.engine, None
             engine.stop()
+
+
+def _within(session: Mapping[str, Any], plan: MemoryPlan | None) -> Mapping[str, Any]:
+    """The arguments of `Session.open` with as many rows as planned."""
+    return {**session, "parallel": plan.n_rows} if plan else session
 
 
 def _plain(name: str) -> str:

@@ -212,6 +212,49 @@ def test_a_model_that_cannot_be_loaded(arguments, tmp_path):
         engine.check_ready()
 
 
+def test_models_are_loaded_again_with_other_arguments(arguments):
+    """And with those before, if they cannot be; requests are refused meanwhile."""
+
+    async def main():
+        lines = []
+        async with running(arguments, log=lines.append) as engine:
+            process = children()
+            expected = await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
+            reloading = asyncio.create_task(engine.reload(arguments | {"draft": None}))
+            await asyncio.sleep(0)
+            assert not engine.ready.is_set()
+            with pytest.raises(NotReady, match="are being loaded"):
+                engine.answer([AnswerRequest(GREEDY, prompt="one")])
+            assert await reloading is None
+            assert engine.loaded.draft is None
+            assert children() != process
+            missing = arguments | {"draft": arguments["main"].with_name("missing.gguf")}
+            error = await engine.reload(missing)
+            assert isinstance(error, ModelFileError)
+            assert "missing.gguf" in str(error)
+            assert engine.loaded.draft is None
+            assert await engine.reload(arguments) is None
+            assert engine.loaded.draft == "draft.gguf"
+            found = await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
+            assert text(found[0]) == text(expected[0])
+            assert not any("ended" in line for line in lines)
+            children()[0].kill()  # what follows a planned end is not taken for one
+            while not any("ended (signal SIGKILL)" in line for line in lines):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_server_while_models_are_loaded_again(arguments):
+    async def main():
+        async with running(arguments) as engine:
+            reloading = asyncio.create_task(engine.reload(arguments))
+            await asyncio.sleep(0.05)
+        reloading.cancel()
+
+    asyncio.run(main())
+
+
 CALLS = [
     '<tool_call>\n{"name": "weather", "arguments": ',
     '{"city": ',

@@ -458,3 +458,69 @@ def test_times(time, seconds):
 def test_what_is_no_time(time):
     with pytest.raises(InvalidRequest, match="is not a time"):
         seconds_of(time)
+
+
+class ReloadedEngine(ScriptedEngine):
+    """Its `reload` ends when the test says so. error: what it returns then."""
+
+    error = None
+
+    async def reload(self, session):
+        self.asked, self.loaded = session, None
+        self.ready.clear()
+        await self.ready.wait()
+        return self.error
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_requests_wait_while_a_model_is_loaded_with_another_head(n):
+    async def main():
+        world = World(n=n)
+        world.served._create = ReloadedEngine
+        served, model = world.served, world.served.models[0]
+        await served.start()
+        engine = model.engine
+        session = {**model.session, "draft": "head-1.gguf"}
+        with await served.use("a"):
+            assert not served.is_idle
+            reloading = await begun(served.reload(model, session))
+            with await served.use("a"):  # neither waits for the other
+                pass
+            assert engine.loaded
+        await settle()
+        assert served.is_idle
+        assert not engine.loaded
+        assert engine.asked == session | ({"parallel": 2} if n > 1 else {})
+        waiting = await begun(world.ask("a"))
+        served.check_ready()  # the server is healthy
+        await settle()
+        assert not waiting.done()
+        engine.load()
+        await waiting
+        assert await reloading is None
+        assert model.session == session
+        await served.stop()
+
+    asyncio.run(main())
+
+
+def test_a_head_that_cannot_be_loaded_and_a_model_that_is_not_loaded():
+    async def main():
+        world = World()
+        world.served._create = ReloadedEngine
+        await world.served.start()
+        first, second, _ = world.served.models
+        before = first.session
+        reloading = await begun(world.served.reload(first, {**before, "draft": "head-1.gguf"}))
+        first.engine.error = error = ModelFileError("head-1.gguf is damaged: download it again")
+        first.engine.load()
+        assert await reloading is error
+        assert first.session is before
+        assert not first.is_reloading
+        changed = {**second.session, "draft": "head-2.gguf"}
+        assert await world.served.reload(second, changed) is None
+        assert second.session == changed
+        assert not second.engine
+        await world.served.stop()
+
+    asyncio.run(main())
