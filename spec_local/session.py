@@ -176,7 +176,8 @@ class Session:
                 chains only, which takes the least memory.
             datastore: add answers to the datastore on disk, and draft from it (see `spec_local.datastore`).
             learn: keep the tokens of whole prompts and answers on disk, too, to train a head on them; implies
-                `datastore`. See docs/learning.md.
+                `datastore`. In place of the draft, the head is used that has been trained from it, or without
+                a draft the one that began without. See docs/learning.md.
             reproducible: make the same seed give the same text whatever is drafted, with any draft model,
                 proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU
                 only. See `spec_local.llama.reproducible`.
@@ -209,6 +210,8 @@ class Session:
         layers = GPU_LAYERS["metal"] if fixed is None else fixed
         drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
         main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
+        if learn and not find_draft:
+            draft = _learned(main, draft, log)
         settings = LoadSettings(
             n_ctx=n_ctx,
             threads=threads,
@@ -610,6 +613,16 @@ def _notice_of_draft(session: Session, *, given: bool) -> str | None:
     if vocabulary_map and vocabulary_map.is_new:
         return f"draft model: different vocabulary, which covers {coverage:.0%} of the main model's tokens"
     return None
+
+
+def _learned(main: Path, draft: Path | None, log: Callable[[str], None]) -> Path | None:
+    """The head that has learned from the user's answers and began with a draft, or else the draft itself."""
+    from spec_local.models.head_versions import learned_head  # takes some milliseconds
+
+    learned = learned_head(main, draft)
+    if learned:
+        log(f"drafting with {learned.name}, a head that has learned from your answers")
+    return learned or draft
 
 
 def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":

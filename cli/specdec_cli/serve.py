@@ -145,6 +145,7 @@ def serve(
                 Access(api_key, is_loopback(host), tuple(cors or ()), max_body << 20),
                 on_ready=on_ready,
                 persist=bool(models.workers),
+                log=render.note,
             )
 
 

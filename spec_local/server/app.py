@@ -21,6 +21,7 @@ from spec_local.errors import SpecLocalError
 from spec_local.server import errors, llama_paths, openapi, responding
 from spec_local.server.engine import Engine
 from spec_local.server.guard import Access, Guard
+from spec_local.server.learning import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.prompts import PROMPTS
 from spec_local.server.protocol import Exchange
@@ -58,13 +59,17 @@ def create(
     served: ServedModels,
     access: Access,
     kinds: Mapping[str, type[Exchange]] | None = None,
+    learning: IdleTraining | None = None,
 ) -> Starlette:
-    """The application; the caller starts and stops the models.
+    """The application; the caller starts and stops the models, and the training of heads.
 
     Args:
         kinds: the protocol of each path; None: `PROTOCOLS`.
+        learning: None: no model learns.
     """
     metrics = Metrics(lambda: served.n_running, lambda: served.n_waiting)
+    if learning:
+        metrics.add_learning(lambda: learning.learner(served.current), lambda: learning.is_training)
     served.observe = metrics.observe
     kinds = kinds or PROTOCOLS
     started = int(time.time())
@@ -125,6 +130,10 @@ def create(
     async def counters(request: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
+    async def learned(request: Request) -> Response:
+        model = served.chosen(name_in(request))
+        return JSONResponse(learning.described(model) if learning else {"enabled": False})
+
     async def description(request: Request) -> Response:
         return JSONResponse(openapi.describe(kinds))
 
@@ -141,6 +150,7 @@ def create(
             return JSONResponse(response(*await engine.ask("prompt", exchange.requests[0])))
 
     async def answer(request: Request) -> Response:
+        served.on_request()
         served.check_ready()
         given = await read_json(request, access.max_body)
         model = served.chosen(given.get("model"))
@@ -177,6 +187,7 @@ def create(
         Route("/props", props),
         Route("/costs", costs),
         Route("/metrics", counters),
+        Route("/learning", learned),
         Route("/openapi.json", description),
         *llama_paths.routes(use, access.max_body),
         *(Route(path, prompt, methods=["POST"]) for path, (kind, _) in PROMPTS.items() if kind in kinds),

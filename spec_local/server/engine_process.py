@@ -128,6 +128,8 @@ class EngineProcess:
             n_rows=session.n_rows,
             template=self._model.chat_template,
             properties={"version": __version__, "n_vocab": session.main.n_vocab},
+            draft_path=session.draft.model.path if session.draft else None,
+            gpu_layers=self._model.gpu_layers,
         )
 
     # Receiving and preparing

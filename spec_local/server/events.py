@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_local.answers.marked import Span
@@ -170,6 +171,7 @@ class Loaded:
         n_ctx: context length of an answer in tokens. n_rows: answers at the same time.
         template: the chat template; None: the model has none.
         properties: what /props tells besides.
+        draft_path: the file of `draft`. gpu_layers: of the main model.
     """
 
     name: str
@@ -178,3 +180,5 @@ class Loaded:
     n_rows: int
     template: str | None
     properties: Mapping[str, Any] = field(default_factory=dict)
+    draft_path: Path | None = None
+    gpu_layers: int = 0

@@ -1,6 +1,8 @@
 """Counters for Prometheus; those of speculative decoding are named as vLLM names them."""
 
+import functools
 from collections.abc import Callable
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,7 +14,9 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from spec_local.models.head_versions import Data, HeadVersion
 from spec_local.server.events import Ended, Event
+from spec_local.server.learning import Learner
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when each counter was created, which doubles the text
@@ -63,6 +67,43 @@ class Metrics:
             buckets=_ANSWER_S,
             registry=registry,
         )
+
+    def add_learning(self, learner: Callable[[], Learner | None], is_training: Callable[[], bool]) -> None:
+        """Count what a model has learned, too.
+
+        Args:
+            learner: returns what is known of the model that was used last.
+            is_training: returns whether a head is trained now.
+        """
+
+        def gauge(name: str, text: str, function: Callable[[], float], **labels: str) -> None:
+            if name not in gauges:
+                gauges[name] = Gauge(f"specdec:{name}", text, list(labels), registry=self._registry)
+            (gauges[name].labels(**labels) if labels else gauges[name]).set_function(function)
+
+        def current() -> HeadVersion | None:
+            found = learner()
+            return found.current if found else None
+
+        def acceptance(data: Data) -> float:
+            version = current()
+            return version.after.get(data, 0.0) if version else 0.0
+
+        gauges: dict[str, Gauge] = {}
+        gauge(
+            "draft_head_version",
+            "Number of the version of the head that has learned from answers; 0: there is none.",
+            lambda: version.number if (version := current()) else 0,
+        )
+        gauge(
+            "learned_answers",
+            "Answers that this version has learned from.",
+            lambda: version.n_answers if (version := current()) else 0,
+        )
+        text = "Acceptance of this version's first draft token, on held-out answers and on built-in prompts."
+        for data in get_args(Data):
+            gauge("draft_head_acceptance", text, functools.partial(acceptance, data), data=data)
+        gauge("training_running", "1 while a head is trained, 0 also while that is paused.", is_training)
 
     def observe(self, event: Event, seconds: float) -> None:
         """Count the last event of an answer, so many seconds after the request."""

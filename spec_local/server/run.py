@@ -13,6 +13,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.server import app
 from spec_local.server.events import Loaded
 from spec_local.server.guard import Access
+from spec_local.server.learning import IdleTraining
 from spec_local.server.served_models import ServedModels
 from spec_local.system.machine import is_loopback
 
@@ -60,6 +61,7 @@ def run(
     *,
     on_ready: Callable[[Loaded], None],
     persist: bool = False,
+    log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Serve on a socket until SIGINT, SIGTERM or SIGHUP.
 
@@ -71,14 +73,17 @@ def run(
         served, access: see `app.create`.
         on_ready: called when the first model is loaded for the first time.
         persist: try again if it cannot be loaded the first time, as when workers are not running.
+        log: called with a line about each head that is trained while the server is idle.
 
     Raises:
         SpecLocalError: it cannot be loaded.
     """
 
     async def main() -> None:
+        learns = any(model.session.get("learn") for model in served.models)
+        learning = IdleTraining(served, log) if learns else None
         config = uvicorn.Config(
-            app.create(served, access),
+            app.create(served, access, learning=learning),
             lifespan="off",  # the models are started and stopped here
             log_level="error",
             access_log=False,
@@ -95,9 +100,13 @@ def run(
             server.should_exit = True
         elif loading.done() and (loaded := loading.result()):
             on_ready(loaded)
+        if learning and not failed:
+            learning.start()
         await serving
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
+        if learning:
+            await learning.stop()
         await served.stop()
         if tasks := set(server.server_state.tasks):  # answers that the second signal has cut
             await asyncio.wait(tasks, timeout=_CUT_S)

@@ -12,9 +12,11 @@ import pytest
 
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.models.head_versions import HeadVersion
 from spec_local.server import app, errors, guard, request_body, responding, run
 from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
+from spec_local.server.learning import Learner
 from spec_local.server.served_models import ServedModel, ServedModels
 from spec_local.settings import GenerationSettings
 
@@ -593,3 +595,53 @@ def test_addresses_that_others_reach_need_a_key():
         with pytest.raises(InvalidRequest, match="--api-key"):
             run.check_access(host, None)
         run.check_access(host, "secret")
+
+
+class Learning:
+    """A model that has learned. n: its versions."""
+
+    def __init__(self, n, is_training=False):
+        version = HeadVersion(
+            number=n or 1, file="head-1.gguf", size=1, sha256="", trained=0, n_answers=60,
+            after={"user": 0.58, "built_in": 0.43},
+        )  # fmt: skip
+        self.found, self.is_training = Learner(None, None, None, {}), is_training
+        self.found.current = version if n else None
+
+    def learner(self, model):
+        assert model.name == "tiny"
+        return self.found
+
+    def described(self, model):
+        return {"enabled": True, "model": model.name}
+
+
+def learned(path, learning=None, **access):
+    async def main():
+        created = app.create(alone(ScriptedEngine()), app.Access(**access), {"/v1/echo": Echo}, learning)
+        transport = httpx.ASGITransport(created, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://my-name:8080") as opened:
+            return await opened.get(path)
+
+    return asyncio.run(main())
+
+
+def test_what_a_head_has_learned():
+    assert learned("/learning").json() == {"enabled": False}
+    assert learned("/learning", Learning(1)).json() == {"enabled": True, "model": "tiny"}
+    assert learned("/learning", Learning(1), api_key="secret").status_code == 401
+    assert learned("/props", Learning(1)).status_code == 403  # as of any name but this machine's
+
+
+@pytest.mark.parametrize(
+    ("learning", "expected"), [(Learning(2, True), (2, 60, 0.58, 0.43, 1)), (Learning(0), (0, 0, 0, 0, 0))]
+)
+def test_metrics_of_learning(learning, expected):
+    text = learned("/metrics", learning).text
+    names = (
+        *("draft_head_version", "learned_answers", 'draft_head_acceptance{data="user"}'),
+        *('draft_head_acceptance{data="built_in"}', "training_running"),
+    )
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert tuple(float(values[f"specdec:{name}"]) for name in names) == expected
+    assert "draft_head" not in learned("/metrics").text
