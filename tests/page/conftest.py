@@ -108,16 +108,40 @@ class ScriptedEngine:
         return {"main": [[1, 0.01], [4, 0.012], [8, 0.02]], "draft": [[1, 0.001], [8, 0.002]]}
 
 
+class ScriptedLearning:
+    """Two versions of a head, the first of which continues a general one. enabled: to be set by a test."""
+
+    is_training, enabled = False, False
+
+    def learner(self, model):
+        return None
+
+    def described(self, model):
+        def version(number, before, after):
+            return {"number": number, "trained": 0, "answers": 60, "before": before, "after": after}
+
+        first = {"user": 0.58, "built_in": 0.43}
+        versions = [
+            version(1, {"user": 0.47, "built_in": 0.43}, first),
+            version(2, first, {"user": 0.61, "built_in": 0.44}),
+        ]
+        state = "collecting answers: 7 of 20 until the next training"
+        return {"enabled": self.enabled, "state": state, "versions": versions}
+
+
 class Served:
     """The application in a thread. address: of the page."""
 
     def __init__(self, **access):
-        self.engine = ScriptedEngine()
+        self.engine, self.learning = ScriptedEngine(), ScriptedLearning()
         opened = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://localhost:{opened.getsockname()[1]}"
         served = ServedModels([ServedModel("scripted", {}, engine=self.engine)])
         config = uvicorn.Config(
-            app.create(served, app.Access(**access)), lifespan="off", log_level="error", access_log=False
+            app.create(served, app.Access(**access), learning=self.learning),
+            lifespan="off",
+            log_level="error",
+            access_log=False,
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = lambda: threading.Lock()  # signals are those of pytest

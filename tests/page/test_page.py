@@ -57,6 +57,23 @@ def test_statistics(open_page):
     assert "1.5× plain decoding · 75 % of drafts accepted" in page.locator("article footer").text_content()
 
 
+def test_what_a_head_has_learned(open_page, served):
+    page = open_page()
+    page.wait_for_selector("#statistics svg")
+    assert "head" not in page.locator("#statistics").text_content()
+    served.learning.enabled = True
+    page.reload()
+    page.wait_for_selector("#statistics:has-text('What the head has learned')")
+    assert "collecting answers: 7 of 20" in page.locator("#statistics").text_content()
+    titles = text_of(page, "#statistics svg[aria-label*=version] title")
+    assert titles == [
+        *("before, your answers: 47 % accepted", "version 1, your answers: 58 % accepted"),
+        "version 2, your answers: 61 % accepted",
+        *("before, built-in prompts: 43 % accepted", "version 1, built-in prompts: 43 % accepted"),
+        "version 2, built-in prompts: 44 % accepted",
+    ]
+
+
 def test_statistics_of_a_running_answer(open_page):
     page = open_page()
     page.wait_for_selector("#statistics svg")  # the costs are known

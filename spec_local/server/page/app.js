@@ -66,7 +66,8 @@ function updateTurn(turn) {
 }
 
 function drawStatistics() {
-  showStatistics(byId("figures"), running?.meter.values ?? lastTurn()?.statistics ?? null, server.costs);
+  const statistics = running?.meter.values ?? lastTurn()?.statistics ?? null;
+  showStatistics(byId("figures"), statistics, server.costs, server.learning);
 }
 
 function drawList() {

@@ -7,13 +7,14 @@ import { openDialog } from "./panels.js";
 import { loadModel, saveModel } from "./store.js";
 
 const RETRY_MS = 1500; // between two looks at whether the models are loaded
+const LEARNING_MS = 10_000; // between two looks at what a head has learned
 
 /**
  * What is known of the server. model: the chosen one if there are several, or null; names: of the model and its
- * draft, for people; n_ctx: tokens of its context; costs: what /costs returned; plain_ms: of a step without draft
- * tokens, measured by the server, or in the last answer.
+ * draft, for people; n_ctx: tokens of its context; costs, learning: what /costs and /learning returned; plain_ms: of a
+ * step without draft tokens, measured by the server, or in the last answer.
  */
-export const server = { model: null, names: "", n_ctx: undefined, costs: null, plain_ms: undefined };
+export const server = { model: null, names: "", n_ctx: undefined, costs: null, learning: null, plain_ms: undefined };
 let onChange;
 
 /** changed: called when something is known that was not. */
@@ -69,6 +70,7 @@ function chooseModel() {
   server.model = byId("models").value;
   saveModel(server.model);
   server.costs = null;
+  server.learning = null;
   server.plain_ms = undefined;
   onChange();
   connect();
@@ -85,9 +87,23 @@ export async function refreshCosts() {
     const plain = server.costs.main?.find(([n]) => n === 1);
     if (plain) server.plain_ms ??= 1e3 * plain[1];
     onChange();
+    await refreshLearning();
   } catch {
     // They are shown when the server answers again.
   }
+}
+
+let nextLook; // at what a head has learned
+
+async function refreshLearning() {
+  clearTimeout(nextLook);
+  const [asked, before] = [query(), JSON.stringify(server.learning)];
+  const found = await api.get(`learning${asked}`);
+  if (asked !== query()) return; // another model has been chosen
+  server.learning = found;
+  if (JSON.stringify(server.learning) !== before) onChange();
+  if (!server.learning.enabled) return;
+  nextLook = setTimeout(() => refreshLearning().catch(() => {}), LEARNING_MS);
 }
 
 let ready = null; // a promise, while the models are being loaded

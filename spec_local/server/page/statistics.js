@@ -1,9 +1,14 @@
 // Speed and acceptance of an answer: measured here while it is generated, the server's own when it has ended.
 
 import { element } from "./dom.js";
-import { bars, lines } from "./plots.js";
+import { bars, lines, shares } from "./plots.js";
 
 const SOURCES = { none: "no draft" }; // other proposers have the names that the server gives
+
+const LEARNED = [
+  { data: "user", name: "your answers", kind: "draft" },
+  { data: "built_in", name: "built-in prompts", kind: "main" },
+];
 
 /** Counts the tokens of a running answer; the same fields as the server's `timings`. */
 export class Meter {
@@ -58,9 +63,13 @@ export function summary(statistics) {
   return parts.join(" · ");
 }
 
-/** Show statistics in the panel. statistics: null: there is no answer; costs: what /costs returned, or null. */
-export function showStatistics(panel, statistics, costs) {
-  panel.replaceChildren(...(statistics ? ofAnswer(statistics) : [hint()]), ...ofCosts(costs));
+/**
+ * Show statistics in the panel. statistics: null: there is no answer; costs, learning: what /costs and /learning
+ * returned, or null.
+ */
+export function showStatistics(panel, statistics, costs, learning) {
+  const ofAll = statistics ? ofAnswer(statistics) : [hint()];
+  panel.replaceChildren(...ofAll, ...ofCosts(costs), ...ofLearning(learning));
 }
 
 function hint() {
@@ -115,6 +124,23 @@ function ofCosts(costs) {
   const legend = names.map((name) => element("span", { class: `key ${name}` }, `${name} model`));
   const plot = lines("Milliseconds of a call by its number of tokens", series);
   return [section("Milliseconds of a call, by its tokens", plot, element("p", { class: "note" }, ...legend))];
+}
+
+function ofLearning(learning) {
+  if (!learning?.enabled) return [];
+  const shown = [element("p", { class: "note" }, learning.state)];
+  const [first] = learning.versions;
+  if (first) {
+    const all = [{ number: 0, after: first.before }, ...learning.versions]; // 0: before the first one
+    const series = LEARNED.map(({ data, name, kind }) => {
+      const known = all.filter(({ after }) => data in after);
+      const text = (n, share) => `${n ? `version ${n}` : "before"}, ${name}: ${percent(share)} accepted`;
+      return { name, kind, points: known.map(({ number: n, after }) => [n, after[data], text(n, after[data])]) };
+    });
+    const legend = LEARNED.map(({ name, kind }) => element("span", { class: `key ${kind}` }, name));
+    shown.unshift(shares("Acceptance by version of the head", series), element("p", { class: "note" }, ...legend));
+  }
+  return [section("What the head has learned, by version", ...shown)];
 }
 
 function section(title, ...children) {
