@@ -130,8 +130,14 @@ def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking
         for folder in folders:
             datastore.clear(folder)
         render.note(f"deleted {what}")
-        for head in _learned_heads(answers):
-            render.note(f"a head that was trained on these answers stays: delete the folder {head}")
+        if answers:
+            from spec_local.models import head_versions
+
+            for each in answers:
+                key = each.path.stem
+                head_versions.delete_answers(key)
+                if (heads := head_versions.folder_of(key)).is_dir():
+                    render.note(f"a head that was trained on these answers stays: delete the folder {heads}")
 
 
 def _answers(folder: Path) -> "list[AnswerContents]":
@@ -143,14 +149,6 @@ def _answers(folder: Path) -> "list[AnswerContents]":
     from spec_local.datastore.answer_store import answer_stores
 
     return [store.contents() for store in answer_stores(folder, render.note)]
-
-
-def _learned_heads(answers: "Sequence[AnswerContents]") -> list[Path]:
-    """The folders of the heads that were trained on kept answers."""
-    import platformdirs
-
-    heads = Path(platformdirs.user_data_dir("specdec")) / "heads"
-    return [heads / each.path.stem for each in answers if (heads / each.path.stem).is_dir()]
 
 
 def _is_model(argument: str) -> bool:

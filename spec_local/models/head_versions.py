@@ -88,7 +88,7 @@ class HeadVersions:
         except OSError as error:
             reason = error.strerror or error
             raise ModelFileError(f"{main} cannot be read ({reason}): check the path") from None
-        self.folder = Path(platformdirs.user_data_dir("specdec")) / "heads" / key
+        self.folder = folder_of(key)
         self._log, self._has_logged = log, False
 
     def all(self) -> list[HeadVersion]:
@@ -249,6 +249,17 @@ class HeadVersions:
         if self._read()[1]:
             path.replace(path.with_suffix(".damaged"))
         write_atomically(path, content.model_dump_json(indent=1).encode())
+
+
+def folder_of(key: str) -> Path:
+    """The folder of the versions for the main model with a `content_key`."""
+    return Path(platformdirs.user_data_dir("specdec")) / "heads" / key
+
+
+def delete_answers(key: str) -> None:
+    """Delete what a training that was stopped has left of the user's answers, in the folder of `training`."""
+    for own in folder_of(key).glob("training/*/own"):
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def learned_head(main: Path, given: Path | None) -> Path | None:

@@ -84,11 +84,15 @@ def test_show_and_clear(isolated, main):
     heads = isolated.folder / "data/specdec/heads"
     (heads / store.key).mkdir(parents=True)
     (heads / "fedcba9876543210").mkdir()
+    states = heads / store.key / "training/head.gguf.training/own/00000.states"
+    states.parent.mkdir(parents=True)
+    states.touch()
     done = isolated("datastore", "clear", "--yes")
     assert done.returncode == 0
     deleted, head = done.stderr.decode().splitlines()
     assert re.fullmatch(f"deleted {what}", deleted)
     assert head.endswith(f"delete the folder {heads / store.key}")
+    assert not states.parent.exists()  # what a training that was stopped has left of them
     assert not list(isolated.folder.rglob("texts/*"))
     _, notes = answer(isolated, main, "--learn")
     assert FIRST_USE in notes  # again: it is a new file
