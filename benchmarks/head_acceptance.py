@@ -1,92 +1,121 @@
-"""Compare heads by the share of positions where their first draft token is accepted at temperature 0.
+"""Measure how often a head's draft tokens are the main model's, at every position of its answers.
 
-    python benchmarks/head_acceptance.py --main MAIN.gguf --cache CACHE HEAD.gguf HEAD-learned.gguf
+    python benchmarks/head_acceptance.py MAIN.gguf HEAD.gguf [--max-tokens N] [--per-category N]
+    python benchmarks/head_acceptance.py MAIN.gguf HEAD.gguf --cache CACHE
 
-The texts are the answers that are kept in a cache (see `learning.py --keep`), none of which a head may have
-been trained on, and the main model's answers to the built-in prompts. Every position of an answer counts,
-also those that no step of decoding begins with. The second figure is the number of tokens that a step with
-three draft tokens gives, if it may begin anywhere.
+The main model answers the prompts of `specdec bench` at temperature 0; with `--cache`, the answers that are
+kept there are used instead (see `learning.py --keep`). At each position of an answer, the
+head drafts three tokens; the k-th one is counted if those before it are the main model's. In decoding,
+positions that follow a rejected draft token are drafted at more often, so acceptance rates there are lower.
 """
 
+import argparse
 import os
-import tempfile
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from common import note, parser, table
+from common import parser, table
 
+from spec_local import GenerationSettings, SamplingSettings, Session, Text
+from spec_local.bench import prompts
+from spec_local.bench.runner import tokenize
 from spec_local.datastore.answer_store import answer_store_of
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
-from spec_local.system.machine import default_threads
-from spec_local.training import shards
-from spec_local.training.built_in import answers_to_built_in
-from spec_local.training.dataset import OWN, Dataset
-from spec_local.training.distillation import Hyperparameters, Run
-from spec_local.training.evaluation import Evaluation
-from spec_local.training.head_file import read_head
-from spec_local.training.head_shape import head_shape, layers_read
-from spec_local.training.main_weights import read_main_weights
-from spec_local.training.material import BUILT_IN
-from spec_local.training.own_answers import read_again
-from spec_local.training.shards import Document, Shard
+from spec_local.llama.open import open_row
+
+DEPTH = 3
+N_CTX = 4096
+_Answer = tuple[str, list[int], list[int]]  # category, prompt, and answer
+
+
+def outcomes(main: Path, head: Path, answers: Sequence[_Answer]) -> Iterator[tuple[str, int, bool]]:
+    """Yield category, number (from 0), and whether it is the main model's token, of each draft token."""
+    model, draft = Model(main), Model(head)
+    chosen = choose_head(model, draft)
+    assert chosen
+    context = open_row(model, n_ctx=N_CTX, hidden=chosen.hidden)
+    (row,) = chosen.open([context])
+    for category, prompt, answer in answers:
+        tokens = [*prompt, *answer]
+        context.truncate(0)
+        row.truncate(0)
+        for start in range(0, len(tokens), context.max_tokens):
+            part = tokens[start : start + context.max_tokens]
+            context.evaluate(part, 0)
+            states = context.states(range(len(part)))
+            for i, token in enumerate(part, start):
+                first = i + 1 - len(prompt)  # in the answer, of the tokens that are drafted after this one
+                if 0 <= first < len(answer):
+                    for depth, is_right in enumerate(drafted(row, tokens[: i + 1], answer[first:])):
+                        yield category, depth, is_right
+                row.receive(i, [token], states[i - start : i - start + 1])
+
+
+def drafted(row: HeadRow, history: Sequence[int], wanted: Sequence[int]) -> Iterator[bool]:
+    """Yield whether each of successive draft tokens is the main model's, up to the first that is not."""
+    unread = history[len(row.cached) :]
+    for start in range(0, len(unread), row.max_tokens):
+        logits = row.evaluate(
+            unread[start : start + row.max_tokens], int(start + row.max_tokens >= len(unread))
+        )
+    for depth, token in enumerate(wanted[:DEPTH]):
+        is_right = int(np.argmax(logits[-1])) == token
+        yield is_right
+        if not is_right:
+            break
+        logits = row.decode_tree([token], [depth - 1], 1)
+    row.commit(())
+
+
+def _to_built_in(given: argparse.Namespace) -> list[_Answer]:
+    """The main model's answers to the built-in prompts."""
+    texts = []
+    with Session.open(given.main, "none", n_ctx=N_CTX) as session:
+        settings = GenerationSettings(
+            SamplingSettings(temperature=0), max_tokens=given.max_tokens, proposer="none"
+        )
+        chosen = prompts.select(prompts.load(), per_category=given.per_category)
+        for prompt in tokenize(session.main.model, chosen):
+            events = session.generate(prompt.tokens, settings)
+            answer = chain.from_iterable(event.tokens for event in events if isinstance(event, Text))
+            texts.append((prompt.prompt.category, list(prompt.tokens), list(answer)))
+    return texts
+
+
+def _kept(main: Path, cache: Path) -> list[_Answer]:
+    os.environ["XDG_CACHE_HOME"] = str(cache.absolute())
+    return [
+        ("kept", each.tokens[: each.n_prompt].tolist(), each.tokens[each.n_prompt :].tolist())
+        for each in answer_store_of(main).answers()
+    ]
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--main", type=Path, required=True, help="GGUF file of the main model")
-    arguments.add_argument("--cache", type=Path, required=True, help="folder of the kept answers")
-    arguments.add_argument("--threads", type=int, default=default_threads())
-    arguments.add_argument("heads", type=Path, nargs="+", help="GGUF files of heads")
-    options = arguments.parse_args()
-    os.environ["XDG_CACHE_HOME"] = str(options.cache.absolute())
-    answers = answer_store_of(options.main).answers()
-    header = Model(options.main, weights=False)
-    layers = layers_read(header.n_layers)
-    folder = options.cache / "states"
-    model = Model(options.main)
-    threads = options.threads
-    texts = {
-        OWN: read_again(answers, model, folder / "own", layers=layers, threads=threads, on_progress=_shown),
-        BUILT_IN: answers_to_built_in(
-            model, folder / "built-in", layers=layers, threads=threads, on_progress=_shown
-        ),
-    }
-    model.close()
-    rows = []
-    for path in options.heads:
-        note(path.name)
-        found = _evaluations(header, path, texts, options.threads)
-        rows.append([path.name, *(part for each in found for part in _figures(each))])
-    note("")
-    columns = [f"{name}: {figure}" for name in texts for figure in ("first", "tokens a step")]
-    table(["head", *columns], rows)
-
-
-def _evaluations(main: Model, head: Path, texts: dict[str, list[Document]], threads: int) -> list[Evaluation]:
-    trained, n_vocab = read_head(head, main), main.vocabulary.n_tokens
-    documents = [document for each in texts.values() for document in each]
-    with tempfile.TemporaryDirectory() as folder:
-        # A data set needs documents of both kinds; all are evaluated here.
-        shards.write(Path(folder), 0, Shard([_kept(documents[0], False), _kept(documents[0], True)], 0))
-        dataset = Dataset(Path(folder), n_vocab, (len(trained.drafted),))
-        dataset.draft(trained.drafted, n_vocab)
-        weights = read_main_weights(main, trained.drafted)
-        shape = head_shape(main.n_embd)
-        run = Run(trained.weights, shape, weights, dataset, Hyperparameters(n_steps=1), threads=threads)
-        return [run.evaluate_weights(run.best, each) for each in texts.values()]
-
-
-def _kept(document: Document, held_out: bool) -> Document:
-    return replace(document, held_out=held_out)
-
-
-def _figures(evaluation: Evaluation) -> list[str]:
-    return [f"{evaluation.overall.agreement:.3f}", f"{1 + np.cumprod(evaluation.chain).sum():.2f}"]
-
-
-def _shown(n_done: int, n: int) -> None:
-    note(f"{n_done} of {n}")
+    options = parser(__doc__)
+    options.add_argument("main", type=Path)
+    options.add_argument("head", type=Path)
+    options.add_argument("--max-tokens", type=int, default=96)
+    options.add_argument("--per-category", type=int, default=6)
+    options.add_argument("--cache", type=Path, help="folder of kept answers, instead of built-in prompts")
+    given = options.parse_args()
+    texts = _kept(given.main, given.cache) if given.cache else _to_built_in(given)
+    tested: Counter[tuple[str, int]] = Counter()
+    accepted: Counter[tuple[str, int]] = Counter()
+    for category, depth, is_right in outcomes(given.main, given.head, texts):
+        for name in (category, "all"):
+            tested[name, depth] += 1
+            accepted[name, depth] += is_right
+    names = [*dict.fromkeys(name for name, _ in tested if name != "all"), "all"]
+    rows = [
+        [name, *(f"{accepted[name, k] / max(1, tested[name, k]):.3f}" for k in range(DEPTH)), tested[name, 0]]
+        for name in names
+    ]
+    table(["category", "first", "second", "third", "positions"], rows)
 
 
 if __name__ == "__main__":

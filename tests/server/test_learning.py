@@ -92,7 +92,8 @@ class ScriptedEngine:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, specdec):
+    monkeypatch.setenv("XDG_CACHE_HOME", specdec.environment["XDG_CACHE_HOME"])
     monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data/specdec"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
