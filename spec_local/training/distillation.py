@@ -36,6 +36,8 @@ _WEIGHT_DECAY = 0.05  # for matrices only
 _MAX_GRAD_NORM = 1.0
 _DEPTH_WEIGHT = 0.6  # weight of a draft token's loss, relative to the one before it
 _SMOOTHING = 0.95  # weight of the earlier steps in the reported loss
+_LEAST_TIMED = 5  # minimum number of steps whose time is measured
+_USUAL_STEP = 0.4  # quantile of their times: steps differ in their numbers of tokens
 _SAVE_EVERY = 60.0  # minimum number of seconds between checkpoints
 _MAX_LOSS = 0.01  # of the acceptance rate on other texts, while a head learns from the user's answers
 
@@ -163,13 +165,16 @@ def train(
 
 
 def steps_per_second(run: "Run", seconds: float = 10.0) -> float:
-    """Measure the training speed, without evaluations, in a run that is then discarded."""
+    """Measure the training speed, without evaluations, in a run that is then discarded.
+
+    It is that of the faster steps, of five at least: the process may be suspended for a while.
+    """
     run.step()  # the first one allocates memory
     times = [time.monotonic()]
-    while times[-1] - times[0] < seconds:
+    while len(times) <= _LEAST_TIMED or times[-1] - times[0] < seconds:
         run.step()
         times.append(time.monotonic())
-    return 1 / float(np.median(np.diff(times)))  # the process may have been suspended for a while
+    return 1 / float(np.quantile(np.diff(times), _USUAL_STEP))
 
 
 class Run:

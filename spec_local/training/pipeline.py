@@ -37,6 +37,8 @@ MAX_EPOCHS = 8
 """Maximum number of times that the training data is read: more has not helped."""
 MAX_OWN_EPOCHS = 24
 """Maximum number of times that the user's answers are read, each time with others beside them."""
+_MIN_OWN_EPOCHS = 6  # fewer teach too little to be worth the reading, however slow this machine is now
+_OWN_PATIENCE = 6  # evaluations without improvement: a tenth of few answers shows it late
 _SPEED_TEST = 10.0  # maximum number of seconds for measuring the training speed
 _EVALUATIONS = 24  # number of evaluations during the training
 _RATE_TIMES_WIDTH = 0.3  # of the peak learning rate, at most: the more inputs add up, the less each changes
@@ -257,13 +259,16 @@ class _Pipeline:
         base = Hyperparameters(n_steps=1, seed=recipe.seed)
         rate = min(base.learning_rate, _RATE_TIMES_WIDTH / self._shape.n_embd)
         base = replace(base, learning_rate=rate * (_CONTINUED_RATE if recipe.continued else 1))
-        n_epochs = MAX_OWN_EPOCHS if dataset.own else MAX_EPOCHS
-        n_steps = n_epochs * sum(1 for _ in batches(dataset.epoch(0, recipe.seed), base.batch_tokens))
-        seconds = recipe.training_seconds
+        if dataset.own:
+            base = replace(base, patience=_OWN_PATIENCE)
+        n_batches = sum(1 for _ in batches(dataset.epoch(0, recipe.seed), base.batch_tokens))
+        least, most = (_MIN_OWN_EPOCHS, MAX_OWN_EPOCHS) if dataset.own else (0, MAX_EPOCHS)
+        n_steps, seconds = most * n_batches, recipe.training_seconds
         if seconds < float("inf"):
             training = self._run(start, main, dataset, base)
             speed = distillation.steps_per_second(training, min(_SPEED_TEST, seconds / 10))
-            n_steps = min(n_steps, max(2, round(speed * seconds * 0.9)))  # evaluations take the rest
+            possible = max(2, round(speed * seconds * 0.9))  # evaluations take the rest
+            n_steps = min(n_steps, max(possible, least * n_batches))
         return replace(
             base,
             n_steps=n_steps,

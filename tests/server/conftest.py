@@ -28,8 +28,9 @@ class Server:
 
     @property
     def engine(self):
-        """The process with the models."""
-        (child,) = psutil.Process(self.process.pid).children()
+        """The process with the models; there may be others for some milliseconds, which read headers."""
+        children = psutil.Process(self.process.pid).children()
+        (child,) = [each for each in children if "spec_local.server.engine_process" in each.cmdline()]
         return child
 
     def get(self, path, **options):
