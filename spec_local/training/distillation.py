@@ -38,6 +38,7 @@ _DEPTH_WEIGHT = 0.6  # weight of a draft token's loss, relative to the one befor
 _SMOOTHING = 0.95  # weight of the earlier steps in the reported loss
 _LEAST_TIMED = 5  # minimum number of steps whose time is measured
 _USUAL_STEP = 0.4  # quantile of their times: steps differ in their numbers of tokens
+_INTERPOLATED = (0.8, 0.65, 0.5)  # shares of the last weights, the rest from the initial ones
 _SAVE_EVERY = 60.0  # minimum number of seconds between checkpoints
 _MAX_LOSS = 0.01  # of the acceptance rate on other texts, while a head learns from the user's answers
 
@@ -159,6 +160,8 @@ def train(
         on_progress(
             TrainingProgress(state.step, state.end, state.n_tokens, state.loss, left, evaluation, state.best)
         )
+    if run.dataset.own:
+        run.interpolate()
     weights = {name: value.cpu().numpy() for name, value in run.best.items()}
     best = run.evaluate_weights(run.best, run.dataset.held_out)
     return Result(weights, state.best_step, best, state.step, state.n_tokens)
@@ -255,6 +258,23 @@ class Run:
             decay = round(state.step * share / (1 - share))
             state.decay_from, state.end = state.step, min(state.end, state.step + max(1, decay))
         return evaluation
+
+    def interpolate(self) -> None:
+        """Keep the best weights between the initial and the last ones, if they are better than those kept.
+
+        On the way, what is learned is gained sooner than what was known is lost (Wortsman et al. 2022,
+        "Robust fine-tuning of zero-shot models").
+        """
+        last = self._copy()
+        for share in _INTERPOLATED:
+            for name, value in self._initial.items():
+                start = torch.from_numpy(value).to(self._device)
+                with torch.no_grad():
+                    self.parameters[name].copy_(torch.lerp(start, last[name], share))
+            self.evaluate()
+        with torch.no_grad():
+            for name, value in last.items():
+                self.parameters[name].copy_(value)
 
     def _score(self, evaluation: Evaluation) -> float:
         """The agreement to maximize: on the user's answers, if there are any and no other text suffers."""

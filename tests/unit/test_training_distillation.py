@@ -216,3 +216,36 @@ def test_the_users_answers_count_unless_others_suffer(data, monkeypatch):
         scores.append((training.state.best, training.state.best_step))
         training.state.step = step + 1
     assert scores == [(0.5, 0), (0.5, 0), (0.6, 2), (0.6, 2)]
+
+
+def test_weights_between_the_first_and_the_last_ones_are_tried(data, monkeypatch):
+    """Where only half of the way is not too far: made-up agreement on others, which falls with the way."""
+    dataset, main = data
+    start = random_weights()
+    training = Run(start, SHAPE, main, dataset, replace(HYPERPARAMETERS, n_steps=3, eval_every=3))
+    name = "fc.weight"
+    ways = []
+
+    def evaluate(*_):
+        weights = training.parameters[name].detach()
+        way = float((weights - torch.from_numpy(start[name])).norm() / max(whole, 1e-9))
+        ways.append(way)
+        own, others = 0.5 + 0.2 * way, 0.5 - 0.018 * way
+        both = Score(400, 0.25 * own + 0.75 * others, 0.0)
+        return Evaluation(both, {"your answers": Score(100, own, 0.0), "other": Score(300, others, 0.0)}, [])
+
+    monkeypatch.setattr(distillation, "evaluate", evaluate)
+    whole = 1e9
+    training.evaluate()
+    for _ in range(3):
+        training.step()
+    last = training.parameters[name].detach().clone()
+    whole = float((last - torch.from_numpy(start[name])).norm())
+    training.evaluate()
+    assert training.state.best == 0.5  # all of the way is too far
+    training.interpolate()
+    assert ways[2:] == pytest.approx([0.8, 0.65, 0.5], abs=1e-3)
+    assert training.state.best == pytest.approx(0.6, abs=1e-3)
+    way = (training.best[name] - torch.from_numpy(start[name])).norm() / whole
+    assert float(way) == pytest.approx(0.5, abs=1e-3)
+    assert (training.parameters[name] == last).all()
