@@ -28,6 +28,7 @@ import httpx
 import psutil
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
+from spec_local.core.text import printable
 from spec_local.datastore.answer_store import AnswerStore
 from tests.cli.conftest import folders
 from tests.tiny_heads import write_tiny_main
@@ -189,7 +190,7 @@ def _compare(folder: Path, main: Path, received: dict[str, str]) -> tuple[list[s
         tokenize = session.main.model.vocabulary.tokenize
         for prompt, answer in received.items():
             events = [event for event in session.generate(prompt, settings) if isinstance(event, Text)]
-            text = "".join(event.text for event in events)
+            text = printable("".join(event.text for event in events))
             tokens = [token for event in events for token in event.tokens]
             if text.strip() != answer.strip():
                 wrong.append(prompt)
