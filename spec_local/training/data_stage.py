@@ -38,6 +38,7 @@ class DataStage:
         if self._has_enough():
             self._delete_copies()  # in case an earlier run was killed before this
             return
+        started = time.monotonic()
         source = self._fastest_copy()
         self._on_progress(Stage("generating training data"))
         model = Model(source, gpu_layers=recipe.gpu_layers)
@@ -53,6 +54,7 @@ class DataStage:
         )
         running = generator.run()
         n_shards, last = -1, time.monotonic()
+        journal.generation_seconds += last - started
         try:
             for progress in running:
                 now = time.monotonic()

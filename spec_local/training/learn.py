@@ -62,7 +62,7 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         versions.end_round(learned.last_answer)
         head.path.unlink()
         why = f"acceptance on your held-out answers rose by less than {LEAST_GAIN:.0%}"
-        send(event="unchanged", why=why, before=before, after=after)
+        send(event="unchanged", why=why, before=before, after=after, last_answer=learned.last_answer)
         return
     added = versions.add(
         head.path,
@@ -72,7 +72,13 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         before=before,
         after=after,
     )
-    send(event="version", number=added.number, before=before, after=after)
+    send(
+        event="version",
+        number=added.number,
+        before=before,
+        after=after,
+        last_answer=learned.last_answer,
+    )
 
 
 def _line(head: Path | None, versions: HeadVersions) -> Iterator[Path]:

@@ -116,6 +116,7 @@ def test_rounds_add_versions_if_they_are_better(main_path, kept, start):
     assert events[-1]["after"].keys() == {"user", "built_in"}
     first = versions.current()
     assert (first.number, first.n_answers, first.last_answer) == (1, len(answers), answers[-1].number)
+    assert events[-1]["last_answer"] == answers[-1].number
     assert generate(main_path, versions.path(first)) == generate(main_path)
 
     # The next round continues that head, with the data of the first one. It is hardly better.
@@ -125,7 +126,7 @@ def test_rounds_add_versions_if_they_are_better(main_path, kept, start):
     assert events[-1]["event"] == "unchanged"
     assert events[-1]["before"]["user"] == 0.5
     assert versions.current() == first
-    assert versions.last_round == answers[-1].number
+    assert versions.last_round == events[-1]["last_answer"] == answers[-1].number
     assert not (versions.folder / "training" / "head.gguf").exists()
 
     events = events_of(start(versions.path(first), gain=0.0101))
