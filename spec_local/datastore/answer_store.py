@@ -11,7 +11,6 @@ which SQLite cannot see in the tokens; whoever adds to a damaged file first rewr
 import contextlib
 import errno
 import hashlib
-import importlib.util
 import math
 import os
 import sqlite3
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from spec_local.datastore import datastore
@@ -328,7 +327,7 @@ class AnswerStore:
                     with _connection(self.path) as connection:
                         return query(connection)
         except OSError as error:
-            self._log_once(f"{self.path} cannot be read ({_reason(error)})")
+            self._log_once(f"{self.path} cannot be read ({datastore.reason(error)})")
         except sqlite3.Error as error:
             if self._shows_damage(error):
                 self._is_damaged = True
@@ -349,7 +348,7 @@ class AnswerStore:
             yield
         except (OSError, sqlite3.Error) as error:
             self._retry_at = time.monotonic() + _PAUSE
-            self._log_once(f"answers are not kept for learning in {self.path} ({_reason(error)})")
+            self._log_once(f"answers are not kept for learning in {self.path} ({datastore.reason(error)})")
 
     def _log_once(self, line: str) -> None:
         if line not in self._logged:
@@ -394,7 +393,7 @@ def start_keeping(model: Model, log: Callable[[str], None]) -> AnswerStore:
             f"learning: prompts and answers are kept as tokens in {store.path}, which only you can read; "
             "specdec datastore show lists them, specdec datastore clear deletes them"
         )
-        if not importlib.util.find_spec("torch"):
+        if not extras.is_installed("torch"):
             advice = extras.hint("train")
             log(f"learning: lookups use them, but no head can be trained without PyTorch: {advice}")
     return store
@@ -478,9 +477,3 @@ def _model_name(connection: sqlite3.Connection) -> str:
     found = connection.execute("SELECT value FROM meta WHERE key = 'model'").fetchone()
     name = found[0].decode("utf-8", "replace") if found and isinstance(found[0], bytes) else ""
     return name if name.isprintable() else ""
-
-
-def _reason(error: OSError | sqlite3.Error) -> str:
-    if isinstance(error, Timeout):
-        return "another process holds its lock"
-    return str(getattr(error, "strerror", None) or error)

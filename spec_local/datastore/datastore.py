@@ -136,7 +136,7 @@ class Datastore:
                     self._merge(())
         except OSError as error:
             self.read_only = True  # otherwise every answer would wait for the lock and fail
-            self._log_once(f"answers are not added to the datastore {self.folder} ({_reason(error)})")
+            self._log_once(f"answers are not added to the datastore {self.folder} ({reason(error)})")
 
     def add(self, texts: Iterable[Text]) -> None:
         """Add many texts at once.
@@ -149,7 +149,7 @@ class Datastore:
                 self._merge(texts)
         except OSError as error:
             raise SpecLocalError(
-                f"cannot write to the datastore {self.folder} ({_reason(error)}): fix this and try again"
+                f"cannot write to the datastore {self.folder} ({reason(error)}): fix this and try again"
             ) from None
 
     def contents(self) -> Contents:
@@ -332,5 +332,8 @@ def _version(path: Path) -> tuple[int, ...] | None:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _reason(error: OSError) -> str:
-    return "another process holds its lock" if isinstance(error, Timeout) else str(error.strerror or error)
+def reason(error: Exception) -> str:
+    """Why a file of a folder cannot be used, for a message."""
+    if isinstance(error, Timeout):
+        return "another process holds its lock"
+    return str(getattr(error, "strerror", None) or error)

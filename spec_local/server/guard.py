@@ -15,12 +15,8 @@ from spec_local.system.machine import is_loopback
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
 _METHODS = "GET, HEAD, POST, OPTIONS"
-_PROBES = (
-    "/health",
-    "/v1/health",
-    "/metrics",
-    "/learning",
-)  # they tell nothing but counts, to any name of this machine
+# They tell nothing but counts, to any name of this machine.
+_PROBES = ("/health", "/v1/health", "/metrics", "/learning")
 _STALL_S = 60  # for a client to read what it was sent
 
 

@@ -7,7 +7,6 @@ paused as soon as an answer is requested, and on battery. A better head is loade
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,9 +37,8 @@ be measured on a tenth of them."""
 MINUTES = 30.0
 """Length of a round, without pauses."""
 _CHECK_S = 3.0  # between two looks at the power supply, memory and answers; a request pauses training at once
-_CHILD_BYTES = (
-    3 * 10**9
-)  # that training takes beside the main model: PyTorch, and data of a few hundred answers
+# What training takes beside the main model: PyTorch, and data of a few hundred answers.
+_CHILD_BYTES = 3 * 10**9
 _MAX_FAILURES = 4  # starts of the child that end without a result, one after another
 _RECORD, _LOCK = "training.json", "training.lock"
 _LAST = ("version", "unchanged", "failed")
@@ -408,7 +406,7 @@ def _answer_store(main: Path, log: Callable[[str], None]) -> Answers:
 
 
 def _has_torch() -> bool:
-    return bool(importlib.util.find_spec("torch"))
+    return extras.is_installed("torch")
 
 
 def _is_on_battery() -> bool:

@@ -20,8 +20,13 @@ def check(module: str, extra: str, what: str) -> None:
     Raises:
         SpecLocalError: it is missing.
     """
-    if not importlib.util.find_spec(module):
+    if not is_installed(module):
         raise SpecLocalError(f"{what} needs {module}: {hint(extra)}")
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
 
 
 def hint(extra: str) -> str:
@@ -44,6 +49,6 @@ def packages(extra: str) -> list[str]:
 
 
 def _installer() -> list[str]:
-    if importlib.util.find_spec("pip"):
+    if is_installed("pip"):
         return [sys.executable, "-m", "pip", "install"]
     return ["uv", "pip", "install", "--python", sys.executable]  # uv's environments have no pip

@@ -264,6 +264,18 @@ def draft(home, inside, main):
 
 
 @pytest.fixture
+def isolated(home, tmp_path):
+    """The command with the measurements of the other tests, and a datastore and heads of its own."""
+    own = tmp_path / "cache"
+    (own / "specdec").mkdir(parents=True)
+    for entry in (home / "cache/specdec").iterdir():
+        if entry.name != "texts":
+            (own / "specdec" / entry.name).symlink_to(entry)
+    more = {"XDG_CACHE_HOME": str(own), "XDG_DATA_HOME": str(tmp_path / "data")}
+    return Inside(tmp_path, folders(home) | more)
+
+
+@pytest.fixture
 def fresh(tmp_path):
     """The command with empty folders, as on a new machine."""
     return Specdec(tmp_path, folders(tmp_path))

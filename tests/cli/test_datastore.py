@@ -8,20 +8,8 @@ import pytest
 
 from spec_local.datastore.datastore import Datastore
 from spec_local.llama.model import Model
-from tests.cli.conftest import Inside, folders
 
 TINY = ["--threads", 1, "--ctx", 512]
-
-
-@pytest.fixture
-def isolated(home, tmp_path):
-    """The command with the measurements of the other tests, and a datastore of its own."""
-    own = tmp_path / "cache"
-    (own / "specdec").mkdir(parents=True)
-    for entry in (home / "cache/specdec").iterdir():
-        if entry.name != "texts":
-            (own / "specdec" / entry.name).symlink_to(entry)
-    return Inside(tmp_path, folders(home) | {"XDG_CACHE_HOME": str(own)})
 
 
 @pytest.fixture

@@ -7,25 +7,10 @@ import stat
 import sys
 import time
 
-import pytest
-
 from spec_local.datastore.answer_store import AnswerStore
-from tests.cli.conftest import Inside, folders
 
 TINY = ["--threads", 1, "--ctx", 512]
 FIRST_USE = "learning: prompts and answers are kept as tokens in "
-
-
-@pytest.fixture
-def isolated(home, tmp_path):
-    """The command with the measurements of the other tests, and a datastore and heads of its own."""
-    own = tmp_path / "cache"
-    (own / "specdec").mkdir(parents=True)
-    for entry in (home / "cache/specdec").iterdir():
-        if entry.name != "texts":
-            (own / "specdec" / entry.name).symlink_to(entry)
-    more = {"XDG_CACHE_HOME": str(own), "XDG_DATA_HOME": str(tmp_path / "data")}
-    return Inside(tmp_path, folders(home) | more)
 
 
 def answer(isolated, main, *more, prompt="words", env=None):
