@@ -126,6 +126,8 @@ class TrainingChild:
         # A process that the child has left behind may hold the other end open.
         await asyncio.wait([self._errors], timeout=_END_OF_PIPES_S)
         self._errors.cancel()
+        # Without this, asyncio closes the pipes only after all their other ends; its `Process` cannot do it.
+        self._process._transport.close()  # type: ignore[attr-defined]
 
     def _signal(self, signum: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: only zombies are left

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -103,7 +104,8 @@ def home(tmp_path, monkeypatch, specdec):
     (tmp_path / "heads").mkdir()
     (tmp_path / "main.gguf").write_bytes(b"main")
     (tmp_path / "heads/1").write_bytes(b"head")
-    return tmp_path
+    yield tmp_path
+    gc.collect()  # a pipe to a child that was left open fails the test that opened it
 
 
 @pytest.fixture
@@ -414,6 +416,28 @@ def test_nothing_outlives_the_server(home, main):
         assert not (HeadVersions(main).folder / "training.json").exists()
 
     asyncio.run(test())
+
+
+def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
+    """A process with a session of its own is not the server's to end."""
+    daemon = "import time; time.sleep(60)"
+    script = (
+        f"print(subprocess.Popen([sys.executable, '-c', {daemon!r}], start_new_session=True).pid,"
+        f" file=open({str(home / 'daemon')!r}, 'w'), flush=True)\ntell('progress', share=0.5)\n{FOREVER}"
+    )
+
+    async def test():
+        world = World(main, script)
+        await world.served.start()
+        world.training.start()
+        await world.until(lambda: "50%" in world.state)
+        await world.training.stop()
+        await world.served.stop()
+
+    try:
+        asyncio.run(test())
+    finally:
+        psutil.Process(int((home / "daemon").read_text())).kill()
 
 
 SERVER = """
