@@ -79,7 +79,7 @@ class _Lines:
             return f"{line} · {clock(left)} left{in_all}", False
         if isinstance(event, events.Answering):
             self.stage = event.what
-            return f"reading {event.what}: {event.n_done:,} of {event.n:,}", False
+            return f"{event.what}: {event.n_done:,} of {event.n:,}", False
         step = event.progress
         agreement = f"accepted {max(0.0, step.best_agreement):.1%}"
         line = f"training: step {step.step:,} of {step.n_steps:,}, loss {step.loss:.2f}, {agreement}"

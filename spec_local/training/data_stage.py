@@ -4,19 +4,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from spec_local.llama.model import Model
 from spec_local.training import precision
 from spec_local.training.events import Event, Generating, GenerationRate, Stage
-from spec_local.training.generation import DataGenerator, GenerationProgress
+from spec_local.training.generation import LONGEST_CALL, DataGenerator, GenerationProgress
+from spec_local.training.parallel_rows import n_that_fit
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, prompt_source
 
-N_PARALLEL = 64
-"""Number of sequences that the main model generates at a time, if memory allows."""
 _N_CTX = 768  # maximum number of tokens in a prompt and its answer
-_LONGEST_CALL = 30.0  # seconds; in longer ones, the process was suspended
 
 
 class DataStage:
@@ -58,7 +54,7 @@ class DataStage:
         try:
             for progress in running:
                 now = time.monotonic()
-                journal.generation_seconds += min(now - last, _LONGEST_CALL)
+                journal.generation_seconds += min(now - last, LONGEST_CALL)
                 last = now
                 journal.n_tokens, journal.n_bytes = progress.n_tokens, progress.n_bytes
                 if progress.n_shards != n_shards:  # time counts only once its data is on disk
@@ -115,10 +111,7 @@ class DataStage:
 
 
 def _n_parallel(path: Path) -> int:
-    """Return how many sequences fit, together with the model, into half of the free memory."""
     model = Model(path, weights=False)
-    n, room = N_PARALLEL, 0.5 * psutil.virtual_memory().available - model.size
-    while n > 1 and model.kv_bytes(n * _N_CTX) > room:
-        n //= 2
+    n = n_that_fit(model, _N_CTX)
     model.close()
     return n

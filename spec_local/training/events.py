@@ -31,7 +31,7 @@ class Generating:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Progress of the main model with answers; what: which answers these are."""
+    """Progress of the main model with answers; what: what it does with which ones."""
 
     what: str
     n_done: int

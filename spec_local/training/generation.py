@@ -29,6 +29,8 @@ from spec_local.training.shards import TOP_K, Document, Shard
 
 TEMPERATURES = (0.0, 0.0, 0.5, 0.9)
 """Usual sampling temperatures."""
+LONGEST_CALL = 30.0
+"""Seconds between two progress values; in longer ones, the process was suspended."""
 _SHARD_TOKENS, _SHARD_SECONDS = 32768, 300.0  # a shard is written when either is reached
 _BLOCK = 64  # columns of logits that are represented by their maximum
 _MAX_PERIOD, _REPEATS = 32, 4  # an answer is in a loop if it repeats up to 32 tokens 4 times
@@ -214,8 +216,8 @@ class DataGenerator:
         while prompt := self._next_prompt(self._prompt_number, self._passages):
             temperature = self._temperatures[int(self._rng.integers(len(self._temperatures)))]
             self._prompt_number += 1
-            if prompt.text:
-                tokens = self._tokenize(prompt.text)
+            if prompt.text or prompt.tokens:
+                tokens = prompt.tokens or self._tokenize(prompt.text)
                 if self._fits(len(tokens)):
                     return _Sequence(prompt, tokens, temperature, tokens)
             elif self._user_turn and self._fits(len(self._user_turn[0])):

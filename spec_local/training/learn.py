@@ -109,7 +109,7 @@ class Sender:
         if isinstance(event, Stage):
             self._stage = event.name
         elif isinstance(event, Answering):
-            self._stage, share = f"reading {event.what}", event.n_done / event.n
+            self._stage, share = event.what, event.n_done / event.n
         elif isinstance(event, Training):
             step = event.progress
             self._stage, share = "training", step.step / step.n_steps

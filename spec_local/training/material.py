@@ -22,7 +22,7 @@ from spec_local.training.events import Answering, Event
 from spec_local.training.head_file import TrainedWeights, read_head
 from spec_local.training.head_shape import layers_read
 from spec_local.training.main_weights import check_main_weights
-from spec_local.training.own_answers import read_again, usable
+from spec_local.training.own_answers import answer_again, read_again, usable
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe
 from spec_local.training.shards import Document
@@ -36,13 +36,15 @@ _MIN_TOKENS = 20_000  # the least data worth training on
 class Material:
     """What a head is made from.
 
-    general: folder of the general data. continued: the head to continue. own, built_in: the user's answers
-    and those to the built-in prompts; empty if the run does not learn. last_answer: number of the last one.
+    general: folder of the general data. continued: the head to continue. own, further, built_in: the user's
+    answers, further ones to the same prompts, and those to the built-in prompts; empty if the run does not
+    learn. last_answer: number of the user's last one.
     """
 
     general: Path
     continued: TrainedWeights | None
     own: Sequence[Document] = ()
+    further: Sequence[Document] = ()
     built_in: Sequence[Document] = ()
     last_answer: int = 0
 
@@ -118,11 +120,32 @@ def gather(
     threads = recipe.threads
     model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
     built_in = answers_to_built_in(
-        model, recipe.folder / "built-in", layers=layers, threads=threads, on_progress=progress(BUILT_IN)
+        model,
+        recipe.folder / "built-in",
+        layers=layers,
+        threads=threads,
+        on_progress=progress(f"answering {BUILT_IN}"),
     )
-    own = read_again(answers, model, _own(recipe), layers=layers, threads=threads, on_progress=progress(OWN))
+    own = read_again(
+        answers,
+        model,
+        _own(recipe),
+        layers=layers,
+        threads=threads,
+        on_progress=progress(f"reading {OWN}"),
+    )
+    further = answer_again(
+        [answer for answer, document in zip(answers, own, strict=True) if not document.held_out],
+        model,
+        _own(recipe) / "further",
+        layers=layers,
+        seconds=recipe.further_seconds,
+        seed=recipe.seed,
+        threads=threads,
+        on_progress=progress("answering your prompts again"),
+    )
     model.close()
-    return Material(general, continued, own, built_in, answers[-1].number)
+    return Material(general, continued, own, further, built_in, answers[-1].number)
 
 
 def delete_answers(recipe: Recipe) -> None:

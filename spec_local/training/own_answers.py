@@ -4,7 +4,9 @@ Hidden states take a thousand times as much space as tokens. They are therefore 
 what is written here is deleted after the training.
 """
 
+import contextlib
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,9 @@ from spec_local.llama.open import open_row
 from spec_local.llama.row import LlamaRow
 from spec_local.training import bfloat16, shards
 from spec_local.training.dataset import OWN
-from spec_local.training.generation import top_logprobs
+from spec_local.training.generation import LONGEST_CALL, DataGenerator, top_logprobs
+from spec_local.training.parallel_rows import n_that_fit
+from spec_local.training.prompts import Prompt
 from spec_local.training.shards import TOP_K, Document, Shard
 
 MIN_ANSWERS = 10
@@ -33,7 +37,10 @@ _MAX_PROMPT = 512  # tokens before an answer whose states are kept; the main mod
 _MAX_ANSWER = 1024  # tokens
 _MIN_ANSWER = 4  # tokens; shorter ones have nothing to draft
 _MAX_CONTEXT = 8192  # tokens; longer conversations are skipped
+_TEMPERATURES = (0.4, 0.7, 1.0)  # of further answers, one for each prompt and temperature, on average
+_MAX_FURTHER = 320  # tokens of such an answer; prompts longer than `_MAX_PROMPT` are skipped
 _CALL_TOKENS = 64  # in a call, each with its logits: 40 MB for the largest vocabularies
+_DONE = "complete"  # file that exists once there are enough further answers
 _SHARD_TOKENS = 16_384  # a shard is written after so many, so that a killed run reads little again
 
 
@@ -108,6 +115,66 @@ def read_again(
     documents = [document for shard in shards.read(folder) for document in shard.documents]
     n_train = len(documents) - len(documents) // HOLD_OUT
     return [replace(document, held_out=i >= n_train) for i, document in enumerate(documents)]
+
+
+def answer_again(
+    answers: Sequence[KeptAnswer],
+    model: Model,
+    folder: Path,
+    *,
+    layers: tuple[int, ...],
+    seconds: float,
+    seed: int,
+    threads: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Document]:
+    """Return further answers of the main model to the same prompts, at temperatures above 0.
+
+    Args:
+        answers: those to train on, a part of the result of `usable`.
+        model: the main model.
+        folder: of the shards; what an earlier run has finished is used as it is.
+        layers: the layers whose outputs are recorded.
+        seconds: maximum time; the prompts of the latest answers come first, and long ones are skipped.
+        seed: random seed for sampling.
+        on_progress: called with the number of finished answers, and of all.
+
+    Raises:
+        SpecLocalError: the model cannot answer.
+        OSError: a shard cannot be written.
+    """
+    if not (folder / _DONE).exists():
+        short = [answer for answer in reversed(answers) if answer.n_prompt <= _MAX_PROMPT]
+        prompts = [answer.tokens[: answer.n_prompt].tolist() for answer in short]
+        n = len(_TEMPERATURES) * len(prompts)
+
+        def prompt(i: int, _: Sequence[str]) -> Prompt | None:
+            return Prompt(OWN, "", False, prompts[i % len(prompts)]) if i < n else None
+
+        generator = DataGenerator(
+            model,
+            folder,
+            prompt,
+            layers=layers,
+            n_parallel=n_that_fit(model, _MAX_PROMPT + _MAX_FURTHER),
+            n_ctx=_MAX_PROMPT + _MAX_FURTHER,
+            max_tokens=_MAX_FURTHER,
+            temperatures=_TEMPERATURES,
+            seed=seed,
+            threads=threads,
+        )
+        spent, last = 0.0, time.monotonic()
+        with contextlib.closing(generator.run()) as running:
+            for progress in running:
+                on_progress(progress.n_documents, n)
+                now = time.monotonic()
+                spent += min(now - last, LONGEST_CALL)
+                last = now
+                if spent >= seconds:
+                    break
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _DONE).touch()
+    return [document for shard in shards.read(folder) for document in shard.documents]
 
 
 def _n_read(answers: Sequence[KeptAnswer], folder: Path) -> int:

@@ -151,7 +151,8 @@ class _Pipeline:
         recipe = self._recipe
         material = gather(recipe, self._journal, user_texts, answers, self._on_progress)
         self._on_progress(Stage("reading the training data"))
-        dataset = Dataset(material.general, self._n_vocab, self._sizes(material), material.own)
+        own = [*material.own, *material.further]
+        dataset = Dataset(material.general, self._n_vocab, self._sizes(material), own)
         model = Model(recipe.main, weights=False)
         main = read_main_weights(model, dataset.drafted)
         model.close()

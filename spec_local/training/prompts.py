@@ -35,11 +35,16 @@ _PROMPT_FILES = {".toml": ["[[prompt]]"], ".jsonl": ['"category"', '"name"', '"t
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt; held_out: its answer is used for evaluation only, not for training."""
+    """A prompt.
+
+    held_out: its answer is used for evaluation only, not for training. tokens: those of a whole conversation
+    before its next answer, in place of `text`.
+    """
 
     category: str
     text: str
     held_out: bool
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ GENERATION_SHARE = 0.6
 """Share of the time for generating training data; training gets the rest."""
 READING_SHARE = 0.2
 """Share of the time for reading the user's answers, in a run that learns from them."""
+FURTHER_SHARE = 0.1
+"""Share of the time for answering the user's prompts again, in such a run."""
 SELF_GENERATED = "self-generated"
 """Category of the prompts that the main model generates."""
 _JOURNAL = "journal.json"
@@ -74,9 +76,14 @@ class Recipe:
         return self._seconds if self.general else (1 - GENERATION_SHARE) * self._seconds
 
     @property
+    def further_seconds(self) -> float:
+        """Time for answering the user's prompts again; infinite if a number of tokens is given."""
+        return float("inf") if self.tokens else FURTHER_SHARE * self.minutes * 60
+
+    @property
     def _seconds(self) -> float:
         """Time for generating and training."""
-        return self.minutes * 60 * (1 - READING_SHARE if self.learns else 1)
+        return self.minutes * 60 * (1 - READING_SHARE - FURTHER_SHARE if self.learns else 1)
 
 
 @dataclass(slots=True)

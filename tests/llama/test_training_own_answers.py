@@ -1,5 +1,7 @@
 """The user's answers and those to the built-in prompts, read by the main model for training."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import built_in, own_answers, shards
 from spec_local.training.built_in import answers_to_built_in
-from spec_local.training.own_answers import read_again, usable
+from spec_local.training.own_answers import answer_again, read_again, usable
 from tests.llama.test_training_generation import check_candidates, check_states
 
 LAYERS = (0, 2, 1)
@@ -83,6 +85,45 @@ def test_a_killed_run_reads_little_again(model, tmp_path, monkeypatch):
     assert [d.tokens.tolist() for d in documents] == [a.tokens.tolist() for a in answers[1:]]
     (tmp_path / "own" / "00001.npz").write_bytes(b"damaged")
     assert len(read(answers, model, tmp_path / "own")) == 7
+
+
+def again(answers, model, folder, seconds=60.0, **options):
+    return answer_again(answers, model, folder, layers=LAYERS, seconds=seconds, seed=5, threads=1, **options)
+
+
+def test_the_same_prompts_are_answered_again(model, make_context, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_answers, "_MAX_PROMPT", 60)
+    monkeypatch.setattr(own_answers, "_MAX_FURTHER", 8)
+    answers, seen = [answer(1), answer(2, 61), answer(5, 60)], []
+    documents = again(answers, model, tmp_path / "again", on_progress=lambda *each: seen.append(each))
+    expected = sorted([answers[i].tokens[: answers[i].n_prompt].tolist() for i in (0, 2)] * 3)
+    assert sorted(d.tokens[: d.n_prompt].tolist() for d in documents) == expected  # 61 tokens are too many
+    assert seen[-1] == (6, 6)
+    assert all(d.category == "your answers" and not d.held_out and d.temperature > 0 for d in documents)
+    assert len({tuple(d.tokens.tolist()) for d in documents}) > 4  # not the same answer each time
+    for document in documents:
+        assert 0 < len(document.top_ids) <= 8
+        check_states(make_context, model, document, LAYERS)
+        check_candidates(make_context, model, document)
+    # A run that is resumed keeps them, also where others were generated in the same time.
+    answers += [answer(7)]
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "again").iterdir()}
+    assert len(again(answers, model, tmp_path / "again")) == len(documents)
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "again").iterdir()} == before
+    assert again(answers[1:2], model, tmp_path / "none") == []
+
+
+def test_answering_again_ends_in_time_with_the_latest_prompts(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_answers, "_MAX_FURTHER", 24)
+    monkeypatch.setattr("spec_local.training.parallel_rows._MOST", 4)
+    answers, ends = [answer(i) for i in range(1, 31)], iter([0, *range(900, 960), 1000])
+    monkeypatch.setattr(own_answers, "time", SimpleNamespace(monotonic=lambda: next(ends)))
+    # The first call takes 900 s, as the process was suspended, and each of the others one.
+    documents = again(answers, model, tmp_path / "again")
+    assert list(ends) == [*range(931, 960), 1000]
+    latest = [each.tokens[:20].tolist() for each in answers[-12:]]
+    assert documents
+    assert all(document.tokens[:20].tolist() in latest for document in documents)
 
 
 def test_the_latest_answers_are_used(monkeypatch):

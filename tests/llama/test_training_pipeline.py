@@ -34,11 +34,11 @@ QUICK = """
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
-from spec_local.training import data_stage, measurement, pipeline, precision
+from spec_local.training import data_stage, measurement, parallel_rows, pipeline, precision
 ticks = count()
 set(precision, "fastest_copy", lambda main, *_, **__: main)
 set(data_stage, "DataGenerator", partial(data_stage.DataGenerator, max_tokens=48))
-set(data_stage, "N_PARALLEL", 16)
+set(parallel_rows, "_MOST", 16)
 set(pipeline, "_EVALUATIONS", 6)
 set(data_stage, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
 set(pipeline.distillation, "steps_per_second", lambda *_, **__: 20.0)
