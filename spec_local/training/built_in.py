@@ -57,4 +57,4 @@ def answers_to_built_in(
         for progress in generator.run():
             on_progress(progress.n_documents, len(questions))
         (folder / _DONE).touch()
-    return [document for shard in shards.read(folder) for document in shard.documents]
+    return shards.read_documents(folder)

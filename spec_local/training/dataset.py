@@ -80,7 +80,7 @@ class Dataset:
     def __init__(
         self, folder: Path, n_vocab: int, sizes: Sequence[int], own: Sequence[Document] = ()
     ) -> None:
-        documents = [document for shard in shards.read(folder) for document in shard.documents]
+        documents = shards.read_documents(folder)
         self.train, held_out = _split(documents)
         self.own, own_held_out = _split(own)
         self.held_out = held_out + own_held_out

@@ -112,7 +112,7 @@ def read_again(
                 shards.write(folder, shards.next_number(folder), Shard(documents, batch[-1].number))
         finally:
             row.close()
-    documents = [document for shard in shards.read(folder) for document in shard.documents]
+    documents = shards.read_documents(folder)
     n_train = len(documents) - len(documents) // HOLD_OUT
     return [replace(document, held_out=i >= n_train) for i, document in enumerate(documents)]
 
@@ -174,7 +174,7 @@ def answer_again(
                     break
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _DONE).touch()
-    return [document for shard in shards.read(folder) for document in shard.documents]
+    return shards.read_documents(folder)
 
 
 def _n_read(answers: Sequence[KeptAnswer], folder: Path) -> int:

@@ -109,6 +109,11 @@ def read(folder: Path) -> Iterable[Shard]:
         yield shard
 
 
+def read_documents(folder: Path) -> list[Document]:
+    """Return the documents of all shards of a folder, in order; see `read` for the errors."""
+    return [document for shard in read(folder) for document in shard.documents]
+
+
 def _shard(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Shard:
     lengths, prompts = arrays["lengths"].tolist(), arrays["prompts"].tolist()
     ends = np.cumsum(lengths)[:-1]
