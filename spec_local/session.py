@@ -228,6 +228,9 @@ class Session:
         )
         if fixed is None:
             settings = placed(main, draft, settings, log)
+        if doubts := kernels.status().doubts:
+            log(f"comparing the CPU kernels for {', '.join(doubts)} again: a session's calls took longer")
+            kernels.compare(doubts)
         rows, resources = load(main, draft, settings, log)
         with resources:
             session = cls(*rows[0], rows[1:])

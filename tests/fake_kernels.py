@@ -6,8 +6,8 @@ from pathlib import Path
 
 # FAKE_<instruction set>: "crash", "refuse", or the error that the self-test returns.
 # FAKE_LOG: a file to which each installation appends a line.
-# FAKE_SLOW: a type whose products take twice as long as llama.cpp's from eight tokens on, or "refuse". All
-# others take half as long.
+# FAKE_SLOW: a type whose products take twice as long as llama.cpp's, those of a floating-point type from
+# eight tokens on; or "refuse". All others take half as long.
 SOURCE = r"""
 #include <csignal>
 #include <cstdio>
@@ -38,7 +38,7 @@ const char *specdec_kernels_time(const char *type, long long, long long, const i
     const char *slow = std::getenv("FAKE_SLOW");
     if (slow && std::string(slow) == "refuse") return "there is not enough memory";
     for (int i = 0; i < rounds * n_sizes; i++) {
-        const bool loses = slow && slow == std::string(type) && sizes[i % n_sizes] >= 8;
+        const bool loses = slow && slow == std::string(type) && (type[0] == 'Q' || sizes[i % n_sizes] >= 8);
         seconds[2 * i] = loses ? 2.0 : 0.5, seconds[2 * i + 1] = 1.0;
     }
     return nullptr;

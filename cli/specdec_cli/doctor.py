@@ -2,7 +2,8 @@
 
 import platform
 import time
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -10,11 +11,18 @@ from typer import Argument, Option
 import spec_local
 from specdec_cli import exits, render
 
+if TYPE_CHECKING:
+    from spec_local.kernels.choice import Times
+
 
 def doctor(
     part: Annotated[
-        Literal["rpc"] | None,
-        Argument(metavar="[rpc]", help="rpc: also check llama.cpp's RPC backend, which --workers needs."),
+        Literal["kernels", "rpc"] | None,
+        Argument(
+            metavar="[kernels|rpc]",
+            help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. rpc: also check "
+            "llama.cpp's RPC backend, which --workers needs.",
+        ),
     ] = None,
     fix: Annotated[
         bool,
@@ -23,6 +31,10 @@ def doctor(
             help="Rebuild llama-cpp-python if it crashes (takes minutes), and compile missing CPU kernels.",
         ),
     ] = False,
+    report: Annotated[
+        bool,
+        Option("--report", help="Print only this processor and what was measured, as TOML."),
+    ] = False,
 ) -> None:
     """Check that llama.cpp runs on this machine, and show which CPU kernels are used.
 
@@ -30,9 +42,13 @@ def doctor(
 
       specdec doctor
       specdec doctor --fix
-      specdec doctor --fix rpc
+      specdec doctor --fix kernels
+      specdec doctor --report > my-laptop.toml
     """
     with exits.guarded():
+        if report:
+            _report()
+            return
         from importlib.metadata import PackageNotFoundError, version
 
         from spec_local.llama.setup.build import lacking, recipes, repair
@@ -70,7 +86,7 @@ def doctor(
             f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n"
         )
         render.write(f"threads: {default_threads()}{render.limit_note()}\n")
-        _kernels(fix)
+        _kernels(fix, again=part == "kernels")
         if part == "rpc":
             _rpc_backend(fix)
 
@@ -90,9 +106,13 @@ def _rpc_backend(fix: bool) -> None:
     render.write(f"RPC backend: {found}\n")
 
 
-def _kernels(fix: bool) -> None:
-    """Show which CPU kernels are used; with `fix`, compile missing ones."""
+def _kernels(fix: bool, again: bool) -> None:
+    """Show which CPU kernels are used; with `fix`, compile missing ones, and compare what was not compared.
+
+    again: compare all, whatever was measured before.
+    """
     from spec_local import kernels
+    from spec_local.kernels.measure import TYPES
 
     if fix and kernels.missing():
         render.write("compiling the CPU kernels; this takes about half a minute\n")
@@ -105,11 +125,53 @@ def _kernels(fix: bool) -> None:
     render.write(f"CPU kernels: {status}\n")
     if not status.instruction_set:
         return
-    if fix and not status.measured:
+    missing = [kind for kind in TYPES if again or kind not in status.times or kind in status.doubts]
+    if fix and missing:
         render.write("comparing them with llama.cpp's kernels; this takes about half a minute\n")
-        if reason := kernels.measure_limits():
+        if reason := kernels.compare(missing):
             render.write(f"not compared: {reason}\n")
         status = kernels.status()
+    if status.times:
+        _speeds(status.times)
     note = "" if status.measured else " (not measured on this machine; specdec doctor --fix does it)"
     left = [f"{kind} from {n + 1} tokens on" if n else kind for kind, n in status.limits.items()]
     render.write(f"left to llama.cpp's kernels: {'; '.join(left) or 'nothing'}{note}\n")
+
+
+def _speeds(times: "Mapping[str, Times]") -> None:
+    """Show the measured speeds, and what the choice between the kernels is worth."""
+    from spec_local.kernels import choice
+
+    render.write("their speed relative to llama.cpp's, by number of tokens, and time of a session:\n")
+    render.write(f"  {'':8}{'1':>6}{'2':>6}{'4':>6}{'8':>6}{'prompt':>8}{'session':>9}\n")
+    for kind, each in times.items():
+        most = choice.most_tokens(kind, each)
+        speeds = "".join(f"{each.speed(n):6.2f}" for n in (1, 2, 4, 8))
+        prompt = f"{each.speed(512):8.2f}" if 512 in each.sizes else f"{'':8}"
+        session = choice.session_time(each, each.sizes[-1] if most is None else most)
+        render.write(f"  {kind:8}{speeds}{prompt}{session:9.2f}\n")
+
+
+def _report() -> None:
+    """Print what was measured about this processor, as an entry of benchmarks/processors.toml."""
+    import json
+
+    from spec_local import kernels
+    from spec_local.bench.record import processor
+    from spec_local.errors import InvalidRequest
+    from spec_local.system.machine import default_threads
+
+    status = kernels.status()
+    if not status.times:
+        raise InvalidRequest(
+            f"nothing was measured on this machine ({status.reason or 'the kernels were not compared'}): "
+            "run specdec doctor --fix"
+        )
+    render.write("[[processor]]\n")
+    render.write(f"name = {json.dumps(f'{processor()}, {status.instruction_set}')}\n")
+    render.write(f"threads = {default_threads()}\n\n")
+    render.write("[processor.times]  # of a product by tokens, in microseconds: specdec's, llama.cpp's\n")
+    for kind, each in status.times.items():
+        pairs = zip(each.sizes, each.kernels, each.llama_cpp, strict=True)
+        row = ", ".join(f"{n} = [{ours * 1e6:.0f}, {theirs * 1e6:.0f}]" for n, ours, theirs in pairs)
+        render.write(f"{kind} = {{ {row} }}\n")

@@ -4,7 +4,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import psutil
 
 import spec_local
 from spec_local import kernels
+from spec_local.kernels import choice
 from spec_local.llama import runtime
 from spec_local.session import Session
 from spec_local.system import machine
@@ -29,10 +30,15 @@ def record(
         threads: as given to the session; None: the default.
         log: receives a line before a slow operation.
     """
-    models = {}
+    models: dict[str, dict[str, Any]] = {}
+    types: set[str] = set()
     for role, row in (("main", session.main), ("draft", session.draft)):
         if row:
             path = row.model.path
+            sizes = row.model.bytes_by_type
+            types |= {
+                kind for kind in sizes if sizes[kind] > 0.01 * sum(sizes.values())
+            }  # not those of norms
             size = path.stat().st_size
             if size > 500_000_000:
                 log(f"hashing {path.name} ({format_size(size)})")
@@ -57,7 +63,27 @@ def record(
         "llama_cpp": machine.llama_cpp_build(),
         "llama_cpp_system": runtime.system_info().strip(),
         "cpu_kernels": str(kernels.status()),
+        "kernel_choice": kernel_choice(types),
     }
+
+
+def kernel_choice(types: Collection[str]) -> dict[str, Any]:
+    """What was chosen for types of weights, and from which speeds; empty if nothing was measured.
+
+    Returns for each type: most_tokens (of calls that specdec's kernels compute; None: no limit), speeds
+    (relative to llama.cpp's, by number of tokens), and both in one line.
+    """
+    status = kernels.status()
+    found = {}
+    for kind, times in status.times.items():
+        if kind in types:
+            most = status.limits.get(kind)
+            found[kind] = {
+                "most_tokens": most,
+                "speeds": {str(n): round(times.speed(n), 3) for n in times.sizes},
+                "summary": choice.describe(times, most),
+            }
+    return found
 
 
 def processor() -> str:

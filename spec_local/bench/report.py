@@ -139,6 +139,7 @@ def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[
         ],
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
+        *([kind, found["summary"]] for kind, found in record["kernel_choice"].items()),
         ["specdec", f"{record['specdec']}, {record['date']}"],
         ["prompts", f"{counted}, {_plural(runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],

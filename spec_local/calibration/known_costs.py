@@ -5,8 +5,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from spec_local import kernels
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import StoredCosts
+from spec_local.calibration.kernel_times import slower_than_measured
 from spec_local.calibration.measure import measure
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
@@ -80,6 +82,8 @@ class KnownCosts:
         for row, table, since in zip((main, draft), self.calls, self._since, strict=False):
             if row and table:
                 cost_store.save(row, table, since.checked, max(since.others, others))
+                if not is_busy(others) and slower_than_measured(row.model, table, kernels.status().times):
+                    kernels.doubt(row.model.bytes_by_type)
         self.calls = None
 
 

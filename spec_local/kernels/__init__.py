@@ -7,12 +7,13 @@ and llama.cpp uses its own.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
+    from spec_local.kernels.choice import Times
     from spec_local.kernels.native import Native
 
 Mode = Literal["auto", "off"]
@@ -23,6 +24,7 @@ INSTRUCTION_SET = "SPECDEC_INSTRUCTION_SET"
 """The environment variable that names the instruction set to use, for measurements; else the best one."""
 
 _OFF = "--kernels off"
+_NO_LIMIT = 1 << 40  # tokens
 _FIX = "run specdec doctor --fix"
 
 
@@ -31,13 +33,22 @@ class Status:
     """The instruction set whose kernels are used, or None and a one-line reason.
 
     limits: the most tokens per call of products that the kernels compute, for types of weights that have such
-    a limit. measured: whether the limits were measured on this machine.
+    a limit. times: what they were chosen from, by type; empty if nothing was measured on this machine.
+    doubts: types whose calls took another time in a session.
     """
 
     instruction_set: str | None
     reason: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
-    measured: bool = False
+    times: "Mapping[str, Times]" = field(default_factory=dict)
+    doubts: Sequence[str] = ()
+
+    @property
+    def measured(self) -> bool:
+        """Whether all types were measured on this machine."""
+        from spec_local.kernels.measure import TYPES
+
+        return self.times.keys() >= set(TYPES)
 
     def __str__(self) -> str:
         return self.instruction_set or f"not used ({self.reason})"
@@ -88,8 +99,7 @@ def load() -> None:
                 found = Status(None, reason)
             else:
                 _state.native = native
-                for kind, most in found.limits.items():
-                    native.limit(kind, most)
+                _limit(native, found)
         except Exception as error:  # the library cannot be opened or lacks a function
             found = Status(None, _one_line(error))
     _state.loaded = found
@@ -115,13 +125,17 @@ def missing() -> str | None:
 
 
 def identity() -> str:
-    """Return an identifier of the kernels in use, such as ``avx2:0123456789abcdef``, or an empty string."""
+    """Return an identifier of the kernels in use and what is left to llama.cpp, or an empty string.
+
+    For example, ``avx2:0123456789abcdef:F16-8``: calls of more than 8 tokens with F16 weights are left to it.
+    """
     used = status().instruction_set
     if not used:
         return ""
     library = _found()[1]
     assert library
-    return f"{used}:{library.stem.rpartition('-')[2]}"
+    left = "".join(f":{kind}-{most}" for kind, most in sorted(status().limits.items()))
+    return f"{used}:{library.stem.rpartition('-')[2]}{left}"
 
 
 def rebuild() -> str | None:
@@ -141,10 +155,10 @@ def rebuild() -> str | None:
         return _one_line(error)
 
 
-def measure_limits() -> str | None:
-    """Measure which products llama.cpp's kernels compute faster, for processes that have not loaded them yet.
+def compare(types: Collection[str] | None = None) -> str | None:
+    """Measure whose kernels are faster, for some types (by default all), and use the result from now on.
 
-    Returns None on success, otherwise the reason for the failure.
+    Models that are open keep theirs. Returns None on success, otherwise the reason for the failure.
     """
     from spec_local.kernels import measure
 
@@ -154,9 +168,28 @@ def measure_limits() -> str | None:
     if not found.instruction_set or not library:
         return found.reason
     try:
-        return measure.measure(library, found.instruction_set)
+        return measure.measure(library, found.instruction_set, types or measure.TYPES)
     finally:
         _state.found = None
+        if _state.native and _state.loaded and _state.loaded.instruction_set:
+            _state.loaded = _with_limits(_state.loaded.instruction_set, library)
+            _limit(_state.native, _state.loaded)
+
+
+def doubt(types: Collection[str]) -> None:
+    """Have these types measured again, since their calls took another time; see `measure.doubt`."""
+    from spec_local.kernels import measure
+
+    found, library = _found()
+    if found.instruction_set and library:
+        measure.doubt(library, found.instruction_set, types)
+
+
+def _limit(native: "Native", status: Status) -> None:
+    from spec_local.kernels.measure import TYPES
+
+    for kind in TYPES:
+        native.limit(kind, status.limits.get(kind, _NO_LIMIT))
 
 
 def _found() -> tuple[Status, Path | None]:
@@ -191,12 +224,13 @@ def _look() -> tuple[Status, Path | None]:
 
 
 def _with_limits(instruction_set: str, library: Path) -> Status:
-    from spec_local.kernels import measure
+    from spec_local.kernels import choice, measure
 
-    limits = measure.recorded(library, instruction_set)
-    if limits is None:
+    known = measure.recorded(library, instruction_set)
+    if known is None:
         return Status(instruction_set, None, measure.UNMEASURED)
-    return Status(instruction_set, None, limits, measured=True)
+    before = {kind: most for kind, most in measure.UNMEASURED.items() if kind not in known.times}
+    return Status(instruction_set, None, before | choice.limits(known.times), known.times, known.doubts)
 
 
 def _one_line(error: Exception) -> str:

@@ -1,81 +1,103 @@
-"""Measure which products are left to llama.cpp, because its own kernels are faster on this machine.
+"""Time products with the kernels and with llama.cpp's own, to choose between them on this machine (`choice`).
 
 ``specdec doctor --fix`` calls `measure` once per machine, after the kernels were compiled. The result is
 stored next to the library. Products are timed in a child process,
-``python -m spec_local.kernels.measure LIBRARY INSTRUCTION_SET``.
+``python -m spec_local.kernels.measure LIBRARY INSTRUCTION_SET TYPES CORES``.
 """
 
-import statistics
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from spec_local.kernels import records
+from spec_local.kernels.choice import FLOAT_SIZES, FLOATS, PACKED, SIZES, Times, is_clear
 from spec_local.kernels.native import Native
 from spec_local.system import machine
 from spec_local.system.child_process import child_main, run_child
 
-PACKED = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
-)
-FLOATS = ("F16", "BF16", "F32")
-PACKED_SIZES = (1, 2, 4, 8, 16, 64, 512)
-FLOAT_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+TYPES = (*PACKED, *FLOATS)
 UNMEASURED = {"F16": 8, "F32": 32}
 """The limits before a measurement: those of a Zen 3 with two cores."""
 
-LEAST_SPEED = 0.98
-"""Of llama.cpp's, in the median. Medians of repeated measurements differ by about a hundredth."""
-_MOST_OTHERS = 0.5  # cores that other programs use: with more, rounds disagree, and losses are not seen
-_FEW_ROUNDS, _MANY_ROUNDS = 3, 15  # the latter for sizes at which the former found less than a clear gain
-_CLEAR = 1.05
-_MANY_LOST = 0.8  # of the many rounds, each slower than llama.cpp's; by chance half of them are
+_MOST_OTHERS = 0.5  # cores that other programs use; with more, a type is timed again
+_REPEATS = 8  # of disturbed measurements, for all types together: half a minute becomes a minute at most
+_FEW_ROUNDS, _MORE_ROUNDS, _MOST_ROUNDS = 3, 4, 15  # more until all rounds agree, or there are so many
 
-# By length of a row. Of a layer's weights, two thirds have rows as long as a hidden state; a third, those of
-# the second feed-forward matrix, have longer ones. Together they are more than the caches of most processors
-# hold, as a model's weights are.
-_BYTES = {2048: 27 << 20, 8192: 13 << 20}
+# By length of a row. Of a layer's weights, the greater part have rows as long as a hidden state; those of the
+# second feed-forward matrix have longer ones. Each is timed in turns with llama.cpp's copy of it. Both copies
+# are more than the caches of most processors hold, as a model's weights are: 13 MB were read from the
+# third-level cache of a Zen 3 (32 MB), at 42 GB/s where its memory delivers 29.
+_BYTES = {2048: 54 << 20, 8192: 40 << 20}
 # From so many tokens on, computing takes longer than reading, and fewer rows are enough.
 _MANY_TOKENS, _ROWS_FOR_MANY = 64, {2048: 1024, 8192: 256}
 # The number of rows, as in models: llama.cpp has no fast code for odd ones.
 _MULTIPLE = 256
 
-Speeds = Callable[[str, Sequence[int], int], Sequence[Sequence[float]]]
-"""(type, sizes, rounds) -> for each size, the speed as a multiple of llama.cpp's in each round."""
+_LASTS = 86_400.0  # seconds for which a measurement is not repeated, whatever sessions find
+
+Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
+"""(type, sizes, rounds) -> seconds (rounds, sizes, 2): with the kernels, and with llama.cpp's own."""
 
 
-class _Record(BaseModel):
-    """The stored result."""
+class Record(BaseModel):
+    """What was measured on one machine.
+
+    times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. doubts: types
+    whose calls took another time in a later session.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    limits: dict[str, int]
+    times: dict[str, Times]
+    when: float
+    doubts: tuple[str, ...] = ()
 
 
-def recorded(library: Path, instruction_set: str) -> dict[str, int] | None:
-    """Return the limits that were measured on this machine (see `decide`), or None if none were."""
-    found = (record.limits for record in records.read(library, _Record, _name(instruction_set)))
-    return next((limits for limits in found if limits.keys() <= {*PACKED, *FLOATS}), None)
+def recorded(library: Path, instruction_set: str) -> Record | None:
+    """Return what was measured on this machine, or None if nothing was."""
+    found = records.read(library, Record, _name(instruction_set))
+    return next((record for record in found if record.times.keys() <= set(TYPES)), None)
 
 
-def measure(library: Path, instruction_set: str) -> str | None:
-    """Measure the limits and store them; this takes about half a minute, and several cores.
+def measure(library: Path, instruction_set: str, types: Collection[str] = TYPES) -> str | None:
+    """Time products with some types and store the times; all types take half a minute, and several cores.
 
     Returns None on success, otherwise the reason for the failure in one line.
     """
-    others = machine.OtherPrograms()
-    result = run_child("spec_local.kernels.measure", str(library), instruction_set)
+    arguments = [str(library), instruction_set, ",".join(types), str(_MOST_OTHERS)]
+    result = run_child("spec_local.kernels.measure", *arguments)
     if not result.works:
         return result.error or f"the measurement crashed: {result.crash}"
-    if (cores := others.cores()) > _MOST_OTHERS:
-        return f"other programs used {cores:.1f} cores meanwhile: try again when the machine is idle"
+    times = {name: Times.model_validate(found) for name, found in result.facts["times"].items()}
+    known = recorded(library, instruction_set)
+    if (
+        times or known
+    ):  # without a doubt from now on, so that sessions on a busy machine do not try it each time
+        all_times = {**(known.times if known else {}), **times}
+        if reason := _write(library, instruction_set, Record(times=all_times, when=time.time())):
+            return reason
+    if disturbed := [name for name in types if name not in times]:
+        return f"other programs used the cores: try again when they are idle ({', '.join(disturbed)})"
+    return None
+
+
+def doubt(library: Path, instruction_set: str, types: Collection[str]) -> None:
+    """Have these types measured again when the next session begins, but at most once a day."""
+    known = recorded(library, instruction_set)
+    if known and time.time() - known.when > _LASTS and known.times.keys() & set(types):
+        doubts = tuple(sorted(known.times.keys() & set(types)))
+        _write(library, instruction_set, known.model_copy(update={"doubts": doubts}))
+
+
+def _write(library: Path, instruction_set: str, record: Record) -> str | None:
     try:
-        records.write(library, _Record(limits=result.facts["limits"]), _name(instruction_set))
+        records.write(library, record, _name(instruction_set))
     except OSError as error:
         return f"{records.paths(library)[-1].parent} cannot be written: {error.strerror}"
     return None
@@ -85,61 +107,71 @@ def _name(instruction_set: str) -> str:
     return f"-{instruction_set}-{records.machine_digest()}-{machine.default_threads()}-threads"
 
 
-def decide(speeds: Speeds) -> dict[str, int]:
-    """Return the most tokens per call for which the kernels are used, for each type that has a limit.
+def timed(timer: Timer, types: Collection[str], most_others: float) -> dict[str, Times]:
+    """Time products with some types, in rounds, until it is clear whose kernels are faster.
 
-    A type that is packed when a model is loaded is used for all sizes or, if it is slower for any, for none:
-    0. A floating-point type is used up to the largest size below the first that is slower.
+    A type is timed again if other programs used more than `most_others` cores meanwhile. Without a type: it
+    was disturbed too often.
     """
-    found = {name: 0 for name in PACKED if _lost(speeds, name, PACKED_SIZES)}
-    for name in FLOATS:
-        if lost := _lost(speeds, name, FLOAT_SIZES):
-            found[name] = max((n for n in FLOAT_SIZES if n < min(lost)), default=0)
+    found: dict[str, Times] = {}
+    repeats = 0
+    for name in types:
+        while name not in found and repeats <= _REPEATS:
+            others = machine.OtherPrograms()
+            times = _timed(timer, name)
+            if others.cores() > most_others:
+                repeats += 1
+            else:
+                found[name] = times
     return found
 
 
-def _lost(speeds: Speeds, name: str, sizes: Sequence[int]) -> list[int]:
-    """Return the sizes at which a type is slower than with llama.cpp's kernels."""
-    few = speeds(name, sizes, _FEW_ROUNDS)
-    unclear = [n for n, found in zip(sizes, few, strict=True) if statistics.median(found) < _CLEAR]
-    many = speeds(name, unclear, _MANY_ROUNDS) if unclear else []
-    return [
-        n
-        for n, found in zip(unclear, many, strict=True)
-        if statistics.median(found) < LEAST_SPEED and sum(f < 1 for f in found) >= _MANY_LOST * len(found)
-    ]
+def _timed(timer: Timer, name: str) -> Times:
+    """The median times of a type, of as many rounds as are necessary."""
+    sizes = FLOAT_SIZES if name in FLOATS else SIZES
+    rounds = timer(name, sizes, _FEW_ROUNDS)
+    while len(rounds) < _MOST_ROUNDS and not is_clear(name, [_times(sizes, each) for each in rounds]):
+        rounds = np.concatenate([rounds, timer(name, sizes, _MORE_ROUNDS)])
+    return _times(sizes, np.median(rounds, axis=0))
 
 
-def measured(native: Native, threads: int) -> Speeds:
+def _times(sizes: Sequence[int], seconds: NDArray[np.float64]) -> Times:
+    return Times(sizes=tuple(sizes), kernels=tuple(seconds[:, 0]), llama_cpp=tuple(seconds[:, 1]))
+
+
+def timer_of(native: Native, threads: int) -> Timer:
     """Return a function that times products of matrices of a model's size, with an installed library."""
 
     import gguf
 
-    def speeds(name: str, sizes: Sequence[int], rounds: int) -> list[list[float]]:
+    def timer(name: str, sizes: Sequence[int], rounds: int) -> NDArray[np.float64]:
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
-        found: list[list[float]] = []
+        found: list[NDArray[np.float64]] = []
         for is_many in (False, True):
             some = [n for n in sizes if (n >= _MANY_TOKENS) == is_many]
             if not some:
                 continue
-            total = np.zeros((rounds, len(some), 2))  # seconds with the kernels, and without
+            total = np.zeros((rounds, len(some), 2))
             for length, n_bytes in _BYTES.items():
                 fitting = n_bytes // (length // block * size) // _MULTIPLE * _MULTIPLE
-                n_rows = _ROWS_FOR_MANY[length] if is_many else fitting
-                total += native.time(name, n_rows, length, some, threads, rounds)
-            found += (total[..., 1] / total[..., 0]).T.tolist()
-        return found
+                n_rows = min(fitting, _ROWS_FOR_MANY[length]) if is_many else fitting
+                # As if there were as many rows as for few tokens, so that all times are of the same matrices.
+                total += native.time(name, n_rows, length, some, threads, rounds) * (fitting / n_rows)
+            found.append(total)
+        return np.concatenate(found, axis=1)
 
-    return speeds
+    return timer
 
 
-def _measure(library: str, instruction_set: str) -> dict[str, Any]:
+def _measure(library: str, instruction_set: str, types: str, most_others: str) -> dict[str, Any]:
     import llama_cpp  # noqa: F401  (the kernels link to the libraries it loads)
 
     native = Native(Path(library))
     if reason := native.install(instruction_set):
         return {"error": reason}
-    return {"limits": decide(measured(native, machine.default_threads()))}
+    timer = timer_of(native, machine.default_threads())
+    found: Mapping[str, Times] = timed(timer, types.split(","), float(most_others))
+    return {"times": {name: times.model_dump() for name, times in found.items()}}
 
 
 if __name__ == "__main__":

@@ -48,6 +48,16 @@ def has_tensor(path: Path, name: str) -> bool:
         return bool(gguf.gguf_find_tensor(file, name.encode()) >= 0)
 
 
+def bytes_by_type(path: Path) -> dict[str, int]:
+    """Bytes of the tensors of a file, which must be valid, by type, such as ``Q4_K``."""
+    found: dict[str, int] = {}
+    with _opened(path) as (gguf, file):
+        for i in range(gguf.gguf_get_n_tensors(file)):
+            name = gguf.ggml_type_name(gguf.gguf_get_tensor_type(file, i)).decode().upper()
+            found[name] = found.get(name, 0) + gguf.gguf_get_tensor_size(file, i)
+    return found
+
+
 def numbers(path: Path, key: str, n: int) -> list[int] | None:
     """The first n integers or booleans of an array in the metadata, or a single value n times.
 
@@ -139,6 +149,7 @@ def _functions() -> Any:
         ("get_arr_type", ctypes.c_int, [file, index]),
         ("get_arr_n", ctypes.c_size_t, [file, index]),
         ("get_arr_data", ctypes.c_void_p, [file, index]),
+        ("get_n_tensors", index, [file]),
         ("find_tensor", index, [file, ctypes.c_char_p]),
         ("get_tensor_type", ctypes.c_int, [file, index]),
         ("get_tensor_offset", ctypes.c_size_t, [file, index]),
@@ -147,4 +158,5 @@ def _functions() -> Any:
     ]:
         function = getattr(gguf, f"gguf_{name}")
         function.restype, function.argtypes = result, arguments
+    gguf.ggml_type_name.restype, gguf.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
     return gguf

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
-from spec_local.llama.gguf_tensors import has_tensor, integers, parts
+from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
@@ -240,6 +240,15 @@ class Model:
     def size(self) -> int:
         """Size of all tensors in bytes."""
         return int(self._lib.llama_model_size(self.handle))
+
+    @functools.cached_property
+    def bytes_by_type(self) -> dict[str, int]:
+        """Size of all tensors by type, such as ``Q4_K``."""
+        total: dict[str, int] = {}
+        for part in parts(self.path):
+            for kind, size in bytes_by_type(part).items():
+                total[kind] = total.get(kind, 0) + size
+        return total
 
     @functools.cached_property
     def parameters(self) -> str:

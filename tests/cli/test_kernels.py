@@ -1,11 +1,12 @@
 """--kernels, and the CPU kernels in doctor and -v."""
 
 import shutil
+import tomllib
 
 import pytest
 import typer
 
-from spec_local.kernels import build
+from spec_local.kernels import build, measure
 from specdec_cli import settings
 from specdec_cli.app import app
 from tests import fake_kernels
@@ -70,12 +71,13 @@ def test_doctor_compiles(bare, compiled, tmp_path):
     env = {"CXX": fake_kernels.compiler(tmp_path, copy)}
     done = bare("doctor", "--fix", env=env)
     lines = done.stdout.decode().splitlines()
-    assert lines[-5] == "compiling the CPU kernels; this takes about half a minute"
-    assert lines[-4].startswith("compiled in ")
-    assert lines[-2:] == [
-        "comparing them with llama.cpp's kernels; this takes about half a minute",
-        "left to llama.cpp's kernels: nothing",
-    ]
+    first = lines.index("compiling the CPU kernels; this takes about half a minute")
+    assert lines[first + 1].startswith("compiled in ")
+    assert lines[first + 3] == "comparing them with llama.cpp's kernels; this takes about half a minute"
+    assert lines[first + 5].split() == ["1", "2", "4", "8", "prompt", "session"]
+    assert lines[first + 6].split()[:6] == ["Q4_0", *["2.00"] * 5]
+    assert len(lines[first + 6 :]) == len(measure.TYPES) + 1
+    assert lines[-1] == "left to llama.cpp's kernels: nothing"
     assert kernels_line(done) == f"CPU kernels: {build.reported()[0]}"
     assert kernels_line(bare("doctor")) == kernels_line(done)
 
@@ -96,8 +98,24 @@ def test_doctor_shows_the_kernels_and_measures_once_what_is_left_to_llama_cpp(bu
     refused = built("doctor", "--fix", env={"FAKE_SLOW": "refuse"})
     assert b"not compared: products could not be timed: there is not enough memory\n" in refused.stdout
     assert limits_line(refused).endswith(hint)
-    assert limits_line(built("doctor", "--fix", env={"FAKE_SLOW": "BF16"})) == "BF16 from 5 tokens on"
-    assert limits_line(built("doctor", "--fix", env={"FAKE_SLOW": "Q4_K"})) == "BF16 from 5 tokens on"
+    assert limits_line(built("doctor", "--fix", env={"FAKE_SLOW": "BF16"})) == "BF16 from 7 tokens on"
+    slow = {"FAKE_SLOW": "Q4_K"}
+    assert limits_line(built("doctor", "--fix", env=slow)) == "BF16 from 7 tokens on"  # as measured before
+    assert limits_line(built("doctor", "kernels", env=slow)) == "BF16 from 7 tokens on"
+    assert limits_line(built("doctor", "--fix", "kernels", env=slow)) == "Q4_K"
+
+
+def test_report_is_an_entry_of_the_table_of_processors(built):
+    refused = built("doctor", "--report")
+    assert refused.returncode != 0
+    assert b"nothing was measured on this machine" in refused.stderr
+    assert built("doctor", "--fix").returncode == 0
+    done = built("doctor", "--report")
+    (entry,) = tomllib.loads(done.stdout.decode())["processor"]
+    assert entry["name"].endswith(f", {build.reported()[0]}")
+    assert set(entry["times"]) == set(measure.TYPES)
+    ours, theirs = entry["times"]["Q6_K"]["512"]
+    assert theirs == 2 * ours
 
 
 def test_everything_works_without_kernels(bare, main, tmp_path):

@@ -4,6 +4,7 @@ import ctypes
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_the_build_leaves_one_library(compiled):
 @needs_compiler
 def test_the_best_set_that_passes_is_selected(library):
     assert kernels.status() == kernels.Status("avx512_vnni", limits=measure.UNMEASURED)
-    assert kernels.identity() == f"avx512_vnni:{build.digest()}"
+    assert kernels.identity() == f"avx512_vnni:{build.digest()}:F16-8:F32-32"
     record = json.loads(library.with_suffix(".json").read_text())
     assert record["self_tests"] == {"avx512_vnni": "passed"}
 
@@ -177,17 +178,17 @@ def test_limits_are_measured_for_one_machine(library, processor, tested, monkeyp
         new_process()
         return dict(kernels.status().limits) if kernels.status().measured else None
 
-    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.0)
+    monkeypatch.setattr(measure, "_MOST_OTHERS", 1000.0)
     assert limits() is None
     monkeypatch.setenv("FAKE_SLOW", "Q4_K")
-    assert kernels.measure_limits() is None
+    assert kernels.compare() is None
     assert limits() == {"Q4_K": 0}
     monkeypatch.setenv("FAKE_SLOW", "F16")
     new_process()
     monkeypatch.setenv(kernels.INSTRUCTION_SET, "avx2")
     assert not kernels.status().measured
-    assert kernels.measure_limits() is None
-    assert kernels.status().limits == {"F16": 4}
+    assert kernels.compare() is None
+    assert kernels.status().limits == {"F16": 6}
     assert limits() == {"Q4_K": 0}
     monkeypatch.setattr(machine, "default_threads", lambda: 99)
     assert limits() is None
@@ -197,29 +198,54 @@ def test_limits_are_measured_for_one_machine(library, processor, tested, monkeyp
 @needs_compiler
 def test_limits_that_cannot_be_used(library, tested, monkeypatch, new_process):
     monkeypatch.setenv("FAKE_SLOW", "refuse")
-    assert "there is not enough memory" in kernels.measure_limits()
+    assert "there is not enough memory" in kernels.compare()
     monkeypatch.setenv("FAKE_SLOW", "Q4_K")
-    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.6)
-    assert "other programs used 0.6 cores" in kernels.measure_limits()
-    assert not kernels.status().measured
-    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.4)
-    assert kernels.measure_limits() is None
+    monkeypatch.setattr(measure, "_MOST_OTHERS", -1.0)
+    assert "other programs used the cores" in kernels.compare()
+    assert not kernels.status().times
+    monkeypatch.setattr(measure, "_MOST_OTHERS", 1000.0)
+    assert kernels.compare() is None
     (path,) = library.parent.glob("*-threads.json")
-    for text in ("", '{"limits": {"Q9": 1}}', '{"limits": 1}'):
+    known = path.read_text()
+    damaged = ("", known.replace("Q4_K", "Q9"), known.replace("512", "5"), known[:-9], '{"times": 1}')
+    for text in damaged:
         path.write_text(text)
         new_process()
         assert (kernels.status().limits, kernels.status().measured) == (measure.UNMEASURED, False)
     path.unlink()
     path.mkdir()  # then in the user's folder
-    assert kernels.measure_limits() is None
+    assert kernels.compare() is None
     new_process()
     assert kernels.status().limits == {"Q4_K": 0}
     own = records.paths(library)[1].parent / path.name
     own.unlink()
     own.mkdir()
-    assert f"{own.parent} cannot be written" in kernels.measure_limits()
+    assert f"{own.parent} cannot be written" in kernels.compare()
     kernels.use("off")
-    assert kernels.measure_limits() == "--kernels off"
+    assert kernels.compare() == "--kernels off"
+
+
+@needs_compiler
+def test_types_that_sessions_contradict_are_measured_again(library, tested, monkeypatch, new_process):
+    monkeypatch.setattr(measure, "_MOST_OTHERS", 1000.0)
+    kernels.doubt(["Q4_K"])  # nothing was measured yet
+    monkeypatch.setenv("FAKE_SLOW", "Q4_K")
+    assert kernels.compare() is None
+    monkeypatch.delenv("FAKE_SLOW")
+    kernels.doubt(["Q4_K", "Q9"])  # no more than once a day
+    new_process()
+    assert kernels.status().doubts == ()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 90_000)
+    kernels.doubt(["Q4_K", "Q9"])
+    new_process()
+    assert kernels.status().doubts == ("Q4_K",)
+    assert kernels.status().limits == {"Q4_K": 0}
+    monkeypatch.setenv("FAKE_SLOW", "Q8_0")  # which is not in doubt
+    assert kernels.compare(kernels.status().doubts) is None
+    new_process()
+    assert (kernels.status().doubts, kernels.status().limits) == ((), {})
+    assert kernels.status().measured
 
 
 @needs_compiler

@@ -1,60 +1,68 @@
-"""The products left to llama.cpp, decided from made-up measurements."""
+"""Timing products until it is clear whose kernels are faster, with made-up times."""
 
+import numpy as np
 import pytest
 
-from spec_local.kernels.measure import FLOAT_SIZES, FLOATS, PACKED, PACKED_SIZES, decide
+from spec_local.kernels import choice, measure
+from spec_local.kernels.choice import FLOATS, PACKED
+from spec_local.system import machine
 
 
-def rounds_of(speeds):
-    """A measurement whose rounds alternate between the speeds of a type and a number of tokens."""
+class Products:
+    """A timer. Products of n tokens take n seconds with llama.cpp; the kernels' speed is that of `speeds`.
 
-    def measure(name, sizes, rounds):
-        return [[speeds(name, n)[i % len(speeds(name, n))] for i in range(rounds)] for n in sizes]
+    speeds: by type, of each round in turn; other types are twice as fast.
+    """
 
-    return measure
+    def __init__(self, speeds):
+        self.speeds, self.rounds = speeds, {}
+
+    def __call__(self, name, sizes, rounds):
+        found = np.empty((rounds, len(sizes), 2))
+        of_type = self.speeds.get(name, [2.0])
+        for i in range(rounds):
+            done = self.rounds[name] = self.rounds.get(name, 0) + 1
+            found[i, :, 1] = sizes
+            found[i, :, 0] = np.array(sizes) / of_type[(done - 1) % len(of_type)]
+        return found
 
 
-@pytest.mark.parametrize(
-    ("slow", "limits"),
-    [
-        (set(), {}),
-        ({("Q4_K", 64)}, {"Q4_K": 0}),  # the layout is the same for all sizes
-        ({("F16", 16), ("F16", 48)}, {"F16": 12}),
-        ({("BF16", 1), ("Q2_K", 1), ("F32", 64)}, {"Q2_K": 0, "BF16": 0, "F32": 48}),
-        (
-            {(name, n) for name in (*PACKED, *FLOATS) for n in (*PACKED_SIZES, *FLOAT_SIZES)},
-            dict.fromkeys((*PACKED, *FLOATS), 0),
-        ),
-    ],
-)
-def test_the_limits(slow, limits):
-    assert decide(rounds_of(lambda *case: [0.9 if case in slow else 1.2])) == limits
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.0)
+
+
+def chosen(products, types=measure.TYPES):
+    return choice.limits(measure.timed(products, types, 0.5))
 
 
 @pytest.mark.parametrize(
     ("speeds", "is_lost"),
     [
-        ([0.97], True),
-        ([0.985], False),  # within what is allowed
+        ([0.9], True),
+        ([0.985], False),  # within what repeated measurements differ
         ([0.9, 0.9, 0.9, 0.9, 1.1], True),
-        ([0.5, 1.02, 0.5, 1.02, 0.5], False),  # another program's work: not all rounds agree
-        ([1.0, 1.0, 0.1], False),
+        ([0.5, 1.02, 1.02], False),  # another program's work
+        ([1.02, 1.02, 0.1], False),
     ],
 )
 def test_chance_does_not_decide(speeds, is_lost):
-    assert decide(rounds_of(lambda name, n: speeds if name == "Q8_0" else [2.0])) == (
-        {"Q8_0": 0} if is_lost else {}
-    )
+    assert chosen(Products({"Q8_0": speeds})) == ({"Q8_0": 0} if is_lost else {})
 
 
-def test_a_clear_gain_is_measured_once():
-    calls = []
+def test_only_what_is_unclear_is_timed_again():
+    products = Products({"Q6_K": [2.0, 0.5], "Q4_K": [0.5], "F16": [1.0], "BF16": [1.2, 0.9]})
+    assert chosen(products) == {"Q4_K": 0}  # in the median, Q6_K is faster
+    assert set(products.rounds) == {*PACKED, *FLOATS}
+    assert {name: n for name, n in products.rounds.items() if n > 3} == {"Q6_K": 15, "BF16": 15}
 
-    def speeds(name, sizes, rounds):
-        calls.append((name, rounds))
-        return [[3.0 if n != 4 or name != "Q6_K" else 1.0] * rounds for n in sizes]
 
-    assert decide(speeds) == {}
-    names = [name for name, _ in calls]
-    assert sorted(names) == sorted([*PACKED, *FLOATS, "Q6_K"])
-    assert [rounds for name, rounds in calls if name == "Q6_K"] == [3, 15]
+def test_types_that_were_disturbed_are_timed_again_but_not_forever(monkeypatch):
+    busy = iter([9.0, 0.0, *[0.0] * 14, *[9.0] * 100])
+    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: next(busy))
+    products = Products({})
+    found = measure.timed(products, measure.TYPES, 0.5)
+    assert set(found) == set(measure.TYPES[:15])
+    assert products.rounds[measure.TYPES[0]] == 6
+    assert products.rounds[measure.TYPES[15]] == 3 * 8
+    assert sum(products.rounds.values()) == 3 * (16 + 8)
