@@ -14,6 +14,8 @@
 #include <sys/mman.h>
 #endif
 
+constexpr int LANES = 16;
+
 int main(int, char **arguments) {
     const size_t bytes = std::strtoull(arguments[1], nullptr, 10), n_threads = std::strtoull(arguments[2], nullptr, 10);
     const size_t page = 2 << 20, n = bytes / page * page / sizeof(uint64_t);
@@ -25,14 +27,20 @@ int main(int, char **arguments) {
     std::vector<double> rates;
     for (int round = 0; round < std::atoi(arguments[3]); round++) {
         std::atomic<uint64_t> total{0};
+        std::atomic<size_t> ready{0};
+        std::chrono::steady_clock::time_point begin;
+        const auto read = [&, n](size_t thread) {
+            if (++ready == n_threads) begin = std::chrono::steady_clock::now();
+            while (ready < n_threads) {}
+            uint64_t sums[LANES] = {};  // several, so that no addition waits for the one before
+            const uint64_t *end = memory + (thread + 1) * n / n_threads / LANES * LANES;
+            for (const uint64_t *p = memory + thread * n / n_threads / LANES * LANES; p < end; p += LANES)
+                for (int i = 0; i < LANES; i++) sums[i] += p[i];
+            for (const uint64_t sum : sums) total += sum;  // used, so that the compiler does not leave the loop out
+        };
         std::vector<std::thread> threads;
-        const auto begin = std::chrono::steady_clock::now();
-        for (size_t t = 0; t < n_threads; t++)
-            threads.emplace_back([&, t] {
-                uint64_t sum = 0;
-                for (size_t i = t * n / n_threads; i < (t + 1) * n / n_threads; i++) sum += memory[i];
-                total += sum;  // so that the compiler does not leave the loop out
-            });
+        for (size_t t = 1; t < n_threads; t++) threads.emplace_back(read, t);
+        read(0);
         for (std::thread &thread : threads) thread.join();
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         if (total == n * (n - 1) / 2) rates.push_back(double(n * sizeof(uint64_t)) / took.count() / 1e9);

@@ -65,7 +65,15 @@ def _compiled(folder: Path) -> Path:
     if not (compiler := native_build.compiler()):
         sys.exit("a C++ compiler is needed")
     program = folder / "bandwidth"
-    options = ["-O3", "-std=c++17", "-pthread", str(Path(__file__).with_suffix(".cpp")), "-o", str(program)]
+    options = [
+        "-O3",
+        "-march=native",
+        "-std=c++17",
+        "-pthread",
+        str(Path(__file__).with_suffix(".cpp")),
+        "-o",
+        str(program),
+    ]
     if reason := native_build.run(folder, [*compiler, *options]):
         sys.exit(reason)
     return program
