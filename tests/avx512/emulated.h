@@ -174,6 +174,8 @@ inline __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
     }
     return result;
 }
+// What the kernels multiply with it cannot saturate.
+inline __m512i _mm512_dpbusds_epi32(__m512i sum, __m512i a, __m512i b) { return _mm512_dpbusd_epi32(sum, a, b); }
 // Two products in each lane, of signed 16-bit numbers.
 inline __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
     const Ints s(sum), of_a(a), of_b(b);
