@@ -220,9 +220,9 @@ template <Type T>
 }
 
 // What the last steps of a block are multiplied by where they are unpacked, and the first one of those steps. It costs a
-// shift for each column, so that it pays for few.
+// shift and an addition for each column, so that it pays for one.
 template <Type T, int N>
-constexpr int SIMPLE_MULTIPLE = !Simd::multiples || N > 2                  ? 1
+constexpr int SIMPLE_MULTIPLE = !Simd::multiples || N > 1                  ? 1
                                 : T == Type::Q4_0 || T == Type::Q4_1 ? 16
                                 : T == Type::Q5_0 || T == Type::Q5_1 ? 8
                                                                      : 1;
@@ -260,7 +260,7 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
             const auto add_steps = [&](auto from, auto to) __attribute__((always_inline)) {
                 unrolled<(to - from + held - 1) / held>([&](auto piece) __attribute__((always_inline)) {
                     constexpr int first = from + piece * held, n = to - first < held ? to - first : held;
-                    forget_loads();
+                    if (piece > 0) forget_loads();
                     Codes<width, n> codes;
                     for (int i = 0; i < n; i++)
                         for (int w = 0; w < width; w++) codes[w][i] = codes_of<T>(block + (h + w) * STEP, first + i, multiple);

@@ -13,8 +13,8 @@ from spec_local.system import native_build
 
 TESTS = Path(__file__).parents[1]
 N_PACKED = 13  # types whose results have the same bits with all instruction sets: all but F16, BF16 and F32
-# Each number of columns is compiled separately, which takes a minute for all 12. More columns than a kernel multiplies
-# at once are multiplied in several passes.
+# Each number of columns is compiled separately, which takes a minute for all 12. More columns than a kernel
+# multiplies at once are multiplied in several passes.
 MOST_COLUMNS = os.environ.get("SPECDEC_TEST_COLUMNS", "3")
 FLAGS = ("-std=c++17", "-Wno-psabi", "-Wno-ignored-attributes")
 
