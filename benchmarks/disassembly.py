@@ -57,7 +57,7 @@ X86 = Architecture(
     in_frame=re.compile(r"\(%r[sb]p[,)]"),
     frame=("mov", "%rsp,%rbp"),
     no_access=("lea", "nop", "prefetch", "data16", "cs"),
-    dots=(re.compile(r"vpmaddubsw|vpdpbusds?"), re.compile(r"vfn?m(add|sub)\d+ps|vdpbf16ps")),
+    dots=(re.compile(r"vpmaddubsw|vpdpbusd$"), re.compile(r"vfn?m(add|sub)\d+ps|vdpbf16ps")),
 )
 
 ARM = Architecture(

@@ -43,6 +43,7 @@ from spec_local.system import native_build
 ROWS, LINE = 16, 64  # as in layout.h
 _GROUPS = 4  # of a super-block
 _PRODUCTS = {"zmm": 64, "ymm": 32, "mmla": 32, "dot": 16}  # of an instruction or of its operands
+_STORE = re.compile(r"vmov[au]ps %[xyz]mm\d+,.*\(")  # on x86-64, where the destination is last
 _KERNEL = re.compile(r"multiply_(?:simple|k)<(\w+), (\d+)>$")
 
 
@@ -197,7 +198,8 @@ def compiled(
 def estimate(kernel: Kernel, processor: Processor) -> Estimate:
     architecture = SETS[kernel.instruction_set][1]
     n = cycles(assembly(kernel.code, architecture), processor, architecture.names[0])
-    return Estimate(kernel, processor, max(n, RELOAD.get(kernel.instruction_set, 0)))
+    reloads = any(_STORE.match(f"{i.name} {i.operands}") for i in kernel.code)
+    return Estimate(kernel, processor, max(n, RELOAD.get(kernel.instruction_set, 0) if reloads else 0))
 
 
 @dataclass(frozen=True, slots=True)

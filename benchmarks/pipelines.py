@@ -56,7 +56,7 @@ class Processor:
 _BROADCAST = (r"^vp?broadcast(?:ss|d) (?=\S*\()", "vmovups ")
 # LLVM has this instruction occupy a unit for its whole latency, unless it is encoded as in AVX-VNNI. On Zen
 # 5, two units begin one in every cycle, and the latency is 4 cycles: LLVM has this for multiply-add.
-_DOT = (r"^vpdp(?:bus|wss)d\b", "vfmadd231ps")
+_DOT = (r"^vpdp(?:bus|wss)ds?\b", "vfmadd231ps")
 # LLVM counts it as microcode of 100 cycles on Zen 2; it is a load and a conversion.
 _HALF = (r"^vcvtph2ps (?=\S*\()", "vpmovzxwd ")
 # Zen 5 (but for laptops) has units of 512 bits where Zen 4 has as many of 256. LLVM 19 simulates it as Zen 4.
@@ -144,7 +144,7 @@ PROCESSORS = (
 
 # Cycles from one addition to a total in memory to the next one, which llvm-mca does not see: it assumes that
 # loads and stores have different addresses. Measured on Zen 5. With 256 bits, it takes 13, and all kernels
-# take longer for a block.
+# take longer for a block. Only for totals in memory.
 RELOAD = {"avx512_vnni": 15.0}
 
 

@@ -41,6 +41,25 @@ constexpr int zero_point(Type t) {
     }
 }
 
+// What the codes of a part are multiplied by where they are unpacked: bits that are not the lowest ones of their byte need
+// no shift then, and the scale of the part makes up for it. Exact, since all of these are powers of two.
+constexpr int multiple(Type t, int part) {  // of a group
+    constexpr int of_q2_k[] = {1, 4, 16, 64}, of_q3_k[] = {1, 8, 8, 32};
+    if (!Simd::multiples) return 1;
+    switch (t) {
+        case Type::Q2_K: return of_q2_k[part];
+        case Type::Q3_K: return of_q3_k[part];
+        case Type::Q4_K: return part ? 16 : 1;
+        case Type::Q5_K: return part ? 8 : 1;
+        case Type::Q6_K: return part == 3 ? 4 : 1;
+        default: return 1;
+    }
+}
+constexpr int parts_per_group(Type t) { return parts_per_block(t) / 4; }
+constexpr int most_multiple(Type t) { return multiple(t, parts_per_group(t) - 1); }
+// The part of its group that is part p of the super-block: see `step_of`.
+constexpr int part_of_group(Type t, int p) { return part_length(t) == 32 ? p % 2 : p / 4; }
+
 constexpr bool is_signed(Type t) {
     return (t == Type::Q8_0 || t == Type::IQ4_NL || t == Type::IQ4_XS) && zero_point(t) == 0;
 }
@@ -76,8 +95,10 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
             sums[p][0] = int16_t(pair[0]), sums[p][1] = int16_t(pair[1]);
         }
         if constexpr (zero_point(T) != 0)
-            for (int p = 0; p < parts; p++)
-                columns.starts[(b * parts + p) * n + column] = Simd::start(-zero_point(T) * sums[p][0], -zero_point(T) * sums[p][1]);
+            for (int p = 0; p < parts; p++) {
+                const int zero = -zero_point(T) * (is_k_quant(T) ? multiple(T, part_of_group(T, p)) : 1);
+                columns.starts[(b * parts + p) * n + column] = Simd::start(zero * sums[p][0], zero * sums[p][1]);
+            }
         int32_t *sums_out = columns.sums + b * n_sums * n + column;
         if constexpr (n_sums == 1) {
             const float sum = scale * float(sums[0][0] + sums[0][1]);
@@ -165,21 +186,47 @@ void write_totals(const Total (&totals)[N], float *const *y, int rows) {
     return high ? Simd::high_nibbles(line) : line & Simd::bytes(15);
 }
 
-// The codes of step i of a block, in one register: a line or a part of it. A block has eight steps of four weights.
+// Some bits of each byte of `v`, moved to the right.
+[[gnu::always_inline]] inline Int bits_of(Int v, int shift, int mask) {
+    return (shift ? Simd::right(v, shift) : v) & Simd::bytes(mask);
+}
+
+// Five bytes hold eight codes of five bits: the first five in their low bits, the others in their upper bits. One of those,
+// i = 0, 1 or 2, times 1 or 8.
+template <class Bytes>
+[[gnu::always_inline]] inline Int upper_five_bits(Bytes bytes, int i, int multiple) {
+    const int s = multiple == 1 ? 3 : 0;
+    const Int upper = bits_of(bytes(i), s, 0xe0 >> s);
+    if (i < 2) return upper | bits_of(bytes(3 + i), 3 + s, 0x18 >> s);
+    return upper | bits_of(bytes(3), 1 + s, 0x10 >> s) | bits_of(bytes(4), 2 + s, 0x08 >> s);
+}
+
+// The codes of step i of a block, in one register: a line or a part of it. A block has eight steps of four weights. The
+// last ones are multiplied by `multiple`.
 template <Type T>
-[[gnu::always_inline]] inline Int codes_of(const uint8_t *block, int i) {
+[[gnu::always_inline]] inline Int codes_of(const uint8_t *block, int i, int multiple) {
     if constexpr (T == Type::Q8_0) {
         const Int v = Simd::load(block + i * LINE);
         return Simd::zero_of_bytes == PACKED_ZERO ? v : v ^ Simd::bytes(0x80);
     }
-    const Int line = Simd::load(block + (i & 3) * LINE);
-    const Int nibbles = nibbles_of(line, i >= 4);
+    const auto line = [&](int which) __attribute__((always_inline)) { return Simd::load(block + which * LINE); };
+    if constexpr (T == Type::Q5_0 || T == Type::Q5_1)
+        return i < 5 ? line(i) & Simd::bytes(31) : upper_five_bits(line, i - 5, multiple);
+    if (i >= 4 && multiple == 16) return line(i - 4) & Simd::bytes(0xf0);
+    const Int nibbles = nibbles_of(line(i % 4), i >= 4);
     if constexpr (T == Type::IQ4_NL) return iq4_values(nibbles);
     if constexpr (T == Type::MXFP4) return mxfp4_values(nibbles);
-    if constexpr (T != Type::Q5_0 && T != Type::Q5_1) return nibbles;
-    const Int bits = Simd::load(block + 4 * LINE);
-    return nibbles | ((i < 4 ? Simd::left(bits, 4 - i) : Simd::right(bits, i - 4)) & Simd::bytes(16));
+    return nibbles;
 }
+
+// What the last steps of a block are multiplied by where they are unpacked, and the first one of those steps. It costs a
+// shift and an addition for each column, so that it pays for one.
+template <Type T, int N>
+constexpr int SIMPLE_MULTIPLE = !Simd::multiples || N > 1                  ? 1
+                                : T == Type::Q4_0 || T == Type::Q4_1 ? 16
+                                : T == Type::Q5_0 || T == Type::Q5_1 ? 8
+                                                                     : 1;
+constexpr int first_multiple(Type t) { return t == Type::Q5_0 || t == Type::Q5_1 ? 5 : 4; }
 
 // The scales of the rows of register `h` of a line, of block b.
 template <Type T>
@@ -190,12 +237,15 @@ template <Type T>
 
 template <Type T, int N>
 void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
-    constexpr int steps = BLOCK / CODES, width = WIDTH<T, N>, held = HELD<T, N>;
+    constexpr int steps = BLOCK / CODES, width = WIDTH<T, N>, held = HELD<T, N>, multiple = SIMPLE_MULTIPLE<T, N>;
+    constexpr bool totals_stay = N <= Simd::most_totals;  // in registers
     const size_t header = header_bytes(T, k);
     const uint8_t *minima = tile + header / 2, *block = tile + header;
     const int32_t *xq = x.codes, *starts = x.starts;
     const float *xd = x.scales, *xs = (const float *)x.sums;
     Total totals[N] = {};
+    Float kept[N];
+    for (Float &total : kept) total = Simd::none();
     for (int64_t b = 0; b < k / BLOCK; b++) {
 #pragma GCC unroll 1
         for (int h = 0; h < REGISTERS; h += width) {
@@ -205,21 +255,36 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
             for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
                 for (int j = 0; j < size; j++)
                     for (int w = 0; w < width; w++)
-                        sums[g][j][w] = zero_point(T) ? broadcast_starts<size>(starts + g * COLUMNS_TOGETHER) : Simd::zero();
+                        sums[g][j][w] = zero_point(T) && multiple == 1 ? broadcast_starts<size>(starts + g * COLUMNS_TOGETHER) : Simd::zero();
             });
-            unrolled<steps / held>([&](auto piece) __attribute__((always_inline)) {
-                constexpr int first = piece * held;
-                if (first > 0) forget_loads();
-                Codes<width, held> codes;
-                for (int i = 0; i < held; i++)
-                    for (int w = 0; w < width; w++) codes[w][i] = codes_of<T>(block + (h + w) * STEP, first + i);
-                const auto &operand = rearranged<N>(codes);
-                for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
-                    const int32_t *of_group = xq + first * N + g * COLUMNS_TOGETHER * STEPS_TOGETHER;
-                    add_products<is_signed(T), N, size>(sums[g], operand, of_group);
-                    if constexpr (first + held == steps) separate<size>(sums[g]);
+            const auto add_steps = [&](auto from, auto to) __attribute__((always_inline)) {
+                unrolled<(to - from + held - 1) / held>([&](auto piece) __attribute__((always_inline)) {
+                    constexpr int first = from + piece * held, n = to - first < held ? to - first : held;
+                    if (piece > 0) forget_loads();
+                    Codes<width, n> codes;
+                    for (int i = 0; i < n; i++)
+                        for (int w = 0; w < width; w++) codes[w][i] = codes_of<T>(block + (h + w) * STEP, first + i, multiple);
+                    const auto &operand = rearranged<N>(codes);
+                    for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
+                        const int32_t *of_group = xq + first * N + g * COLUMNS_TOGETHER * STEPS_TOGETHER;
+                        add_products<is_signed(T), N, size>(sums[g], operand, of_group);
+                    });
                 });
-            });
+            };
+            if constexpr (multiple > 1) {
+                constexpr int first = first_multiple(T);
+                add_steps(std::integral_constant<int, first>{}, std::integral_constant<int, steps>{});
+                unrolled<N>([&](int j) __attribute__((always_inline)) {
+                    for (Int &sum : sums[j / COLUMNS_TOGETHER][j % COLUMNS_TOGETHER]) {
+                        sum = Simd::quotient(sum, multiple == 16 ? 4 : 3);
+                        if constexpr (zero_point(T) != 0) sum = Simd::plus(sum, Simd::broadcast(starts + j));
+                    }
+                });
+                add_steps(std::integral_constant<int, 0>{}, std::integral_constant<int, first>{});
+            } else {
+                add_steps(std::integral_constant<int, 0>{}, std::integral_constant<int, steps>{});
+            }
+            for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) { separate<size>(sums[g]); });
             unrolled<width>([&](int w) __attribute__((always_inline)) {
                 const Float d = simple_scales<T>(tile, b, h + w);
                 Float m = Simd::none();
@@ -229,14 +294,18 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
                     float *total = totals[j].of + (h + w) * Simd::lanes;
                     const Int sum_of_codes = sums[j / COLUMNS_TOGETHER][j % COLUMNS_TOGETHER][w];
                     const Int whole = is_signed(T) ? sum_of_codes : Simd::widened(sum_of_codes);
-                    Float sum = Simd::fma(Simd::floats(whole), Simd::times(d, Simd::all(xd[j])), Simd::load_floats(total));
+                    const Float before = totals_stay ? kept[j] : Simd::load_floats(total);
+                    Float sum = Simd::fma(Simd::floats(whole), Simd::times(d, Simd::all(xd[j])), before);
                     if constexpr (has_minimum(T)) sum = Simd::fma(m, Simd::all(xs[j]), sum);
-                    Simd::store(total, sum);
+                    if constexpr (totals_stay) kept[j] = sum;
+                    else Simd::store(total, sum);
                 });
             });
         }
         block += block_bytes(T), xq += steps * N, xd += N, starts += N, xs += N;
     }
+    if constexpr (totals_stay)
+        for (int j = 0; j < N; j++) Simd::store(totals[j].of, kept[j]);
     write_totals(totals, y, rows);
 }
 
@@ -264,50 +333,64 @@ struct Lines {
 template <Type T>
 [[gnu::always_inline]] inline Int super_codes(Lines lines, int group, int i) {
     const int part = i / (part_length(T) / CODES);  // within the group
-    if constexpr (T == Type::Q4_K || T == Type::Q5_K) {  // a line holds the codes of two parts
-        const Int line = lines[(T == Type::Q5_K ? 12 : 4) + group * 8 + i % 8];
-        const Int four = nibbles_of(line, part);
-        if constexpr (T == Type::Q4_K) return four;
-        const Int bits = Simd::right_by(lines[4 + i % 8], 2 * group + part);
-        return four | (Simd::left(bits, 4) & Simd::bytes(16));
+    const bool in_place = multiple(T, part) > 1;         // rather than shifted
+    if constexpr (T == Type::Q4_K) {                     // a line holds the codes of two parts
+        const Int line = lines[4 + group * 8 + i % 8];
+        return in_place ? line & Simd::bytes(0xf0) : nibbles_of(line, part);
+    } else if constexpr (T == Type::Q5_K) {  // ten lines hold 16 codes, the last six in the upper bits of five lines each
+        const int first = 4 + group * 10;
+        if (i < 8) return lines[first + i] & Simd::bytes(31);
+        if (i < 10) return in_place ? Simd::left(lines[first + i], 3) & Simd::bytes(0xf8) : lines[first + i] & Simd::bytes(31);
+        const auto five = [&](int which) __attribute__((always_inline)) { return lines[first + (i >= 13) * 5 + which]; };
+        return upper_five_bits(five, (i - 10) % 3, multiple(T, part));
     } else if constexpr (T == Type::IQ4_XS) {  // a line holds two steps of a part
         const Int line = lines[2 + (2 * group + part) * 4 + i % 4];
         return iq4_values(nibbles_of(line, i % 8 >= 4));
     } else if constexpr (T == Type::Q6_K) {
-        const Int four = lines[5 + part % 2 * 16 + group * 4 + i % 4], bits = lines[37 + group * 4 + i % 4];
-        const Int two = part < 2 ? Simd::left(bits, 4 - 2 * part) : Simd::right(bits, 2 * part - 4);
-        return nibbles_of(four, part >= 2) | (two & Simd::bytes(0x30));
+        // A line holds a step of one of three parts, and the upper bits of three lines one of the fourth part.
+        const int first = 5 + group * 12 + i % 4, s = in_place ? 0 : 2;
+        if (part < 3) return lines[first + 4 * part] & Simd::bytes(63);
+        return bits_of(lines[first], s, 0xc0 >> s) | bits_of(lines[first + 4], 2 + s, 0x30 >> s) |
+               bits_of(lines[first + 8], 4 + s, 0x0c >> s);
+    } else if constexpr (T == Type::Q2_K) {  // a line holds a step of all four parts
+        const Int line = lines[5 + group * 4 + i % 4];
+        return in_place ? line & Simd::bytes(3 << 2 * part) : bits_of(line, 2 * part, 3);
     } else {
-        static_assert(T == Type::Q2_K || T == Type::Q3_K);
-        const Int line = lines[(T == Type::Q2_K ? 5 : 4) + group * 4 + i % 4];
-        const Int two = (part ? Simd::right(line, 2 * part) : line) & Simd::bytes(3);
-        if constexpr (T == Type::Q2_K) return two;
-        const Int bit = Simd::right_by(lines[20 + group % 2 * 4 + i % 4], 2 * part + group / 2);
-        return two | (Simd::left(bit, 2) & Simd::bytes(4));
+        static_assert(T == Type::Q3_K);
+        // The bits of six lines are, from the lowest up: three of a code of part 0, of part 1 and the upper two of one of part
+        // 3, in four lines; three of two codes of part 2, and the last ones of two codes of part 3.
+        const int first = 4 + group * 6, step = i % 4;
+        const Int line = lines[first + (part == 2 ? 4 + step % 2 : step)];
+        if (part == 0) return line & Simd::bytes(7);
+        if (part == 2 && step >= 2) return in_place ? Simd::left(line, 3) & Simd::bytes(0x38) : line & Simd::bytes(7);
+        const int s = in_place ? 0 : part == 3 ? 5 : 3;
+        if (part < 3) return bits_of(line, s, 0x38 >> s);
+        return bits_of(line, s, 0xc0 >> s) | bits_of(lines[first + 4 + step / 2], 2 - step % 2 + s, 0x20 >> s);
     }
 }
 
-// The scales of a super-block's parts.
+// The scales of a super-block's parts, times `most_multiple` where the codes are no multiples.
 template <Type T>
 [[gnu::always_inline]] inline void unpack_scales(Lines lines, Simd::Scale (&scales)[parts_per_block(T)]) {
     const Int low = Simd::bytes(15), upper = Simd::bytes(0x30);
+    const auto factor = [](int p) { return most_multiple(T) / multiple(T, part_of_group(T, p)); };
     if constexpr (T == Type::Q4_K || T == Type::Q5_K) {
         // Eight 6-bit scales and eight 6-bit minima fill 12 bytes. Bytes 0-3 hold the scales of parts 0-3, bytes 4-7
         // their minima. Those of parts 4-7 are in bytes 8-11 and the upper bits of bytes 0-7.
         const Int first = lines[1], last = (lines[3] & low) | (Simd::right(first, 2) & upper);
-        for (int p = 0; p < 8; p++) scales[p] = Simd::scale(p < 4 ? first & Simd::bytes(63) : last, p % 4);
+        for (int p = 0; p < 8; p++) scales[p] = Simd::scale(p < 4 ? first & Simd::bytes(63) : last, p % 4, factor(p));
     } else if constexpr (T == Type::Q2_K) {
-        for (int p = 0; p < 16; p++) scales[p] = Simd::scale(lines[1 + p / 4] & low, p % 4);
+        for (int p = 0; p < 16; p++) scales[p] = Simd::scale(lines[1 + p / 4] & low, p % 4, factor(p));
     } else if constexpr (T == Type::Q3_K) {
         // The low four bits of scales 0-7 and 8-15 fill bytes 0-7, the high two bytes 8-11. 32 stands for zero.
         for (int q = 0; q < 4; q++) {
             const Int four = q < 2 ? lines[1 + q] : Simd::right(lines[1 + q % 2], 4);
             const Int two = q < 2 ? Simd::left(lines[3], 4 - 2 * q) : Simd::right(lines[3], 2 * q - 4);
             const Int six = Simd::minus_bytes((four & low) | (two & upper), Simd::bytes(32));
-            for (int p = 0; p < 4; p++) scales[4 * q + p] = Simd::signed_scale(six, p);
+            for (int p = 0; p < 4; p++) scales[4 * q + p] = Simd::signed_scale(six, p, factor(4 * q + p));
         }
     } else if constexpr (T == Type::Q6_K) {
-        for (int p = 0; p < 16; p++) scales[p] = Simd::signed_scale(lines[1 + p / 4], p % 4);
+        for (int p = 0; p < 16; p++) scales[p] = Simd::signed_scale(lines[1 + p / 4], p % 4, factor(p));
     } else {
         static_assert(T == Type::IQ4_XS);  // four bits and two bits of each. 32 stands for zero.
         const Int four = lines[1], two = Simd::load_words(lines.pairs(2 * ROWS));
@@ -350,12 +433,16 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
     constexpr int parts = parts_per_block(T), n_sums = sums_per_block(T), lines_per_block = block_bytes(T) / LINE;
     constexpr int steps = part_length(T) / CODES, width = WIDTH<T, N>, held = HELD<T, N> < steps ? HELD<T, N> : steps;
     constexpr int summed = steps_per_sum<T, N>();
+    constexpr int iterations = REGISTERS / width * 4, prefetched = lines_per_block / iterations;  // lines in each
     Total totals[N] = {};
     const int32_t *xq = x.codes, *xs = x.sums, *starts = x.starts;
     const float *xd = x.scales;
     for (int64_t b = 0; b < k / SUPER_BLOCK; b++) {
 #pragma GCC unroll 1
         for (int h = 0; h < REGISTERS; h += width) {
+            if (h == 0)
+                unrolled<lines_per_block % iterations>(
+                    [&](int i) __attribute__((always_inline)) { prefetch(tile + (lines_per_block - 1 - i) * LINE); });
             forget_loads();
             Simd::Scale scales[width][parts];
             for (int w = 0; w < width; w++) unpack_scales<T>(Lines{tile, h + w}, scales[w]);
@@ -366,8 +453,9 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
             });
 #pragma GCC unroll 1
             for (int group = 0; group < 4; group++) {
-                for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += REGISTERS / width)
-                    prefetch(tile + i * LINE);
+                unrolled<prefetched>([&](int i) __attribute__((always_inline)) {
+                    prefetch(tile + ((h / width * 4 + group) * prefetched + i) * LINE);
+                });
                 Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
                 unrolled<16 / held>([&](auto piece) __attribute__((always_inline)) {
                     constexpr int first = piece * held;
@@ -400,7 +488,8 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
             for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) { separate<size>(scaled[g]); });
             unrolled<width>([&](int w) __attribute__((always_inline)) {
                 const Lines lines = {tile, h + w};
-                const Float d = Simd::load_halves(lines.pairs(0));
+                Float d = Simd::load_halves(lines.pairs(0));
+                if constexpr (most_multiple(T) > 1) d = Simd::times(d, Simd::all(1.f / most_multiple(T)));
                 Float minimum = Simd::none();
                 Simd::Pairs minima[n_sums ? n_sums : 1];
                 if constexpr (has_minimum(T)) {

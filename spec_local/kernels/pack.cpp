@@ -45,6 +45,15 @@ uint32_t four_at(const uint8_t *codes) {
 }
 constexpr uint32_t all_four(uint32_t byte) { return byte * 0x01010101; }
 
+// Store eight steps of five-bit codes in five lines: five steps in the low bits, three in the upper ones.
+void put_fives(uint8_t *lines, int row, const uint8_t *low, const uint8_t *upper) {
+    const uint32_t a = four_at(upper), b = four_at(upper + CODES), c = four_at(upper + 2 * CODES);
+    const uint32_t one = all_four(1), two = all_four(3), three = all_four(7);
+    const uint32_t bits[5] = {a >> 2 & three, b >> 2 & three, c >> 2 & three, (a & two) << 1 | (c >> 1 & one),
+                              (b & two) << 1 | (c & one)};
+    for (int i = 0; i < 5; i++) put(lines + i * LINE, row, four_at(low + i * CODES) | bits[i] << 5);
+}
+
 void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t *minima, uint8_t *codes) {
     const Source s = source_of(t);
     if (t == Type::MXFP4) scales[row] = block[s.scale];
@@ -55,15 +64,17 @@ void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t
             put(codes + i / CODES * LINE, row, four_at(block + s.codes + i) ^ all_four(PACKED_ZERO));
         return;
     }
-    // A byte holds codes i and i + 16, as in ggml's block.
-    for (int i = 0; i < BLOCK / 2; i += CODES) put(codes + i / CODES * LINE, row, block + s.codes + i);
+    // A byte holds codes i and i + 16.
     if (t == Type::Q5_0 || t == Type::Q5_1) {
         uint32_t bits;
         std::memcpy(&bits, block + s.codes - sizeof bits, sizeof bits);
-        uint8_t four[CODES] = {};  // bit i of byte c is the fifth bit of code 4 i + c
-        for (int i = 0; i < BLOCK; i++) four[i % CODES] |= (bits >> i & 1) << (i / CODES);
-        put(codes + BLOCK / 2 / CODES * LINE, row, four);
+        uint8_t five[BLOCK];
+        for (int i = 0; i < BLOCK; i++)
+            five[i] = uint8_t((block[s.codes + i % 16] >> (i / 16 * 4) & 15) | (bits >> i & 1) << 4);
+        put_fives(codes, row, five, five + 5 * CODES);
+        return;
     }
+    for (int i = 0; i < BLOCK / 2; i += CODES) put(codes + i / CODES * LINE, row, block + s.codes + i);
 }
 
 // The half-precision scale and, 32 bytes later, what follows it in ggml's block: the scale of the minima, or two bits of
@@ -74,25 +85,31 @@ void pack_scales(Type t, int row, const uint8_t *block, uint8_t *tile) {
     if (s.second) std::memcpy(tile + 2 * ROWS + row * 2, block + s.second, 2);
 }
 
-// Q4_K and Q5_K: 12 bytes of 6-bit scales and minima, fifth bits (Q5_K), codes. IQ4_XS: four bits of each scale, codes.
+// Q4_K: 12 bytes of 6-bit scales and minima, codes. IQ4_XS: four bits of each scale, codes.
 void pack_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
     for (size_t i = 4; i < source_of(t).bytes; i += CODES) put(tile + i / CODES * LINE, row, block + i);
 }
 
-// Store `bits` of each code of a super-block, beginning at bit `from`. Line z holds steps z, z + n, z + 2 n ... for n
-// lines, from its low bits up.
-void put_bits(uint8_t *lines, int row, const uint8_t (&codes)[SUPER_BLOCK], int from, int bits) {
-    const int n = SUPER_BLOCK / CODES * bits / 8;
-    const uint32_t mask = all_four((1 << bits) - 1);
-    for (int z = 0; z < n; z++) {
-        uint32_t four = 0;
-        for (int i = 0; i < 8 / bits; i++) four |= (four_at(codes + (z + i * n) * CODES) >> from & mask) << (i * bits);
-        put(lines + z * LINE, row, four);
+// Q5_K: 12 bytes of 6-bit scales and minima, codes. `super_codes` tells where those are, of this type and the next ones.
+void pack_q5_k(int row, const uint8_t *block, uint8_t *tile) {
+    for (size_t i = 4; i < 16; i += CODES) put(tile + i / CODES * LINE, row, block + i);
+    const uint8_t *bits = block + 16, *nibbles = block + source_of(Type::Q5_K).codes;
+    for (int group = 0; group < 4; group++) {
+        uint8_t codes[64];
+        for (int i = 0; i < 64; i++)
+            codes[i] = uint8_t((nibbles[group * 32 + i % 32] >> (i / 32 * 4) & 15) | (bits[i % 32] >> (2 * group + i / 32) & 1) << 4);
+        uint8_t *lines = tile + (4 + group * 10) * LINE;
+        put_fives(lines, row, codes, codes + 10 * CODES);
+        put_fives(lines + 5 * LINE, row, codes + 5 * CODES, codes + 13 * CODES);
     }
 }
 
-// Q2_K: 16 bytes of 4-bit scales and minima, two bits of each code. Q3_K: 12 bytes of 6-bit scales, two bits and the
-// third bit of each code.
+// The codes of a super-block that are step i of a part of a group of 64.
+uint32_t step_at(const uint8_t (&codes)[SUPER_BLOCK], int group, int part, int i) {
+    return four_at(codes + (part * 16 + group * 4 + i) * CODES);
+}
+
+// Q2_K: 16 bytes of 4-bit scales and minima, codes. Q3_K: 12 bytes of 6-bit scales, codes.
 void pack_q2_k_or_q3_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
     const bool three = t == Type::Q3_K;
     const uint8_t *third = block, *twos = block + source_of(t).codes, *scales = three ? block + 96 : block;
@@ -107,11 +124,20 @@ void pack_q2_k_or_q3_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
         }
     }
     uint8_t *lines = tile + LINE + n_scales / CODES * LINE;
-    put_bits(lines, row, codes, 0, 2);
-    if (three) put_bits(lines + 16 * LINE, row, codes, 2, 1);
+    for (int group = 0; group < 4; group++) {
+        const auto step = [&](int part, int i) { return step_at(codes, group, part, i); };
+        for (int i = 0; i < 4; i++, lines += LINE) {
+            const uint32_t all = step(0, i) | step(1, i) << 2 | step(2, i) << 4 | step(3, i) << 6;
+            put(lines, row, three ? step(0, i) | step(1, i) << 3 | (step(3, i) >> 1 & all_four(3)) << 6 : all);
+        }
+        for (int i = 0; i < 2 && three; i++, lines += LINE) {
+            const uint32_t one = all_four(1), last = (step(3, 2 * i) & one) << 7 | (step(3, 2 * i + 1) & one) << 6;
+            put(lines, row, step(2, 2 + i) | step(2, i) << 3 | last);
+        }
+    }
 }
 
-// Q6_K: 16 int8 scales, the low four bits and the high two bits of each code.
+// Q6_K: 16 int8 scales, codes.
 void pack_q6_k(int row, const uint8_t *block, uint8_t *tile) {
     const uint8_t *low = block, *high = block + 128, *scales = block + 192;
     for (int i = 0; i < 16; i += CODES) put(tile + LINE + i / CODES * LINE, row, scales + i);
@@ -123,8 +149,13 @@ void pack_q6_k(int row, const uint8_t *block, uint8_t *tile) {
             codes[part * 32 + i] = four | (high[half * 32 + i] >> (2 * quarter) & 3) << 4;
         }
     }
-    put_bits(tile + 5 * LINE, row, codes, 0, 4);
-    put_bits(tile + 37 * LINE, row, codes, 4, 2);
+    for (int group = 0; group < 4; group++)
+        for (int i = 0; i < 4; i++) {
+            const uint32_t last = step_at(codes, group, 3, i), two = all_four(3);
+            uint8_t *lines = tile + (5 + group * 12 + i) * LINE;
+            for (int part = 0; part < 3; part++)
+                put(lines + 4 * part * LINE, row, step_at(codes, group, part, i) | (last >> (4 - 2 * part) & two) << 6);
+        }
 }
 
 void pack_super_block(Type t, int row, const uint8_t *block, uint8_t *tile) {
@@ -132,6 +163,7 @@ void pack_super_block(Type t, int row, const uint8_t *block, uint8_t *tile) {
     switch (t) {
         case Type::Q2_K:
         case Type::Q3_K: return pack_q2_k_or_q3_k(t, row, block, tile);
+        case Type::Q5_K: return pack_q5_k(row, block, tile);
         case Type::Q6_K: return pack_q6_k(row, block, tile);
         default: return pack_k(t, row, block, tile);
     }

@@ -12,7 +12,8 @@ struct Simd {
     static constexpr int lanes = 8, registers = 16;
     // The sums of eight columns, four registers of codes, a scale and temporaries fill the 16 registers.
     static constexpr int max_columns = 8;
-    static constexpr int held = 4;  // registers of codes
+    static constexpr int held = 4;         // registers of codes
+    static constexpr int most_totals = 0;  // columns whose totals stay in registers
 
     using Int = __m256i;
     using Float = __m256;
@@ -21,6 +22,8 @@ struct Simd {
     static Int bytes(int value) { return _mm256_set1_epi8(char(value)); }
     static Int zero() { return _mm256_setzero_si256(); }
     static Int broadcast(const int32_t *p) { return _mm256_set1_epi32(*p); }
+    using Activations = Int;
+    static Activations activations(const int32_t *x) { return broadcast(x); }
     static Int words(const int8_t (&pattern)[16]) {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pattern));
     }
@@ -30,7 +33,8 @@ struct Simd {
     static Int right(Int v, int bits) { return _mm256_srli_epi16(v, bits); }
     static Int high_nibbles(Int v) { return right(v, 4) & bytes(15); }
     static Int left(Int v, int bits) { return _mm256_slli_epi16(v, bits); }
-    static Int right_by(Int v, int bits) { return _mm256_srl_epi16(v, _mm_cvtsi32_si128(bits)); }
+    static Int plus(Int a, Int b) { return _mm256_add_epi32(a, b); }
+    static Int quotient(Int v, int bits) { return _mm256_srai_epi32(v, bits); }
     // The compiler must have computed the value here. Otherwise it would reassociate sums: compute all products of a
     // part first, keep them on the stack, and add them up in a tree.
     template <class T>
@@ -45,6 +49,7 @@ struct Simd {
     }
 #ifdef __AVXVNNI__
     static constexpr int zero_of_bytes = 128;
+    static constexpr bool multiples = true;
     static constexpr int held_signed = held;
     static Int dot(Int sum, Int codes, Int x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
     static Int dot_bytes(Int sum, Int codes, Int x) { return dot(sum, codes, x); }
@@ -55,8 +60,10 @@ struct Simd {
     using Scaled = Float;
     using Scale = Float;
     static Scaled no_parts() { return _mm256_setzero_ps(); }
-    static Scale scale(Int v, int which) { return floats(byte(v, which)); }
-    static Scale signed_scale(Int v, int which) { return floats(signed_byte(v, which)); }
+    static Scale signed_scale(Int v, int which, int factor) {
+        return floats(_mm256_dpbusds_avx_epi32(zero(), _mm256_set1_epi32(factor << 8 * which), v));
+    }
+    static Scale scale(Int v, int which, int factor) { return signed_scale(v, which, factor); }
     static Scale six_bit_scale(Int four, Int two, int part) { return floats(six_bits(four, two, part)); }
     static Scaled add_scaled(Scaled total, Int sum, Scale scale) { return fma(floats(sum), scale, total); }
     static Scaled add_scaled_wide(Scaled total, Int sum, Scale scale) { return add_scaled(total, sum, scale); }
@@ -64,6 +71,7 @@ struct Simd {
 #else
     // maddubs adds two products in 16 bits, which codes of 0 ... 255 would overflow: 8-bit codes stay signed.
     static constexpr int zero_of_bytes = 0;
+    static constexpr bool multiples = false;
     static constexpr int held_signed = 2;  // each with its magnitudes
     // The sums of a part stay in 16 bits, modulo 2^16: the final ones are in range, because `start` subtracts the zero
     // point. At most 16 products of a lane are added: 16 * 16 * 127 for 5-bit codes, 16 * 15 * 127 for 4-bit codes
@@ -80,11 +88,11 @@ struct Simd {
     using Scaled = Int;
     using Scale = Int;  // twice in each lane
     static Scaled no_parts() { return zero(); }
-    static Scale scale(Int v, int which) {
-        const Int s = byte(v, which);
+    static Scale scale(Int v, int which, int /*factor*/) {
+        const Int s = _mm256_and_si256(_mm256_srli_epi32(v, 8 * which), _mm256_set1_epi32(255));
         return _mm256_or_si256(s, _mm256_slli_epi32(s, 16));
     }
-    static Scale signed_scale(Int v, int which) {
+    static Scale signed_scale(Int v, int which, int /*factor*/) {
         const Int s = _mm256_slli_epi32(v, 24 - 8 * which);
         return _mm256_blend_epi16(_mm256_srai_epi32(s, 24), _mm256_srai_epi16(s, 8), 0xaa);
     }
@@ -102,8 +110,6 @@ struct Simd {
     static Int dot_pairs(Int sum, Pairs a, const int32_t *x) {
         return _mm256_add_epi32(sum, _mm256_madd_epi16(a, broadcast(x)));
     }
-    static Int byte(Int v, int which) { return _mm256_and_si256(_mm256_srli_epi32(v, 8 * which), _mm256_set1_epi32(255)); }
-    static Int signed_byte(Int v, int which) { return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * which), 24); }
     static Float floats(Int v) { return _mm256_cvtepi32_ps(v); }
     static Float all(float v) { return _mm256_set1_ps(v); }
     static Float none() { return _mm256_setzero_ps(); }

@@ -13,6 +13,8 @@ struct Simd {
     // 12 sums, their 12 totals and the temporaries of unpacking fill the 32 registers.
     static constexpr int max_columns = 12;
     static constexpr int held = 8, held_signed = held;  // registers of codes
+    static constexpr int most_totals = 8;               // columns whose totals stay in registers
+    static constexpr bool multiples = true;             // products of bytes are added in 32 bits, so that codes may be multiples
     // 8-bit codes are read as 0 ... 255, with a zero point of 128.
     static constexpr int zero_of_bytes = 128;
 
@@ -29,21 +31,29 @@ struct Simd {
     static Int load_words(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
     static Int minus_bytes(Int a, Int b) { return _mm512_sub_epi8(a, b); }
     static Int shuffle(Int table, Int indices) { return _mm512_shuffle_epi8(table, indices); }
-    // sum + the four products in each lane of unsigned weight codes and signed activation codes.
-    static Int dot(Int sum, Int codes, Int x) { return _mm512_dpbusd_epi32(sum, codes, x); }
-    static Int dot_bytes(Int sum, Int codes, Int x) { return dot(sum, codes, x); }
+    // sum + the four products in each lane of unsigned weight codes and signed activation codes, of which four are repeated
+    // in all lanes. GCC 12 would need two instructions.
+    using Activations = const int32_t *;
+    static Activations activations(const int32_t *x) { return x; }
+    static Int dot(Int sum, Int codes, Activations x) {
+#ifdef __AVX512VNNI__
+        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*x));
+        return sum;
+#else  // emulated
+        return _mm512_dpbusd_epi32(sum, codes, broadcast(x));
+#endif
+    }
+    static Int dot_bytes(Int sum, Int codes, Activations x) { return dot(sum, codes, x); }
     // Two 16-bit numbers in each lane, and sum + their products with two activations.
     using Pairs = Int;
     static Pairs pairs(Int v) { return v; }
     static Int dot_pairs(Int sum, Pairs a, const int32_t *x) { return _mm512_dpwssd_epi32(sum, a, broadcast(x)); }
-    // Byte `which` of each lane, zero-extended or sign-extended.
-    static Int byte(Int v, int which) { return _mm512_and_si512(_mm512_srli_epi32(v, 8 * which), _mm512_set1_epi32(255)); }
-    static Int signed_byte(Int v, int which) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * which), 24); }
 
     static Int right(Int v, int bits) { return _mm512_srli_epi16(v, bits); }
     static Int high_nibbles(Int v) { return right(v, 4) & bytes(15); }
     static Int left(Int v, int bits) { return _mm512_slli_epi16(v, bits); }
-    static Int right_by(Int v, int bits) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(bits)); }
+    static Int plus(Int a, Int b) { return _mm512_add_epi32(a, b); }
+    static Int quotient(Int v, int bits) { return _mm512_srai_epi32(v, bits); }  // v / 2^bits, rounded down
     // The compiler must have computed the value here (see simd_avx2.h).
     template <class T>
     static void keep(T &value) {
@@ -59,8 +69,12 @@ struct Simd {
     using Scaled = Float;
     using Scale = Float;
     static Scaled no_parts() { return _mm512_setzero_ps(); }
-    static Scale scale(Int v, int which) { return floats(byte(v, which)); }
-    static Scale signed_scale(Int v, int which) { return floats(signed_byte(v, which)); }
+    // Byte `which` of each lane, -128 ... 127, times a factor: a dot product is the shortest way. It cannot saturate;
+    // disassembly.py tells the products of codes from it by the instruction.
+    static Scale signed_scale(Int v, int which, int factor) {
+        return floats(_mm512_dpbusds_epi32(zero(), _mm512_set1_epi32(factor << 8 * which), v));
+    }
+    static Scale scale(Int v, int which, int factor) { return signed_scale(v, which, factor); }  // 0 ... 127
     // Number `part` of eight 6-bit numbers in each lane, of which four and two bits are given, less 32.
     static Scale six_bit_scale(Int four, Int two, int part) {
         const Int low = _mm512_and_si512(_mm512_srli_epi32(four, 4 * part), _mm512_set1_epi32(15));

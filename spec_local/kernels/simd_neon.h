@@ -16,6 +16,8 @@ struct Simd {
     static constexpr int max_columns = 8;
     static constexpr int held = 4, held_signed = held;  // registers of codes
     static constexpr int zero_of_bytes = 0;
+    static constexpr int most_totals = 0;     // columns whose totals stay in registers
+    static constexpr bool multiples = false;  // codes must be signed bytes
 
     using Int = int32x4_t;
     using Float = float32x4_t;
@@ -37,7 +39,8 @@ struct Simd {
     static Int right(Int v, int bits) { return of(unsigned_bytes(v) >> bits); }
     static Int high_nibbles(Int v) { return of(vshrq_n_u8(unsigned_bytes(v), 4)); }
     static Int left(Int v, int bits) { return of(unsigned_bytes(v) << bits); }
-    static Int right_by(Int v, int bits) { return of(vshlq_u8(unsigned_bytes(v), vdupq_n_s8(int8_t(-bits)))); }
+    static Int plus(Int a, Int b) { return a + b; }
+    static Int quotient(Int v, int bits) { return v >> bits; }
     // The compiler must have computed the value here (see simd_avx2.h).
     template <class T>
     static void keep(T &value) {
@@ -51,8 +54,8 @@ struct Simd {
     using Scaled = Int;
     using Scale = Int;
     static Scaled no_parts() { return zero(); }
-    static Scale scale(Int v, int which) { return byte(v, which); }
-    static Scale signed_scale(Int v, int which) { return signed_byte(v, which); }
+    static Scale scale(Int v, int which, int /*factor*/) { return byte(v, which); }
+    static Scale signed_scale(Int v, int which, int /*factor*/) { return signed_byte(v, which); }
     // Number `part` of eight 6-bit numbers in each lane, of which four and two bits are given, less 32.
     static Scale six_bit_scale(Int four, Int two, int part) {
         const uint32x4_t low = vreinterpretq_u32_s32(four) >> (4 * part) & vdupq_n_u32(15);

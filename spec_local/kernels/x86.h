@@ -31,7 +31,7 @@ inline int64_t place_of(int64_t step, int column, int n) { return step * n + col
 template <bool Signed, int N, int Steps>
 [[gnu::always_inline]] inline Int add_products(Int sum, const Int (&codes)[Steps], const int32_t *x) {
     for (int i = 0; i < Steps; i++) {
-        const Int activations = Simd::broadcast(x + i * N);
+        const Simd::Activations activations = Simd::activations(x + i * N);
         sum = Signed ? Simd::dot_bytes(sum, codes[i], activations) : Simd::dot(sum, codes[i], activations);
         Simd::keep(sum);
     }
@@ -47,7 +47,7 @@ template <bool Signed, int N, int, int Steps>
 template <bool Signed, int N, int, int Steps>
 [[gnu::always_inline]] inline void add_products(Int (&sums)[1][2], const Codes<2, Steps> &codes, const int32_t *x) {
     unrolled<Steps>([&](int i) __attribute__((always_inline)) {
-        const Int activations = Simd::broadcast(x + i * N);
+        const Simd::Activations activations = Simd::activations(x + i * N);
         unrolled<2>([&](int w) __attribute__((always_inline)) {
             Int &sum = sums[0][w];
             sum = Signed ? Simd::dot_bytes(sum, codes[w][i], activations) : Simd::dot(sum, codes[w][i], activations);
