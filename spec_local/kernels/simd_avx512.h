@@ -12,6 +12,7 @@ struct Simd {
     static constexpr int lanes = 16, registers = 32;
     // 12 sums, their 12 totals and the temporaries of unpacking fill the 32 registers.
     static constexpr int max_columns = 12;
+    static constexpr int most_columns = max_columns;  // no more at once: see multiply_many.h
     static constexpr int held = 8, held_signed = held;  // registers of codes
     // 8-bit codes are read as 0 ... 255, with a zero point of 128.
     static constexpr int zero_of_bytes = 128;
