@@ -9,7 +9,7 @@ namespace specdec {
 namespace {
 
 constexpr Kernels kernels_named(const char *name) {
-    return {name, Simd::most_columns, quantize, copy_column, multiply_any, pack_floats, multiply_floats, attend};
+    return {name, columns_per_call, quantize, copy_column, multiply_any, pack_floats, multiply_floats, attend};
 }
 
 }  // namespace

@@ -163,7 +163,7 @@ constexpr int MOST_COLUMNS = 48;
 struct Kernels {
     const char *name;
     // Maximum number of columns per call of `multiply`, at most MOST_COLUMNS.
-    int max_columns;
+    int (*max_columns)(Type);
     // Fill in column `column` of blocks first ... last-1 from k float32 activations.
     void (*quantize)(Type, const float *x, const Columns &, int column, int64_t first, int64_t last);
     // Copy blocks first ... last-1 of column i to column j of others.

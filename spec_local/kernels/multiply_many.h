@@ -7,8 +7,6 @@
 // The integer sums are those of multiply.h, and what is rounded is computed in the same order: the results are the same.
 #pragma once
 
-#include <type_traits>
-
 #include "multiply.h"
 
 namespace specdec {
@@ -26,11 +24,14 @@ struct alignas(LINE) Unpacked {
     static constexpr int parts = SUPER_BLOCK / part_length(T), n_sums = is_k_quant(T) ? sums_per_block(T) : 0;
 
     Int codes[SUPER_BLOCK / CODES][REGISTERS];
-    std::conditional_t<is_k_quant(T), Simd::Scale, Float> scales[REGISTERS][parts];
-    Float minima[REGISTERS][parts];           // simple types
-    Simd::Pairs minimum_codes[REGISTERS][n_sums + 1];  // K-quants
-    Float scale[REGISTERS], minimum[REGISTERS];
-    Simd::Scaled scaled[REGISTERS][most_of_group(T)];  // of the group at hand
+    // Simple types: scales and minima.
+    Float scales[REGISTERS][parts], minima[REGISTERS][parts];
+    // K-quants: integer scales and minima of the parts, the factors of both, and the sums of the parts times their scales
+    // for the group at hand.
+    Simd::Scale part_scales[REGISTERS][parts];
+    Simd::Pairs part_minima[REGISTERS][n_sums + 1];
+    Float factor[REGISTERS], minimum_factor[REGISTERS];
+    Simd::Scaled scaled[REGISTERS][most_of_group(T)];
 };
 
 template <Type T>
@@ -42,13 +43,13 @@ void unpack_super_block(const uint8_t *tile, Unpacked<T> &to) {
             unrolled<16>([&](auto i) __attribute__((always_inline)) {
                 to.codes[step_of<T>(group, i)][h] = super_codes<T>(lines, group, i);
             });
-        unpack_scales<T>(lines, to.scales[h]);
-        to.scale[h] = Simd::load_halves(lines.pairs(0));
+        unpack_scales<T>(lines, to.part_scales[h]);
+        to.factor[h] = Simd::load_halves(lines.pairs(0));
         if constexpr (has_minimum(T)) {
-            to.minimum[h] = Simd::times(Simd::load_halves(lines.pairs(2 * ROWS)), Simd::all(-1.f));
+            to.minimum_factor[h] = Simd::times(Simd::load_halves(lines.pairs(2 * ROWS)), Simd::all(-1.f));
             Simd::Pairs pairs[sums_per_block(T)];
             unpack_minima<T>(lines, pairs);
-            for (int i = 0; i < sums_per_block(T); i++) to.minimum_codes[h][i] = pairs[i];
+            for (int i = 0; i < sums_per_block(T); i++) to.part_minima[h][i] = pairs[i];
         }
     }
 }
@@ -127,7 +128,7 @@ struct Many {
                     Int sums[REGISTERS][G];
                     sums_of_steps<T, G, summed>(sums, codes, xq, n, piece == 0 ? starts : nullptr);
                     unrolled<REGISTERS>([&](auto h) __attribute__((always_inline)) {
-                        Simd::Scale scale = weights.scales[h][part];
+                        Simd::Scale scale = weights.part_scales[h][part];
                         Simd::keep(scale);
                         unrolled<G>([&](auto j) __attribute__((always_inline)) {
                             Simd::Scaled &total = weights.scaled[h][j];
@@ -143,12 +144,12 @@ struct Many {
             unrolled<G>([&](auto j) __attribute__((always_inline)) {
                 const Float xd = Simd::all(x.scales[block * n + first + j]);
                 for (int h = 0; h < REGISTERS; h++) {
-                    Float sum = Simd::times(Simd::floats(weights.scaled[h][j]), weights.scale[h]);
+                    Float sum = Simd::times(Simd::floats(weights.scaled[h][j]), weights.factor[h]);
                     if constexpr (has_minimum(T)) {
                         Int of_minima = Simd::zero();
                         for (int i = 0; i < n_sums; i++)
-                            of_minima = Simd::dot_pairs(of_minima, weights.minimum_codes[h][i], xs + i * n + j);
-                        sum = Simd::fma(Simd::floats(of_minima), weights.minimum[h], sum);
+                            of_minima = Simd::dot_pairs(of_minima, weights.part_minima[h][i], xs + i * n + j);
+                        sum = Simd::fma(Simd::floats(of_minima), weights.minimum_factor[h], sum);
                     }
                     float *total = totals[j].of + h * Simd::lanes;
                     Simd::store(total, Simd::fma(sum, xd, Simd::load_floats(total)));
@@ -204,10 +205,13 @@ struct Many {
 
 static_assert(Simd::most_columns <= MOST_COLUMNS);
 
+// Q8_0 has nothing to unpack, and is limited by its products.
+int columns_per_call(Type t) { return t == Type::Q8_0 ? Simd::max_columns : Simd::most_columns; }
+
 struct MultiplyMany {
     template <Type T>
     static void of(int64_t k, const uint8_t *tile, const Columns *x, float *const *y, int rows) {
-        Many<T>::multiply(k, tile, *x, y, rows);
+        if constexpr (T != Type::Q8_0) Many<T>::multiply(k, tile, *x, y, rows);
     }
 };
 

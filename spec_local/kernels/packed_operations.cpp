@@ -138,9 +138,9 @@ struct PackedTraits : ggml::cpu::tensor_traits {
         static thread_local Call call;
         if (op->op == GGML_OP_MUL_MAT) {
             list_columns(op, call);
-            call.close_run(0, kernels()->max_columns);
+            call.close_run(0, kernels()->max_columns(type));
         } else {
-            list_experts(op, call, kernels()->max_columns);
+            list_experts(op, call, kernels()->max_columns(type));
             if (params->ith == 0) experts_read += call.runs.size();
         }
 
