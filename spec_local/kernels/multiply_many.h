@@ -105,82 +105,85 @@ template <Type T, int G, int Steps>
     });
 }
 
+// Multiply an unpacked super-block by columns first ... first+G-1.
+template <Type T, int G>
+[[gnu::noinline]] void multiply_super_block(Unpacked<T> &weights, const Columns &x, int first, int64_t block, Total *totals) {
+    constexpr int parts = parts_per_block(T), n_sums = sums_per_block(T), steps = part_length(T) / CODES;
+    constexpr int summed = is_signed(T) || T == Type::Q4_K ? steps : 4;  // see `steps_per_sum`
+    const int n = x.n;
+    const int32_t *xq = x.codes + block * (SUPER_BLOCK / CODES) * n + first, *xs = x.sums + block * n_sums * n + first;
+    const int32_t *starts = x.starts + block * parts * n + first;
+    const Int(*codes)[REGISTERS] = weights.codes;
+#pragma GCC unroll 1
+    for (int part = 0; part < parts; part++) {
+        unrolled<steps / summed>([&](auto piece) __attribute__((always_inline)) {
+            Int sums[REGISTERS][G];
+            sums_of_steps<T, G, summed>(sums, codes, xq, n, piece == 0 ? starts : nullptr);
+            unrolled<REGISTERS>([&](auto h) __attribute__((always_inline)) {
+                Simd::Scale scale = weights.part_scales[h][part];
+                Simd::keep(scale);
+                unrolled<G>([&](auto j) __attribute__((always_inline)) {
+                    Simd::Scaled &total = weights.scaled[h][j];
+                    const Simd::Scaled before = part == 0 && piece == 0 ? Simd::no_parts() : total;
+                    total = is_signed(T) ? Simd::add_scaled_wide(before, sums[h][j], scale)
+                                         : Simd::add_scaled(before, sums[h][j], scale);
+                });
+            });
+            codes += summed, xq += summed * n;
+        });
+        starts += n;
+    }
+    unrolled<G>([&](auto j) __attribute__((always_inline)) {
+        const Float xd = Simd::all(x.scales[block * n + first + j]);
+        for (int h = 0; h < REGISTERS; h++) {
+            Float sum = Simd::times(Simd::floats(weights.scaled[h][j]), weights.factor[h]);
+            if constexpr (has_minimum(T)) {
+                Int of_minima = Simd::zero();
+                for (int i = 0; i < n_sums; i++)
+                    of_minima = Simd::dot_pairs(of_minima, weights.part_minima[h][i], xs + i * n + j);
+                sum = Simd::fma(Simd::floats(of_minima), weights.minimum_factor[h], sum);
+            }
+            float *total = totals[j].of + h * Simd::lanes;
+            Simd::store(total, Simd::fma(sum, xd, Simd::load_floats(total)));
+        }
+    });
+}
+
+// Multiply unpacked blocks of a simple type, from block `block` on, by columns first ... first+G-1.
+template <Type T, int G>
+[[gnu::noinline]] void multiply_blocks(Unpacked<T> &weights, const Columns &x, int first, int64_t block, int n_blocks, Total *totals) {
+    constexpr int steps = BLOCK / CODES;
+    const int n = x.n;
+    const int64_t at = block * n + first;
+    const int32_t *xq = x.codes + block * steps * n + first, *starts = x.starts + at;
+    const float *xd = x.scales + at, *xs = (const float *)x.sums + at;
+    const Int(*codes)[REGISTERS] = weights.codes;
+#pragma GCC unroll 1
+    for (int part = 0; part < n_blocks; part++) {
+        Int sums[REGISTERS][G];
+        sums_of_steps<T, G, steps>(sums, codes, xq, n, starts);
+        unrolled<G>([&](auto j) __attribute__((always_inline)) {
+            const Float column_scale = Simd::all(xd[j]);
+            unrolled<REGISTERS>([&](auto h) __attribute__((always_inline)) {
+                float *total = totals[j].of + h * Simd::lanes;
+                const Int whole = is_signed(T) ? sums[h][j] : Simd::widened(sums[h][j]);
+                const Float scale = Simd::times(weights.scales[h][part], column_scale);
+                Float sum = Simd::fma(Simd::floats(whole), scale, Simd::load_floats(total));
+                if constexpr (has_minimum(T)) sum = Simd::fma(weights.minima[h][part], Simd::all(xs[j]), sum);
+                Simd::store(total, sum);
+            });
+        });
+        codes += steps, xq += steps * n, xd += n, starts += n, xs += n;
+    }
+}
+
 template <Type T>
 struct Many {
-    // Multiply unpacked weights, `parts` parts of each row, by columns first ... first+G-1, from block `block` on.
     template <int G>
     struct Group {
-        static void run(Unpacked<T> *weights, const Columns *x, int first, int64_t block, int parts, Total *totals) {
-            if constexpr (is_k_quant(T)) multiply_super_block(*weights, *x, first, block, totals + first);
-            else multiply_blocks(*weights, *x, first, block, parts, totals + first);
-        }
-
-        static void multiply_super_block(Unpacked<T> &weights, const Columns &x, int first, int64_t block, Total *totals) {
-            constexpr int parts = parts_per_block(T), n_sums = sums_per_block(T), steps = part_length(T) / CODES;
-            constexpr int summed = is_signed(T) || T == Type::Q4_K ? steps : 4;  // see `steps_per_sum`
-            const int n = x.n;
-            const int32_t *xq = x.codes + block * (SUPER_BLOCK / CODES) * n + first, *xs = x.sums + block * n_sums * n + first;
-            const int32_t *starts = x.starts + block * parts * n + first;
-            const Int(*codes)[REGISTERS] = weights.codes;
-#pragma GCC unroll 1
-            for (int part = 0; part < parts; part++) {
-                unrolled<steps / summed>([&](auto piece) __attribute__((always_inline)) {
-                    Int sums[REGISTERS][G];
-                    sums_of_steps<T, G, summed>(sums, codes, xq, n, piece == 0 ? starts : nullptr);
-                    unrolled<REGISTERS>([&](auto h) __attribute__((always_inline)) {
-                        Simd::Scale scale = weights.part_scales[h][part];
-                        Simd::keep(scale);
-                        unrolled<G>([&](auto j) __attribute__((always_inline)) {
-                            Simd::Scaled &total = weights.scaled[h][j];
-                            const Simd::Scaled before = part == 0 && piece == 0 ? Simd::no_parts() : total;
-                            total = is_signed(T) ? Simd::add_scaled_wide(before, sums[h][j], scale)
-                                                 : Simd::add_scaled(before, sums[h][j], scale);
-                        });
-                    });
-                    codes += summed, xq += summed * n;
-                });
-                starts += n;
-            }
-            unrolled<G>([&](auto j) __attribute__((always_inline)) {
-                const Float xd = Simd::all(x.scales[block * n + first + j]);
-                for (int h = 0; h < REGISTERS; h++) {
-                    Float sum = Simd::times(Simd::floats(weights.scaled[h][j]), weights.factor[h]);
-                    if constexpr (has_minimum(T)) {
-                        Int of_minima = Simd::zero();
-                        for (int i = 0; i < n_sums; i++)
-                            of_minima = Simd::dot_pairs(of_minima, weights.part_minima[h][i], xs + i * n + j);
-                        sum = Simd::fma(Simd::floats(of_minima), weights.minimum_factor[h], sum);
-                    }
-                    float *total = totals[j].of + h * Simd::lanes;
-                    Simd::store(total, Simd::fma(sum, xd, Simd::load_floats(total)));
-                }
-            });
-        }
-
-        static void multiply_blocks(Unpacked<T> &weights, const Columns &x, int first, int64_t block, int parts, Total *totals) {
-            constexpr int steps = BLOCK / CODES;
-            const int n = x.n;
-            const int64_t at = block * n + first;
-            const int32_t *xq = x.codes + block * steps * n + first, *starts = x.starts + at;
-            const float *xd = x.scales + at, *xs = (const float *)x.sums + at;
-            const Int(*codes)[REGISTERS] = weights.codes;
-#pragma GCC unroll 1
-            for (int part = 0; part < parts; part++) {
-                Int sums[REGISTERS][G];
-                sums_of_steps<T, G, steps>(sums, codes, xq, n, starts);
-                unrolled<G>([&](auto j) __attribute__((always_inline)) {
-                    const Float column_scale = Simd::all(xd[j]);
-                    unrolled<REGISTERS>([&](auto h) __attribute__((always_inline)) {
-                        float *total = totals[j].of + h * Simd::lanes;
-                        const Int whole = is_signed(T) ? sums[h][j] : Simd::widened(sums[h][j]);
-                        const Float scale = Simd::times(weights.scales[h][part], column_scale);
-                        Float sum = Simd::fma(Simd::floats(whole), scale, Simd::load_floats(total));
-                        if constexpr (has_minimum(T)) sum = Simd::fma(weights.minima[h][part], Simd::all(xs[j]), sum);
-                        Simd::store(total, sum);
-                    });
-                });
-                codes += steps, xq += steps * n, xd += n, starts += n, xs += n;
-            }
+        static void run(Unpacked<T> *weights, const Columns *x, int first, int64_t block, int n_blocks, Total *totals) {
+            if constexpr (is_k_quant(T)) multiply_super_block<T, G>(*weights, *x, first, block, totals + first);
+            else multiply_blocks<T, G>(*weights, *x, first, block, n_blocks, totals + first);
         }
     };
 
