@@ -28,11 +28,11 @@ template <int n, class F>
     unrolled(f, std::make_integer_sequence<int, n>{});
 }
 
-// F<n>::run(arguments...) for n = 1 ... Most.
-template <int Most, template <int> class F, class... Arguments>
+// F<n>::run(arguments...) for n = Least ... Most.
+template <int Most, template <int> class F, int Least = 1, class... Arguments>
 void with_number(int n, Arguments... arguments) {
-    if constexpr (Most > 1)
-        if (n < Most) return with_number<Most - 1, F>(n, arguments...);
+    if constexpr (Most > Least)
+        if (n < Most) return with_number<Most - 1, F, Least>(n, arguments...);
     F<Most>::run(arguments...);
 }
 

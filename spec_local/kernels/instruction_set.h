@@ -2,14 +2,14 @@
 #pragma once
 
 #include "attention.h"
-#include "multiply.h"
+#include "multiply_many.h"
 #include "multiply_floats.h"
 
 namespace specdec {
 namespace {
 
 constexpr Kernels kernels_named(const char *name) {
-    return {name, Simd::max_columns, quantize, copy_column, multiply, pack_floats, multiply_floats, attend};
+    return {name, columns_per_call, quantize, copy_column, multiply_any, pack_floats, multiply_floats, attend};
 }
 
 }  // namespace

@@ -156,11 +156,14 @@ static constexpr size_t attention_scratch(int64_t length, int64_t value_length) 
     return doubles * sizeof(double) + floats * sizeof(float);
 }
 
+// The most columns that an instruction set multiplies in one call of `Kernels::multiply`.
+constexpr int MOST_COLUMNS = 48;
+
 // The kernels of one instruction set.
 struct Kernels {
     const char *name;
-    // Maximum number of columns per pass over a tile, and so per call of `multiply`.
-    int max_columns;
+    // Maximum number of columns per call of `multiply`, at most MOST_COLUMNS.
+    int (*max_columns)(Type);
     // Fill in column `column` of blocks first ... last-1 from k float32 activations.
     void (*quantize)(Type, const float *x, const Columns &, int column, int64_t first, int64_t last);
     // Copy blocks first ... last-1 of column i to column j of others.

@@ -138,9 +138,9 @@ struct PackedTraits : ggml::cpu::tensor_traits {
         static thread_local Call call;
         if (op->op == GGML_OP_MUL_MAT) {
             list_columns(op, call);
-            call.close_run(0, kernels()->max_columns);
+            call.close_run(0, kernels()->max_columns(type));
         } else {
-            list_experts(op, call, kernels()->max_columns);
+            list_experts(op, call, kernels()->max_columns(type));
             if (params->ith == 0) experts_read += call.runs.size();
         }
 
@@ -170,8 +170,8 @@ struct PackedTraits : ggml::cpu::tensor_traits {
             const auto *data = (const uint8_t *)w->data + run.matrix * matrix;
             auto multiply = [&](int64_t i, const Group &group) {
                 const int64_t t = chosen[i];
-                float *y[16];
-                GGML_ASSERT(group.n <= 16);
+                float *y[MOST_COLUMNS];
+                GGML_ASSERT(group.n <= MOST_COLUMNS);
                 for (int j = 0; j < group.n; j++) y[j] = call.y[group.first + j] + t * ROWS;
                 kernels()->multiply(type, k, data + t * tile, buffer.columns(group), y, int(std::min<int64_t>(ROWS, rows - t * ROWS)));
             };

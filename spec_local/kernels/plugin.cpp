@@ -280,8 +280,9 @@ const char *specdec_kernels_multiply(const char *instruction_set, int type, int6
     auto aligned = [](std::vector<uint8_t> &v) { return (uint8_t *)rounded_up((size_t)v.data()); };
     std::vector<uint8_t> weights(packed_bytes(packed, rows, k) + LINE);
     pack(packed, rows, k, (const uint8_t *)matrix, aligned(weights), 0, tiles);
-    for (int first = 0; first < n; first += kernels->max_columns) {
-        const int some = std::min(kernels->max_columns, n - first);
+    const int most = kernels->max_columns(packed);
+    for (int first = 0; first < n; first += most) {
+        const int some = std::min(most, n - first);
         std::vector<uint8_t> work(column_bytes(packed, k) * some + LINE);
         const Columns columns = columns_at(aligned(work), packed, k, some);
         for (int j = 0; j < some; j++) kernels->quantize(packed, from[first + j], columns, j, 0, blocks);

@@ -12,6 +12,7 @@ struct Simd {
     static constexpr int lanes = 16, registers = 32;
     // 12 sums, their 12 totals and the temporaries of unpacking fill the 32 registers.
     static constexpr int max_columns = 12;
+    static constexpr int most_columns = max_columns;  // no more at once: see multiply_many.h
     static constexpr int held = 8, held_signed = held;  // registers of codes
     static constexpr int most_totals = 8;               // columns whose totals stay in registers
     static constexpr bool multiples = true;             // products of bytes are added in 32 bits, so that codes may be multiples
