@@ -14,7 +14,6 @@ struct Simd {
     // The sums of eight columns and their totals, eight registers of codes and the temporaries of unpacking fill the 32
     // registers.
     static constexpr int max_columns = 8;
-    static constexpr int most_columns = max_columns;  // no more at once: see multiply_many.h
     static constexpr int held = 4, held_signed = held;  // registers of codes
     static constexpr int zero_of_bytes = 0;
     static constexpr int most_totals = 0;     // columns whose totals stay in registers
