@@ -103,9 +103,13 @@ def replay(processor: Processor, answers: Sequence[Group]) -> Replayed:
     n_tokens = sum(len(trace.answer) for group in answers for trace in group.traces)
     n_prompt = sum(len(trace.prompt) for group in answers for trace in group.traces)
     plain = n_tokens * theirs[1] + (n_prompt * theirs[512] / 512 if 512 in theirs else 0.0)
-    own = session_time(call_times(processor, chosen), answers)
-    others = [dict(zip(kinds, each, strict=True)) for each in itertools.product(*options)]
-    taken = [session_time(call_times(processor, each), answers) for each in others if each != chosen]
+    own_times = call_times(processor, chosen)
+    own = session_time(own_times, answers)
+    others = [
+        call_times(processor, dict(zip(kinds, each, strict=True))) for each in itertools.product(*options)
+    ]
+    # A choice whose calls are slower, whatever their size, cannot be better.
+    taken = [session_time(each, answers) for each in others if any(each[n] < own_times[n] for n in own_times)]
     return Replayed(chosen, plain / own, plain / min([own, *taken]))
 
 
