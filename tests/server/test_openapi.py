@@ -49,7 +49,9 @@ def test_random_requests(small, path):
         assert "Traceback" not in response.text
 
     ask()
-    assert 200 in statuses or path == "/infill"  # the model has no tokens for gaps
+    # The model has no tokens for gaps. Random items of /responses are almost always refused: what is drawn
+    # depends on the modules that earlier tests have loaded, so that all may be. Other tests have valid ones.
+    assert 200 in statuses or path in ("/infill", "/responses")
     assert small.get("/health").status_code == 200
 
 
