@@ -28,7 +28,6 @@ _FILE = Path(__file__).with_name("processors.toml")
 # A 0.5B in Q4_0 beside a 1.5B in Q4_K_M on two cores: of the main model's call of one token.
 _DRAFT = {1: 0.25, 2: 0.28, 4: 0.33, 8: 0.5, 16: 0.9}
 _PLAIN_MS = 40.0  # the unit: any is as good
-_ALL = 1 << 40  # tokens: no limit
 N_DRAFT = (1, 2, 3, 5, 7, 15)  # draft tokens of the calls in choice.py
 
 
@@ -70,8 +69,8 @@ def call_times(processor: Processor, most: Mapping[str, int | None]) -> dict[int
     """
     total: dict[int, float] = {}
     for kind, share in processor.shares.items():
-        times, limit = processor.times[kind], most[kind]
-        for n, time in times.with_kernels_up_to(_ALL if limit is None else limit).items():
+        times = processor.times[kind]
+        for n, time in times.with_kernels_up_to(most[kind]).items():
             total[n] = total.get(n, 0.0) + share * time / times.llama_cpp[0]
     return total
 

@@ -2,7 +2,6 @@
 
 import platform
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,7 +11,7 @@ import spec_local
 from specdec_cli import exits, render
 
 if TYPE_CHECKING:
-    from spec_local.kernels.choice import Times
+    from spec_local.kernels import Status
 
 
 def doctor(
@@ -132,23 +131,22 @@ def _kernels(fix: bool, again: bool) -> None:
             render.write(f"not compared: {reason}\n")
         status = kernels.status()
     if status.times:
-        _speeds(status.times)
+        _speeds(status)
     note = "" if status.measured else " (not measured on this machine; specdec doctor --fix does it)"
     left = [f"{kind} from {n + 1} tokens on" if n else kind for kind, n in status.limits.items()]
     render.write(f"left to llama.cpp's kernels: {'; '.join(left) or 'nothing'}{note}\n")
 
 
-def _speeds(times: "Mapping[str, Times]") -> None:
+def _speeds(status: "Status") -> None:
     """Show the measured speeds, and what the choice between the kernels is worth."""
     from spec_local.kernels import choice
 
     render.write("their speed relative to llama.cpp's, by number of tokens, and time of a session:\n")
     render.write(f"  {'':8}{'1':>6}{'2':>6}{'4':>6}{'8':>6}{'prompt':>8}{'session':>9}\n")
-    for kind, each in times.items():
-        most = choice.most_tokens(kind, each)
+    for kind, each in status.times.items():
         speeds = "".join(f"{each.speed(n):6.2f}" for n in (1, 2, 4, 8))
         prompt = f"{each.speed(512):8.2f}" if 512 in each.sizes else f"{'':8}"
-        session = choice.session_time(each, each.sizes[-1] if most is None else most)
+        session = choice.session_time(each, status.limits.get(kind))
         render.write(f"  {kind:8}{speeds}{prompt}{session:9.2f}\n")
 
 

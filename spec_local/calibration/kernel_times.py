@@ -35,8 +35,7 @@ def predicted(n: int, sizes: Mapping[str, int], times: Mapping[str, Times]) -> f
     def seconds(tokens: int) -> float:
         total = 0.0
         for kind, size in sizes.items():
-            most = most_tokens(kind, times[kind])
-            total += size * times[kind].with_kernels_up_to(tokens if most is None else most)[tokens]
+            total += size * times[kind].with_kernels_up_to(most_tokens(kind, times[kind]))[tokens]
         return total
 
     return seconds(n) / seconds(1)

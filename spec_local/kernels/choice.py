@@ -71,14 +71,14 @@ class Times(BaseModel):
         i = self.sizes.index(n)
         return self.llama_cpp[i] / self.kernels[i]
 
-    def with_kernels_up_to(self, most: int) -> dict[int, float]:
-        """Seconds by number of tokens if the kernels compute calls of at most so many."""
+    def with_kernels_up_to(self, most: int | None) -> dict[int, float]:
+        """Seconds by number of tokens if the kernels compute calls of at most so many; None: all calls."""
         both = zip(self.sizes, self.kernels, self.llama_cpp, strict=True)
-        return {n: ours if n <= most else theirs for n, ours, theirs in both}
+        return {n: ours if most is None or n <= most else theirs for n, ours, theirs in both}
 
 
-def session_time(times: Times, most: int) -> float:
-    """Time of a session if the kernels compute calls of at most `most` tokens, else llama.cpp.
+def session_time(times: Times, most: int | None) -> float:
+    """Time of a session if the kernels compute calls of at most `most` tokens (None: all), else llama.cpp.
 
     A session reads prompts and generates answers of eight kinds, each with the best number of draft tokens
     for these times, and a quarter without any. Returns it relative to a session that llama.cpp computes.
@@ -142,5 +142,5 @@ def describe(times: Times, most: int | None) -> str:
     if 512 in times.sizes:
         speeds.append(f"{times.speed(512):.2f} in prompts")
     whose = "llama.cpp's" if most == 0 else "specdec's" if most is None else f"specdec's up to {most} tokens"
-    share = session_time(times, times.sizes[-1] if most is None else most)
+    share = session_time(times, most)
     return f"{', '.join(speeds)}: {whose}, {share:.2f} of the time"

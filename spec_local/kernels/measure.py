@@ -7,7 +7,7 @@ stored next to the library. Products are timed in a child process,
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,7 @@ def measure(library: Path, instruction_set: str, types: Collection[str] = TYPES)
         return result.error or f"the measurement crashed: {result.crash}"
     times = {name: Times.model_validate(found) for name, found in result.facts["times"].items()}
     known = recorded(library, instruction_set)
-    if (
-        times or known
-    ):  # without a doubt from now on, so that sessions on a busy machine do not try it each time
+    if times or known:  # without its doubts: sessions on a busy machine do not try again and again
         all_times = {**(known.times if known else {}), **times}
         if reason := _write(library, instruction_set, Record(times=all_times, when=time.time())):
             return reason
@@ -170,7 +168,7 @@ def _measure(library: str, instruction_set: str, types: str, most_others: str) -
     if reason := native.install(instruction_set):
         return {"error": reason}
     timer = timer_of(native, machine.default_threads())
-    found: Mapping[str, Times] = timed(timer, types.split(","), float(most_others))
+    found = timed(timer, types.split(","), float(most_others))
     return {"times": {name: times.model_dump() for name, times in found.items()}}
 
 
