@@ -19,10 +19,10 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.engine.engine import Engine
-from spec_local.engine.events import Failed, Prefilled, Statistics
+from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
 from spec_local.engine.request import Request
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import InvalidRequest, as_failure
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
@@ -209,8 +209,8 @@ class RunningAnswers:
                         slot = _best_slot(free, list(prepared.tokens))
                         started = self.begin(prepared, slot, clock)
                         engine.add(started.request)
-                    except SpecLocalError as error:
-                        yield RowEvent(index, Failed(error, Statistics()))
+                    except Exception as error:
+                        yield RowEvent(index, Failed(as_failure(error), Statistics()))
                         continue
                     free.remove(slot)
                     running[started.request] = started
@@ -222,9 +222,9 @@ class RunningAnswers:
                     ready = True
                     continue
                 for request, event in engine.step():
-                    answer = running[request]
-                    for each in answer.text.feed(event):
-                        yield RowEvent(answer.prompt.index, each)
+                    if not (answer := running.get(request)):
+                        continue  # a stop string has ended it in this step
+                    yield from _fed(answer, event)
                     if answer.text.is_done:
                         engine.remove(request)
                         free.append(running.pop(request).slot)
@@ -312,6 +312,16 @@ class RunningAnswers:
 def _item(prompt: Prompt, settings: GenerationSettings) -> tuple[Prompt, GenerationSettings]:
     """Check the types of a prompt and its settings, which come from an iterable."""
     return prompt, settings
+
+
+def _fed(answer: Running, event: Event) -> Iterator[RowEvent]:
+    """The events that follow from one of the engine; a defect in their making ends this answer only."""
+    try:
+        for each in answer.text.feed(event):
+            yield RowEvent(answer.prompt.index, each)
+    except Exception as error:
+        answer.text.is_done = True
+        yield RowEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))
 
 
 def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:

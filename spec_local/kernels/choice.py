@@ -23,6 +23,7 @@ SIZES = (*_GENERATING, 64, 512)
 """Tokens of the calls that must be known of a packed type; the largest stands for prompts."""
 FLOAT_SIZES = (*_GENERATING, 24, 32, 48, 64)
 """The same of floating-point types. Larger calls, and so prompts, are always left to llama.cpp."""
+MOST_FLOAT_TOKENS = FLOAT_SIZES[-1]
 
 # Tokens that one call of the main model generates, for calls of `_GENERATING` tokens of which all but one are
 # drafted: the recorded answers of traces.json, six of each kind (benchmarks/processors.py --session).

@@ -21,6 +21,7 @@ from spec_local.llama.workers import devices as devices_of
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
+_FEW = 0.01  # of the bytes of all weights: norms and biases have less
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
 
 
@@ -249,6 +250,12 @@ class Model:
             for kind, size in bytes_by_type(part).items():
                 total[kind] = total.get(kind, 0) + size
         return total
+
+    @property
+    def types(self) -> set[str]:
+        """Types of the weights, without those that take next to no memory, such as the norms' F32."""
+        sizes = self.bytes_by_type
+        return {kind for kind, size in sizes.items() if size > _FEW * sum(sizes.values())}
 
     @functools.cached_property
     def parameters(self) -> str:

@@ -26,7 +26,7 @@ from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
-from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError, as_failure
 from spec_local.server.events import (
     AnswerRequest,
     Delta,
@@ -108,15 +108,19 @@ class EngineProcess:
                     self._prompts(),
                     iter(lambda: self._settings, None),
                     keep_caches=True,
-                    cancelled=lambda number: self._is_over(self._running[number]),
+                    cancelled=self._is_over,
                     on_read=self._report,
                 )
                 for number, event in events:
-                    self._handle(number, event)
-            except SpecLocalError as error:  # a call of a model failed
-                for running in self._running.values():
-                    self._finish(running.id, Refused(error))
-            self._running.clear()
+                    try:
+                        self._handle(number, event)
+                    except Exception as error:  # a defect, which ends this answer only
+                        self._refuse(number, error)
+            except Exception as error:  # a call of a model failed
+                if not self._running:
+                    raise  # it would fail again: the server starts this process again
+                for number in list(self._running):
+                    self._refuse(number, error)
         self._preparing.shutdown()
 
     def _loaded(self) -> Loaded:
@@ -177,9 +181,9 @@ class EngineProcess:
             if request.marks:
                 running.marked = MarkedText(self._model.vocabulary.piece)
             self._ready.put(running)
-        except SpecLocalError as error:
+        except Exception as error:
             if self._claim(id):
-                self._finish(id, Refused(error))
+                self._finish(id, Refused(as_failure(error)))
 
     def _biased(self, settings: GenerationSettings, texts: Sequence[tuple[str, float]]) -> GenerationSettings:
         """The settings with the bias of each token of the texts; unknown tokens have none."""
@@ -241,8 +245,8 @@ class EngineProcess:
     def _reply(self, id: int, what: str, argument: Any) -> None:
         try:
             self._send("reply", id, self._value(what, argument))
-        except SpecLocalError as error:
-            self._send("reply", id, error)
+        except Exception as error:
+            self._send("reply", id, as_failure(error))
 
     def _value(self, what: str, argument: Any) -> Any:
         vocabulary = self._model.vocabulary
@@ -293,28 +297,34 @@ class EngineProcess:
     def _is_cancelled(self, id: int) -> bool:
         return self._closing or id in self._cancelled
 
-    def _is_over(self, running: _Running) -> bool:
-        return running.parser.is_full or self._is_cancelled(running.id)
+    def _is_over(self, number: int) -> bool:
+        running = self._running.get(number)
+        return not running or running.parser.is_full or self._is_cancelled(running.id)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """End an answer that failed; its later events are ignored."""
+        if running := self._running.pop(number, None):
+            self._finish(running.id, Refused(as_failure(error)))
 
     def _handle(self, number: int, event: Any) -> None:
-        running = self._running[number]
+        if not (running := self._running.get(number)):
+            return
         if isinstance(event, Prefilled):
             self._report(number, len(running.tokens), event.statistics.cached_n)
             self._send("event", running.id, Started(len(running.tokens), event.statistics.cached_n))
         elif isinstance(event, Text):
             self._send("event", running.id, self._delta(running, event))
-        else:
+        elif isinstance(event, Done):
+            self._end(running, event)
             del self._running[number]
-            if isinstance(event, Done):
-                self._end(running, event)
-            else:
-                self._finish(running.id, Refused(event.error))
+        else:
+            self._refuse(number, event.error)
 
     def _report(self, number: int, n_read: int, n_cached: int) -> None:
         """Send how much of a prompt has been read."""
-        running = self._running[number]
-        seconds = time.monotonic() - running.started
-        self._send("event", running.id, Reading(len(running.tokens), n_read, n_cached, seconds))
+        if running := self._running.get(number):
+            seconds = time.monotonic() - running.started
+            self._send("event", running.id, Reading(len(running.tokens), n_read, n_cached, seconds))
 
     def _delta(self, running: _Running, event: Text) -> Delta:
         running.generated += event.tokens

@@ -2,16 +2,21 @@
 
 import asyncio
 import itertools
+import multiprocessing
+import queue
+import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.core.text import bytes_of
-from spec_local.errors import ContextOverflow, ModelFileError
+from spec_local.errors import ContextOverflow, InternalError, ModelFileError
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
+from spec_local.server.engine_process import EngineProcess
 from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Refused, Started
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import write_scripted_model
@@ -288,3 +293,37 @@ def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, paral
         assert events[-1].statistics.predicted_n <= 4
     assert calls[0][1] + "".join(arguments) == '{"city": "Paris"}' + "{}" * (calls[-1][1] == "" and parallel)
     assert text(events) == ""
+
+
+def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):
+    """A part of the process that fails unexpectedly for one request; the others are answered."""
+    parts = EngineProcess._parts
+
+    def broken(self, running, text, **options):
+        if running.settings.logprobs == 7:
+            raise ZeroDivisionError("a defect")
+        return parts(self, running, text, **options)
+
+    monkeypatch.setattr(EngineProcess, "_parts", broken)
+    ours, theirs = multiprocessing.Pipe()
+    sent = queue.SimpleQueue()
+    with Session.open(**arguments) as session:
+        process = EngineProcess(theirs, lambda *message: sent.put(message), session, "tiny")
+        thread = threading.Thread(target=process.run)
+        thread.start()
+        ends = {}
+        for id, prompt in enumerate(["one two three", "six", "four five"]):
+            settings = replace(GREEDY, logprobs=7) if prompt == "six" else GREEDY
+            ours.send(("answer", id, AnswerRequest(settings, prompt=prompt)))
+        while len(ends) < 3:
+            kind, *message = sent.get(timeout=60)
+            if kind == "event" and isinstance(message[1], Ended | Refused):
+                ends[message[0]] = message[1]
+        ours.close()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert isinstance(ends[0], Ended)
+    assert isinstance(ends[2], Ended)
+    assert isinstance(ends[1], Refused)
+    assert isinstance(ends[1].error, InternalError)
+    assert "ZeroDivisionError" in str(ends[1].error)
