@@ -61,6 +61,17 @@ def test_clearing_deletes_copies_wherever_they_are(store, tmp_path, monkeypatch,
     assert not store.path.parent.exists()
 
 
+def test_the_list_is_deleted_after_what_it_lists_and_the_lock_last(store, tmp_path, monkeypatch):
+    copied(store, folder_of(tmp_path))
+    (store.path.parent / "zzz").touch()
+    names, unlink = [], Path.unlink
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, **options: names.append(path.name) or unlink(path, **options)
+    )
+    datastore.clear(store.path.parent)
+    assert names == ["checkpoint.pt", "key.answers", "zzz", copies.LIST, "lock"]
+
+
 def test_a_training_that_has_ended_leaves_its_head_in_the_list(store, tmp_path):
     own, head = copied(store, folder_of(tmp_path)), tmp_path / "head.gguf"
     for _ in range(2):
