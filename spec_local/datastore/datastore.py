@@ -236,8 +236,13 @@ class Datastore:
     def _decode(self, name: str, content: bytes) -> None:
         if name == "index":
             self._index, self._labels = ContextIndex(), []
-            if content:
-                self._index, self._labels = file_format.decode_index(self._key, content)
+            try:
+                if content:
+                    self._index, self._labels = file_format.decode_index(self._key, content)
+            except ValueError:
+                texts = file_format.recovered_texts(self._key, content)
+                self._index, self._labels = ContextIndex.build(joined(texts)), [text.label for text in texts]
+                raise
             return
         self._valid_size, self._journal = 0, []
         try:
