@@ -256,12 +256,6 @@ def folder_of(key: str) -> Path:
     return Path(platformdirs.user_data_dir("specdec")) / "heads" / key
 
 
-def delete_answers(key: str) -> None:
-    """Delete what a training that was stopped has left of the user's answers, in the folder of `training`."""
-    for own in folder_of(key).glob("training/*/own"):
-        shutil.rmtree(own, ignore_errors=True)
-
-
 def learned_head(main: Path, given: Path | None) -> Path | None:
     """The current version's file if its line began with a head that the user gave, or None: with no head.
 

@@ -21,15 +21,17 @@ _ABANDONED = 3600.0
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True, make_folder: bool = True) -> Iterator[Path]:
     """A temporary file next to `path` that replaces it if the block succeeds, and is deleted otherwise.
 
     durable: flush it to disk first, so that the old or the new content also survives a power loss.
+    make_folder: create its folder if there is none.
 
     Raises:
         OSError: it cannot be written; names a file, `path` if the system does not say which.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if make_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     prefix, suffix = f".{path.name}.", ".part"
     for left in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from spec_local.datastore import copies
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import replacing, sha256
 from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
@@ -61,7 +62,12 @@ class Recipe:
     @property
     def checkpoint(self) -> Path:
         """File with the state of the training."""
-        return self.folder / "checkpoint.pt"
+        return self.folder / copies.CHECKPOINT
+
+    @property
+    def own(self) -> Path:
+        """Folder of what is made from the user's own answers; once it is gone, they have been deleted."""
+        return self.folder / copies.OWN
 
     @property
     def generation_seconds(self) -> float:
@@ -164,7 +170,7 @@ def general_data(head: Path) -> Path | None:
 
 
 def _folder(head: Path) -> Path:
-    return head.parent / f"{head.name}.training"
+    return head.parent / f"{head.name}{copies.TRAINING}"
 
 
 def prompt_source(seed: int, user_texts: UserTexts) -> Callable[[int, Sequence[str]], Prompt]:
