@@ -8,6 +8,7 @@ the process at the second one if the main thread does not notice it.
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +20,17 @@ _TOGETHER_S = 60.0  # after which a signal is a first one again
 _ENDING = (signal.SIGINT, signal.SIGTERM)  # not SIGHUP, which a closed terminal sends twice
 _BY_SIGNAL = 128  # plus its number
 
-_noticed = 0.0  # when the main thread last handled a signal
+_NOTICED = b"\0"  # follows the numbers of the signals that the main thread has noticed
+
 _acts: list[Callable[[], None]] = []
+_writing: list[socket.socket] = []  # to the threads that count, of which the last one counts now
 
 
 def notice() -> None:
     """Say that the main thread handles a signal; its handlers call this."""
-    global _noticed
-    _noticed = time.monotonic()
+    with contextlib.suppress(OSError):
+        for writing in _writing[-1:]:
+            writing.send(_NOTICED)
 
 
 @contextlib.contextmanager
@@ -57,28 +61,39 @@ def counting_signals() -> Iterator[None]:
     if os.name != "posix" or threading.current_thread() is not threading.main_thread():
         yield
         return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    threading.Thread(target=_count, args=[reading], name="signals", daemon=True).start()
-    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    try:
-        with before_end(terminal.restoration()):
-            yield
-    finally:
-        signal.set_wakeup_fd(previous)
-        os.close(writing)  # ends the thread
+    reading, writing = socket.socketpair()
+    with writing:
+        writing.setblocking(False)
+        threading.Thread(target=_count, args=[reading], name="signals", daemon=True).start()
+        previous = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        _writing.append(writing)
+        try:
+            with before_end(terminal.restoration()):
+                yield
+        finally:
+            _writing.remove(writing)
+            signal.set_wakeup_fd(previous)
 
 
-def _count(reading: int) -> None:
+def _count(reading: socket.socket) -> None:
+    """Read the numbers of signals until the block ends."""
     earlier = -_TOGETHER_S  # time of the last signal
-    with open(reading, "rb", buffering=0) as numbers:
-        while received := numbers.read(1):
-            now = time.monotonic()
-            if received[0] not in _ENDING:
-                continue
-            if now - earlier < _TOGETHER_S:
-                while _noticed < now and time.monotonic() < now + _NOTICE_S:
-                    time.sleep(_NOTICE_S / 20)
-                if _noticed < now:
+    with reading:
+        while received := reading.recv(1):
+            if received[0] in _ENDING:
+                now = time.monotonic()
+                if now - earlier < _TOGETHER_S and not _is_noticed(reading):
                     end(_BY_SIGNAL + received[0])
-            earlier = now
+                earlier = now
+
+
+def _is_noticed(reading: socket.socket) -> bool:
+    reading.settimeout(_NOTICE_S)
+    try:
+        while reading.recv(1) not in (_NOTICED, b""):  # another signal
+            pass
+    except TimeoutError:
+        return False
+    finally:
+        reading.settimeout(None)
+    return True

@@ -120,33 +120,38 @@ class _Watch:
         self.is_idle = False
         self._unanswered: dict[tuple[str, int], int] = {}  # datagrams since the last reply
         self._known: list[tuple[str, int]] = []
+        self._asking: socket.socket | None = None
         self._lock = threading.Lock()
 
     def add(self, address: str) -> None:
         """Begin to ask a worker."""
         host, _, port = address.rpartition(":")
         with self._lock:
-            if not self._known:
-                threading.Thread(target=self._ask, name="workers", daemon=True).start()
+            if not self._asking:
+                self._asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                threading.Thread(target=self._ask, args=[self._asking], name="workers", daemon=True).start()
             self._known.append((host, int(port)))
+            self._send(self._asking, self._known[-1])
 
     def unanswered(self) -> list[str]:
         """Return those that have not replied for `_QUIET` seconds."""
         return [f"{host}:{port}" for (host, port), n in [*self._unanswered.items()] if n > _QUIET]
 
-    def _ask(self) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            while True:
-                for worker in self._known:
-                    with contextlib.suppress(OSError):  # the network is down, which counts as no reply
-                        asking.sendto(_ASKED, worker)
-                    if worker in self._unanswered:
-                        # Counted, as time also passes while this process is stopped, or this machine sleeps.
-                        self._unanswered[worker] += 1
-                self._receive(asking, time.monotonic() + _ASK_S)
-                for (host, port), n in self._unanswered.items():
-                    if n > _SILENT and not self.is_idle:
-                        self.on_silence(f"{host}:{port}")
+    def _ask(self, asking: socket.socket) -> None:
+        while True:
+            self._receive(asking, time.monotonic() + _ASK_S)
+            for worker in list(self._known):
+                self._send(asking, worker)
+                if worker in self._unanswered:
+                    # Counted, as time also passes while this process is stopped, or this machine sleeps.
+                    self._unanswered[worker] += 1
+                    if self._unanswered[worker] > _SILENT and not self.is_idle:
+                        self.on_silence(f"{worker[0]}:{worker[1]}")
+
+    @staticmethod
+    def _send(asking: socket.socket, worker: tuple[str, int]) -> None:
+        with contextlib.suppress(OSError):  # the network is down, which counts as no reply
+            asking.sendto(_ASKED, worker)
 
     def _receive(self, asking: socket.socket, until: float) -> None:
         """Note what arrives until a time."""
