@@ -255,6 +255,7 @@ def in_state(name, specdec):
     finally:
         if world.server:
             world.server.process.kill()
+            world.server.process.communicate()
 
 
 def main():
