@@ -74,6 +74,7 @@ class ChatSession:
     _n_drops: int = field(default=0, init=False)
     _last: _Generated | None = field(default=None, init=False)
     _begun: str = field(default="", init=False)  # text of the answer before its first event
+    _keep: Callable[[], None] = field(default=lambda: None, init=False, repr=False, compare=False)
     _generating: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
@@ -187,6 +188,15 @@ class ChatSession:
             conversation.restore(before.answer_tokens)
         self.session, self.conversation = session, conversation
 
+    def cut(self) -> None:
+        """End the answer that is being generated with the text so far, so that it can be saved.
+
+        For another thread than the one that generates, when that is in a call which does not return. The
+        process must end afterwards.
+        """
+        if self._generating:
+            self._keep()
+
     def splitter(self) -> Splitter:
         """A new splitter of the answer that is being generated: it separates the reasoning from the answer.
 
@@ -270,6 +280,19 @@ class ChatSession:
         is_new = self.conversation.messages[-1]["role"] != "assistant"
         n_begun, self._begun = len(tokens), content
         splitter = self.conversation.splitter()
+
+        def keep() -> None:
+            if tokens or reason not in (None, "cancelled"):
+                # Join the two halves of a character that was split where the context was full.
+                text = bytes_of(content).decode("utf-8", "surrogateescape")
+                parts = splitter.finish(text)
+                self.conversation.answer(parts.answer, tokens, parts.reasoning)
+                message = self.conversation.messages[-1]
+                self._last = _Generated(message, text, tokens, reason == "stop") if is_new else None
+            else:
+                self.conversation.messages[:] = before
+
+        self._keep = keep
         try:
             if dropped := self._make_room(n_begun):
                 yield MessagesDropped(dropped)
@@ -290,15 +313,7 @@ class ChatSession:
                         reason = event.reason
                     yield event
         finally:
-            if tokens or reason not in (None, "cancelled"):
-                # Join the two halves of a character that was split where the context was full.
-                content = bytes_of(content).decode("utf-8", "surrogateescape")
-                parts = splitter.finish(content)
-                self.conversation.answer(parts.answer, tokens, parts.reasoning)
-                message = self.conversation.messages[-1]
-                self._last = _Generated(message, content, tokens, reason == "stop") if is_new else None
-            else:
-                self.conversation.messages[:] = before
+            keep()
 
     def _settings(self, n_generated: int) -> GenerationSettings:
         settings = self.settings

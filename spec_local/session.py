@@ -10,7 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -19,7 +19,7 @@ from pydantic import InstanceOf
 
 from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
-from spec_local.answers.loading import LoadSettings, load
+from spec_local.answers.loading import OF_A_HEAD, LoadSettings, Rows, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.placing import placed
 from spec_local.answers.running import ChatPrompt, Prompt, RunningAnswers
@@ -38,7 +38,7 @@ from spec_local.core.reasoning import Splitter
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama import runtime, state
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import MAX_SEQUENCES
@@ -222,8 +222,6 @@ class Session:
         layers = GPU_LAYERS["metal"] if fixed is None else fixed
         drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
         main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
-        if learn and not find_draft:
-            draft = _learned(main, draft, log)
         settings = LoadSettings(
             n_ctx=n_ctx,
             threads=threads,
@@ -238,12 +236,17 @@ class Session:
             workers=addresses,
             find_draft=find_draft,
         )
-        if fixed is None:
-            settings = placed(main, draft, settings, log)
         if doubts := kernels.status().doubts:
             log(f"comparing the CPU kernels for {', '.join(doubts)} again: a session's calls took longer")
             kernels.compare(doubts)
-        rows, resources = load(main, draft, settings, log)
+
+        def load_with(draft: Path | None) -> tuple[Rows, ExitStack]:
+            return load(main, draft, placed(main, draft, settings, log) if fixed is None else settings, log)
+
+        if learn and not find_draft:
+            draft, (rows, resources) = _load_learned(main, draft, load_with, log)
+        else:
+            rows, resources = load_with(draft)
         with resources:
             session = cls(*rows[0], rows[1:])
             if (notice := _notice_of_draft(session, given=draft is not None)) and not (
@@ -630,14 +633,41 @@ def _notice_of_draft(session: Session, *, given: bool) -> str | None:
     return None
 
 
-def _learned(main: Path, draft: Path | None, log: Callable[[str], None]) -> Path | None:
-    """The head that has learned from the user's answers and began with a draft, or else the draft itself."""
-    from spec_local.models.head_versions import learned_head  # takes some milliseconds
+def _load_learned(
+    main: Path,
+    draft: Path | None,
+    load_with: Callable[[Path | None], tuple[Rows, ExitStack]],
+    log: Callable[[str], None],
+) -> tuple[Path | None, tuple[Rows, ExitStack]]:
+    """Load the head that has learned from the user's answers and began with a draft, or else the draft.
 
-    learned = learned_head(main, draft)
-    if learned:
-        log(f"drafting with {learned.name}, a head that has learned from your answers")
-    return learned or draft
+    Versions that cannot be loaded are rolled back, if the models can be loaded without them.
+
+    Returns:
+        what is used as the draft, and the result of `load_with` for it.
+    """
+    from spec_local.models.head_versions import HeadVersions, roll_back  # takes some milliseconds
+
+    heads, broken = list[Path](), list[tuple[Path, SpecLocalError]]()
+    with suppress(ModelFileError):  # of the main model, which loading reports
+        versions = HeadVersions(main)
+        heads = [versions.path(version) for version in versions.continuing(draft)]
+    if heads[:1] == [draft]:  # the caller has chosen it
+        heads = []
+    used: Path | None
+    for used in heads:
+        try:
+            loaded = load_with(used)
+        except OF_A_HEAD as error:
+            broken.append((used, error))
+            continue
+        log(f"drafting with {used.name}, a head that has learned from your answers")
+        break
+    else:
+        used, loaded = draft, load_with(draft)
+    for head, reason in broken:
+        roll_back(main, head, reason, log)
+    return used, loaded
 
 
 def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":

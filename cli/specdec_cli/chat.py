@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from specdec_cli import chat_input, exits, render
+from specdec_cli import chat_input, exits, last_resort, render
 from specdec_cli.options import (
     DraftArgument,
     HideThinkingOption,
@@ -83,7 +83,7 @@ def chat(
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate, start_template_process
         from spec_local.chat_session import ChatSession
-        from spec_local.llama import runtime
+        from spec_local.llama import runtime, workers
         from specdec_cli.chat_commands import completions, run_command
         from specdec_cli.chat_input import Command, EndOfChat, interactive, message_reader
         from specdec_cli.chat_models import ChatModels
@@ -108,13 +108,15 @@ def chat(
             read = message_reader(completions())
             while True:
                 try:
-                    with chat_session.measuring_costs() if interactive() else nullcontext():
+                    measuring = chat_session.measuring_costs() if interactive() else nullcontext()
+                    with measuring, workers.idle():
                         typed = read()
-                    _report_errors(
-                        partial(run_command, view, typed)
-                        if isinstance(typed, Command)
-                        else partial(view.send, typed)
-                    )
+                    with last_resort.counting_signals():  # which the editor ends
+                        _report_errors(
+                            partial(run_command, view, typed)
+                            if isinstance(typed, Command)
+                            else partial(view.send, typed)
+                        )
                 except EndOfChat:
                     return
                 except KeyboardInterrupt:

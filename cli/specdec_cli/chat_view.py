@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
-from specdec_cli import answer_view, render, thinking_view
+from specdec_cli import answer_view, last_resort, render, thinking_view
 from specdec_cli.chat_input import interactive, quiet
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ChatView:
         view = thinking_view.before(view, self.chat.splitter, hidden=self.hide_thinking, wrap=self.wrap)
         started, done, n_dropped = False, None, 0
         try:
-            with quiet(), render.interruptible() as cancelled:
+            with quiet(), last_resort.before_end(self._cut), render.interruptible() as cancelled:
                 for event in generate(cancelled):
                     if isinstance(event, Text):
                         view.show(event)
@@ -245,6 +245,11 @@ class ChatView:
             if not self._unkept:
                 render.note(f"until it can be saved, --continue will not find this conversation: {error}")
             self._unkept = True
+
+    def _cut(self) -> None:
+        """Keep an answer as far as it has come, when the process is ended."""
+        self.chat.cut()
+        self._keep()
 
     def load(self, path: Path) -> None:
         """Continue a saved conversation, with the KV caches if they were also saved."""

@@ -10,7 +10,7 @@ import typer
 
 from spec_local.errors import InvalidRequest, SpecLocalError, as_failure
 from spec_local.system.files import is_full
-from specdec_cli import render
+from specdec_cli import last_resort, render
 
 OK, FAILURE, USAGE, CUT_SHORT, INTERRUPTED = 0, 1, 2, 3, 130
 _BY_SIGNAL = 128  # plus its number: 129 for SIGHUP, 143 for SIGTERM
@@ -23,7 +23,7 @@ def guarded() -> Iterator[None]:
         if sys.stdout is None:
             raise SpecLocalError("standard output is closed: redirect it to a file or a pipe")
         render.prepare_stdout()
-        with _unwinding():
+        with _unwinding(), last_resort.counting_signals():
             yield
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
@@ -52,7 +52,12 @@ def _of_the_disk(error: OSError) -> str:
 def _unwinding() -> Iterator[None]:
     """Raise SystemExit on SIGTERM or SIGHUP, which closes open resources; a second one kills the process."""
 
+    def on_interrupt(signum: int, frame: object) -> None:
+        last_resort.notice()
+        raise KeyboardInterrupt
+
     def on_signal(signum: int, frame: object) -> None:
+        last_resort.notice()
         if signum == render.HANGUP:  # a closed terminal sends it twice, at any time until the end
             del previous[signum]
         signal.signal(signum, signal.SIG_IGN if signum == render.HANGUP else signal.SIG_DFL)
@@ -60,6 +65,8 @@ def _unwinding() -> Iterator[None]:
 
     handled = [s for s in render.ENDING if signal.getsignal(s) == signal.SIG_DFL]
     previous: dict[int, Any] = {s: signal.signal(s, on_signal) for s in handled}
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     except SystemExit:

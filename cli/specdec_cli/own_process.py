@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from spec_local.errors import BackendCrash
-from specdec_cli import render
+from specdec_cli import exits, last_resort, render
 
 _MARK = "_SPECDEC_CHILD"
 """Set in the environment of the child."""
@@ -22,10 +22,11 @@ def run(workers: str) -> int | None:
         InvalidRequest: one of the workers has no valid address.
         BackendCrash: a signal ended the child; the error names the workers that do not answer.
     """
-    if os.environ.get(_MARK):
-        return None
-    from spec_local.llama.workers import parse, silent
+    from spec_local.llama.workers import no_answer, parse, silent, watch
 
+    if os.environ.get(_MARK):
+        watch.on_silence = lambda address: last_resort.end(exits.FAILURE, no_answer(address))
+        return None
     addresses = parse(workers.split(","))
     command = [sys.executable, "-P", "-m", "specdec_cli", *sys.argv[1:]]
     # Without the second one, ggml starts a debugger after a crash.
@@ -50,6 +51,7 @@ def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
     """Let the child alone handle signals. A terminal sends Ctrl-C to both."""
 
     def pass_on(signum: int, frame: object) -> None:
+        last_resort.notice()
         if signum != signal.SIGINT or not sys.stdin.isatty():
             child.send_signal(signum)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from spec_local.errors import SpecLocalError
-from specdec_cli import terminal
+from specdec_cli import last_resort, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -272,12 +272,14 @@ ENDING = (signal.SIGTERM, *([HANGUP] if HANGUP else []))
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Delay Ctrl-C, SIGTERM and SIGHUP in the block; yields a function that returns whether one has arrived.
 
-    A second signal is not delayed, except SIGHUP, which terminals send twice. After the block, a delayed
-    SIGTERM or SIGHUP is raised again, and `exits.guarded` ends the command.
+    A second signal is not delayed, except SIGHUP, which terminals send twice; if a call of the model does not
+    end, the process does. After the block, a delayed SIGTERM or SIGHUP is raised again, and `exits.guarded`
+    ends the command.
     """
     received: list[int] = []
 
     def on_signal(signum: int, frame: object) -> None:
+        last_resort.notice()
         if received and signum != HANGUP:
             received.clear()
             restore()
@@ -293,7 +295,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     ]  # ignored under nohup
     previous = {s: signal.signal(s, on_signal) for s in handled}
     try:
-        yield lambda: bool(received)
+        with last_resort.counting_signals():
+            yield lambda: bool(received)
     finally:
         restore()
         for signum in set(received).intersection(ENDING):

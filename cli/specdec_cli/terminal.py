@@ -21,7 +21,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
 
 _JOINERS = "\u200c\u200d"
@@ -121,6 +121,23 @@ def raw(stream: TextIO) -> TextIO:
     while (below := getattr(stream, "rich_proxied_file", None)) is not None:
         stream = below
     return stream
+
+
+def restoration() -> Callable[[], None]:
+    """Return a function that gives the terminal its modes of now again, a cursor, and no style."""
+    number = next(filter(os.isatty, (0, 1, 2)), None)
+    if number is None:
+        return lambda: None
+    import termios
+
+    modes = termios.tcgetattr(number)
+
+    def restore() -> None:
+        if os.tcgetpgrp(number) == os.getpgrp():  # otherwise another program has the terminal
+            termios.tcsetattr(number, termios.TCSANOW, modes)
+            os.write(number, b"\x1b[0m\x1b[?25h")
+
+    return restore
 
 
 def protect() -> None:

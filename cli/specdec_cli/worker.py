@@ -27,6 +27,8 @@ def worker(
 
     There, the command with --workers HOST:PORT puts layers of the model here.
     Both machines need the same version of specdec, and this one no model file.
+    Whoever reaches the address can use and crash the worker, and read what it
+    computes: there is no password and no encryption.
 
     Examples:
 

@@ -12,7 +12,7 @@ from spec_local.answers.preload import take
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.kept_states import KINDS
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
-from spec_local.errors import ModelError, ModelFileError, SpecLocalError, VocabularyMismatch
+from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLocalError, VocabularyMismatch
 from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
@@ -36,6 +36,8 @@ _ROW_TOKENS = 8  # of them for each row: there is room for a draft
 _MAX_ROWS = 8  # unless more are asked for
 _MAX_TRIED = 3  # drafters that nobody has asked for: the first test of each takes some seconds
 _OF_THE_FILE = (ModelFileError, ModelError, VocabularyMismatch)  # errors that another try would repeat
+OF_A_HEAD = (*_OF_THE_FILE, BackendCrash)
+"""Errors of a file that nobody can use, if the main model can be loaded without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def _load_found(
     free: bytes of memory before the main model was loaded.
     """
     from spec_local.models import drafters  # takes 30 ms
+    from spec_local.models.head_versions import roll_back
     from spec_local.models.pairs import OVERHEAD
 
     caches = main.kv_bytes(main.n_ctx(wanted), CACHE_TYPES.get(settings.cache_type, 2.0))
@@ -124,6 +127,8 @@ def _load_found(
         try:
             loaded = _load_rows(main, found.path, wanted, settings, log, found)
         except SpecLocalError as error:
+            if isinstance(error, OF_A_HEAD) and roll_back(main.path, found.path, error, log):
+                continue
             skipped.append(f"not drafting with {found.path.name}: {error}")
             if isinstance(error, _OF_THE_FILE):
                 drafters.reject(main.path, found.path, str(error))

@@ -1,8 +1,8 @@
 """Choose the devices of a session's models on a Mac: those that were measured as fastest, or are now."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from spec_local.answers.loading import DEFAULT_CONTEXT, LoadSettings, load
@@ -135,5 +135,8 @@ def _found(main: Path, settings: LoadSettings) -> Path | None:
     from spec_local.models import drafters  # takes 30 ms
 
     spare = free_memory() - main.stat().st_size
-    found = islice(drafters.find_drafters(_conditions(main, settings, "metal"), spare), 1)
-    return next((each.path for each in found), None)
+    for found in drafters.find_drafters(_conditions(main, settings, "metal"), spare):
+        with suppress(SpecLocalError):  # a damaged file is passed over by loading, too
+            gguf_header.read_metadata(found.path)
+            return found.path
+    return None

@@ -2,13 +2,21 @@
 
 The protocol has no password and no encryption: workers listen on loopback and private addresses only. When a
 worker dies, llama.cpp aborts the process that uses it: let the session run in a child process.
+
+llama.cpp waits for a worker without a limit of time, and a worker serves one connection at a time, so that a
+second one cannot tell a worker that computes from one that is stopped. Therefore, workers reply to datagrams
+(UDP) on the same port, in a thread of their own.
 """
 
+import contextlib
 import ctypes
 import ipaddress
+import os
 import socket
 import struct
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
@@ -24,6 +32,10 @@ _START = "start specdec worker there, or correct --workers"
 _VERSION = 7
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _REPLY_HEAD = struct.Struct("<QB")
+_ASK_S = 1.0  # between two datagrams to each worker
+_QUIET, _SILENT = 5, 20
+"""Datagrams without a reply, after which a worker counts as one that does not answer now, and as gone."""
+_ASKED, _REPLIED = b"specdec worker?", b"specdec worker!"  # as long as each other: nothing is amplified
 # Keeps ggml from writing where in its code it aborts: the parent process reports that a worker died.
 _SAY_NOTHING = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda message: None)
 
@@ -80,15 +92,114 @@ def check_free(host: str, port: int) -> None:
 
 
 def silent(addresses: Sequence[str]) -> list[str]:
-    """Return those workers that do not answer. llama.cpp aborts the process if it connects to one of them."""
+    """Return those workers that do not answer, or serve another client."""
     missing = []
     for address in addresses:
-        host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), _CONNECT_S).close()
-        except OSError:
+            check_ready(address)
+        except BackendError:
             missing.append(address)
     return missing
+
+
+def _abort(address: str) -> None:
+    os.abort()  # as llama.cpp does
+
+
+class _Watch:
+    """Asks workers whether they are there, from their first reply on: not all networks let datagrams pass.
+
+    Attributes:
+        on_silence: called in another thread with the address of a worker that has not replied for `_SILENT`
+            seconds. It ends the process, since nothing else ends the call that waits for the worker.
+        is_idle: no call waits for a worker.
+    """
+
+    def __init__(self) -> None:
+        self.on_silence: Callable[[str], None] = _abort
+        self.is_idle = False
+        self._unanswered: dict[tuple[str, int], int] = {}  # datagrams since the last reply
+        self._known: list[tuple[str, int]] = []
+        self._asking: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def add(self, address: str) -> None:
+        """Begin to ask a worker."""
+        host, _, port = address.rpartition(":")
+        with self._lock:
+            if not self._asking:
+                self._asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                threading.Thread(target=self._ask, args=[self._asking], name="workers", daemon=True).start()
+            self._known.append((host, int(port)))
+            self._send(self._asking, self._known[-1])
+
+    def unanswered(self) -> list[str]:
+        """Return those that have not replied for `_QUIET` seconds."""
+        return [f"{host}:{port}" for (host, port), n in [*self._unanswered.items()] if n > _QUIET]
+
+    def _ask(self, asking: socket.socket) -> None:
+        while True:
+            self._receive(asking, time.monotonic() + _ASK_S)
+            for worker in list(self._known):
+                self._send(asking, worker)
+                if worker in self._unanswered:
+                    # Counted, as time also passes while this process is stopped, or this machine sleeps.
+                    self._unanswered[worker] += 1
+                    if self._unanswered[worker] > _SILENT and not self.is_idle:
+                        self.on_silence(f"{worker[0]}:{worker[1]}")
+
+    @staticmethod
+    def _send(asking: socket.socket, worker: tuple[str, int]) -> None:
+        with contextlib.suppress(OSError):  # the network is down, which counts as no reply
+            asking.sendto(_ASKED, worker)
+
+    def _receive(self, asking: socket.socket, until: float) -> None:
+        """Note what arrives until a time."""
+        while (left := until - time.monotonic()) > 0:
+            asking.settimeout(left)
+            try:
+                received, worker = asking.recvfrom(len(_REPLIED) + 1)
+            except TimeoutError:
+                return
+            except OSError:  # a worker has ended, which llama.cpp notices itself
+                continue
+            if received == _REPLIED and worker in self._known:
+                self._unanswered[worker] = 0
+
+
+watch = _Watch()
+
+
+@contextlib.contextmanager
+def idle() -> Iterator[None]:
+    """Within the block, a worker may be silent, as its machine may sleep."""
+    watch.is_idle = True
+    try:
+        yield
+    finally:
+        watch.is_idle = False
+
+
+def unanswered() -> list[str]:
+    """Return the workers of this process that do not answer now."""
+    return watch.unanswered()
+
+
+def no_answer(address: str) -> str:
+    """What to say of a worker that `watch` calls silent."""
+    return (
+        f"the worker at {address} has not answered for {_SILENT * _ASK_S:.0f} s: check its machine and the "
+        "network, and start it again"
+    )
+
+
+def _reply(opened: socket.socket) -> None:
+    """Reply to the datagrams of clients."""
+    while True:
+        with contextlib.suppress(OSError):  # of one that has gone
+            received, client = opened.recvfrom(len(_ASKED) + 1)
+            if received == _ASKED:
+                opened.sendto(_REPLIED, client)
 
 
 def check_ready(address: str) -> None:
@@ -142,6 +253,7 @@ class _Devices:
             self._local = [d for d in found if functions.ggml_backend_dev_type(d) in _GPUS]
         for address in addresses:
             if address not in self._remote:
+                watch.add(address)
                 self._remote[address] = self._add(functions, address)
         return [*(device for address in addresses for device in self._remote[address]), *self._local]
 
@@ -173,6 +285,8 @@ def devices(addresses: Sequence[str]) -> Any:
 def serve(host: str, port: int, threads: int) -> None:
     """Lend this machine's GPU, or else its CPU, to one client after another; returns only on a failure.
 
+    Without a free port for datagrams, clients do not notice that this process is stopped.
+
     Raises:
         BackendError: there is no RPC backend, or the address is in use.
     """
@@ -180,6 +294,11 @@ def serve(host: str, port: int, threads: int) -> None:
     found = list(map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count())))
     used = [d for d in found if functions.ggml_backend_dev_type(d) in _GPUS]
     used = used or [functions.ggml_backend_dev_by_type(_CPU)]
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        opened = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        opened.bind((host, port))
+        threading.Thread(target=_reply, args=[opened], name="replies", daemon=True).start()
+        stack.pop_all()
     start = rpc_backend.backend().ggml_backend_rpc_start_server
     pointers = ctypes.POINTER(ctypes.c_void_p)
     start.restype = None

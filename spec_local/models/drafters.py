@@ -150,7 +150,11 @@ class _Search:
 
     def drafters(self, spare: int) -> Iterator[Drafter]:
         seen = {os.path.realpath(self._main.path)}
-        sources = (self._learned(), self._heads(), self._of_pairs(), self._small_models())
+        versions = HeadVersions(self._main.path)
+        for version in versions.usable():  # not compared here: one that cannot be loaded is rolled back
+            if version.size <= spare:
+                yield Drafter(versions.path(version), "a head that has learned from your answers")
+        sources = (self._heads(), self._of_pairs(), self._small_models())
         for candidate in itertools.chain.from_iterable(map(_readable, sources)):
             file, path = candidate.file, os.path.realpath(candidate.file.path)
             if path in seen or file.size > spare:
@@ -158,11 +162,6 @@ class _Search:
             seen.add(path)
             if (self._is_head(file) or self._pays(candidate)) and self._may_fit(candidate):
                 yield Drafter(file.path, candidate.why, candidate.is_of_pair)
-
-    def _learned(self) -> Iterator[_Candidate]:
-        versions = HeadVersions(self._main.path)
-        if version := versions.current():
-            yield _Candidate(_read(versions.path(version)), "a head that has learned from your answers")
 
     def _heads(self) -> Iterator[_Candidate]:
         """Heads beside the main model; first those whose names contain its name."""

@@ -6,6 +6,7 @@ is killed at any time leaves the versions before or after the change. Writers ho
 
 import contextlib
 import functools
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -97,16 +98,23 @@ class HeadVersions:
 
     def current(self) -> HeadVersion | None:
         """The newest version that is in use and whose file is intact; None: there is none."""
-        usable = (v for v in reversed(self.all()) if not v.is_rolled_back and self._is_intact(v))
-        return next(usable, None)
+        return next(self.usable(), None)
 
-    def continuing(self, given: Path | None) -> HeadVersion | None:
-        """The current version if its line began with a head that the user gave, or None: with no head."""
-        with contextlib.suppress(OSError):
-            version = self.current()
-            if version and version.origin_key == self._origin_key(given, self.all()):
-                return version
-        return None
+    def usable(self) -> Iterator[HeadVersion]:
+        """The versions that are in use and whose files are intact, the newest first."""
+        return (v for v in reversed(self.all()) if not v.is_rolled_back and self._is_intact(v))
+
+    def continuing(self, given: Path | None) -> Iterator[HeadVersion]:
+        """The current version, and those before it, that began with a head that the user gave.
+
+        Args:
+            given: None: those that began with no head.
+        """
+        try:
+            key = self._origin_key(given, self.all())
+        except OSError:
+            return
+        yield from itertools.takewhile(lambda version: version.origin_key == key, self.usable())
 
     def path(self, version: HeadVersion) -> Path:
         """The file of a version."""
@@ -256,17 +264,21 @@ def folder_of(key: str) -> Path:
     return Path(platformdirs.user_data_dir("specdec")) / "heads" / key
 
 
-def learned_head(main: Path, given: Path | None) -> Path | None:
-    """The current version's file if its line began with a head that the user gave, or None: with no head.
+def roll_back(main: Path, head: Path, error: SpecLocalError, log: Callable[[str], None]) -> bool:
+    """Take a main model's current version out of use, which cannot be loaded because of an error.
 
     Returns:
-        None: there is no such version.
+        False: the head is another file, or the list cannot be written.
     """
     with contextlib.suppress(OSError, SpecLocalError):
         versions = HeadVersions(main)
-        if version := versions.continuing(given):
-            return versions.path(version)
-    return None
+        if (current := versions.current()) and versions.path(current) == head:
+            versions.rollback()
+            log(
+                f"{head.name}, which learned from your answers, cannot be loaded, and is rolled back: {error}"
+            )
+            return True
+    return False
 
 
 @functools.cache

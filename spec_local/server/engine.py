@@ -5,14 +5,14 @@ import collections
 import contextlib
 import itertools
 import os
+import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 from spec_local.errors import BackendCrash, BackendError, SpecLocalError
@@ -21,6 +21,9 @@ from spec_local.server.events import AnswerRequest, Ended, Event, Loaded, Refuse
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0  # between two attempts to load the models
 _LONGEST_WAIT_S = 60  # that a client is told to wait
 _STOP_S = 10.0  # for the process to end: a call of a large model with a long prompt takes seconds
+_SIGN_S = 1.0  # between two questions whether the process is there
+_SILENT_S = 5.0  # without a reply to one, which takes milliseconds even on a busy machine
+_MAX_UNREAD = 1 << 26  # bytes that may wait for a process that does not read: some requests of 16 MiB
 STOPPING = "the server is stopping: try again when it has started again"
 
 
@@ -81,7 +84,8 @@ class Answers:
 class Engine:
     """Starts the process with the models, and starts it again whenever it ends by itself.
 
-    All methods are called in the event loop.
+    All methods are called in the event loop, and none waits until the process reads: what it has not read is
+    kept here. While the process, or a worker that it needs, gives no sign of life, `check_ready` raises.
 
     Args:
         session: arguments of `Session.open`.
@@ -110,12 +114,15 @@ class Engine:
         self.error: SpecLocalError | None = None
         self.ready = asyncio.Event()
         """Set as soon as the models are loaded or cannot be loaded."""
-        self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._asked: float | None = None  # when the process was asked for the sign that has not come yet
         self._ids = itertools.count()
         self._answers: dict[int, tuple[Answers, int]] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._seconds: collections.deque[float] = collections.deque(maxlen=32)  # of the last answers
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._is_reloading = False  # until the process has ended that `reload` ends
         self._previous: dict[str, Any] | None = None  # options to return to if the new ones fail
         self._reload_error: SpecLocalError | None = None
@@ -137,9 +144,9 @@ class Engine:
             persist: try again if the models cannot be loaded the first time; otherwise return.
         """
         retry = _FIRST_RETRY_S
-        while not self._stopping:
+        while not self._stopping.is_set():
             was_loaded, exit_code = await self._run_process()
-            if self._stopping:
+            if self._stopping.is_set():
                 self._lose(NotReady(STOPPING))
                 return
             if self._is_reloading:
@@ -158,7 +165,8 @@ class Engine:
                 persist, retry = True, _FIRST_RETRY_S
             elif not persist:
                 return
-            await asyncio.sleep(retry)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), retry)
             retry = min(2 * retry, _LAST_RETRY_S)
 
     async def reload(self, session: Mapping[str, Any]) -> SpecLocalError | None:
@@ -174,10 +182,10 @@ class Engine:
         """
         self.check_ready()
         self._previous, self._options = self._options, self._options | {"session": dict(session)}
+        self._close(_STOP_S)
         self._is_reloading, self._reload_error, self.loaded = True, None, None
         self.ready.clear()
         self._lose(NotReady("the models are being loaded: try again soon"))
-        self._close()
         await self.ready.wait()
         self._previous = None
         return self._reload_error
@@ -194,24 +202,44 @@ class Engine:
                 env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # otherwise ggml starts a debugger after a crash
                 process_group=0,  # Ctrl-C reaches the server, which ends this process when it has finished
             )
-        self._connection = connection = Connection(ours.detach())
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        threading.Thread(
-            target=_read, args=(connection, loop, self._receive, ended.set), name="engine", daemon=True
-        ).start()
+        self._process, self._socket = process, ours
+        reader, self._writer = await asyncio.open_connection(sock=ours)
         self._send(self._options)
+        asking = asyncio.create_task(self._ask_for_signs())
         try:
-            await ended.wait()
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._receive(*await _message(reader))
         finally:
-            was_loaded, self.loaded, self._connection = self.loaded is not None, None, None
-            connection.close()
-            code = await asyncio.to_thread(_reap, process)
+            asking.cancel()
+            was_loaded, self.loaded = self.loaded is not None, None
+            self._writer.transport.abort()
+            self._writer = self._asked = None
+            last = asyncio.get_running_loop().call_later(_STOP_S, process.kill)
+            try:
+                code = await asyncio.to_thread(process.wait)
+            finally:
+                last.cancel()
+                process.kill()  # has no effect on one that has ended
         return was_loaded, code
+
+    async def _ask_for_signs(self) -> None:
+        while True:
+            await asyncio.sleep(_SIGN_S)
+            if self.loaded and self._asked is None:
+                self._asked = time.monotonic()
+                self._send(("sign", None))
+
+    @property
+    def is_silent(self) -> bool:
+        """True if the process, or a worker that it needs, has not replied for a while."""
+        return self._asked is not None and time.monotonic() - self._asked > _SILENT_S
 
     def _receive(self, kind: str, *content: Any) -> None:
         if kind == "event":
             id, event = content
+            if id not in self._answers:  # given up
+                return
             answers, index = self._answers[id]
             answers.put(index, event)
             if isinstance(event, Ended | Refused):
@@ -230,6 +258,8 @@ class Engine:
             self.ready.set()
         elif kind == "failed":
             self.error = content[0]
+        elif kind == "sign":
+            self._asked = None
         else:
             self._log(content[0])
 
@@ -255,12 +285,16 @@ class Engine:
         Raises:
             NotReady: they are not loaded.
         """
-        if not self.loaded or self._stopping:
-            if self._stopping:
-                raise NotReady(STOPPING)
+        if self._stopping.is_set():
+            raise NotReady(STOPPING)
+        if not self.loaded:
             if self.error:
                 raise NotReady(f"the models are not loaded ({self.error}): try again soon")
             raise NotReady("the models are being loaded: try again soon")
+        if self.is_silent or (self._writer and self._writer.transport.get_write_buffer_size() > _MAX_UNREAD):
+            raise NotReady(
+                "the process with the models, or a worker, does not reply: wait, or start the server again"
+            )
         return self.loaded
 
     def answer(self, requests: Sequence[AnswerRequest]) -> Answers:
@@ -307,48 +341,52 @@ class Engine:
         return await future
 
     def cancel_all(self) -> None:
-        """End all answers at their next step."""
+        """End all answers at their next step, or at once if the process does not reply."""
+        if self.is_silent:
+            self._lose(NotReady(STOPPING))
         for id in self._answers:
             self._send(("cancel", id))
 
-    def stop(self) -> None:
-        """End the process: its answers end at their next step."""
-        self._stopping = True
-        self._close()
+    def stop(self, seconds: float = _STOP_S) -> None:
+        """End the process: its answers end at their next step.
 
-    def _close(self) -> None:
-        if self._connection:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)  # wakes the process, and the thread that reads
+        Args:
+            seconds: after which it is killed.
+        """
+        self._stopping.set()
+        self._close(seconds)
+
+    def _close(self, seconds: float) -> None:
+        """Let the process end, and kill it if it does not in time."""
+        if not self._process or not self._socket:
+            return
+        if self.is_silent or (self._writer and not self.loaded):  # it would save nothing, or has nothing to
+            seconds = 0.0
+        asyncio.get_running_loop().call_later(seconds, self._process.kill)
+        with contextlib.suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the process, and what reads here
 
     def _send(self, message: Any) -> None:
-        if self._connection:
-            with contextlib.suppress(OSError):  # the process has ended, which `run` handles
-                self._connection.send(message)
+        """Write a message, without waiting until the process reads it."""
+        if self._writer:
+            data = pickle.dumps(message)
+            is_long = len(data) > _LONG
+            self._writer.write(_LONG_HEAD.pack(-1, len(data)) if is_long else _HEAD.pack(len(data)))
+            self._writer.write(data)
 
 
-def _read(
-    connection: Connection,
-    loop: asyncio.AbstractEventLoop,
-    receive: Callable[..., None],
-    end: Callable[[], None],
-) -> None:
-    """Pass on what arrives, until the process has ended."""
-    with contextlib.suppress(RuntimeError):  # the event loop is closed
-        try:
-            while True:
-                loop.call_soon_threadsafe(receive, *connection.recv())
-        except (EOFError, OSError):
-            loop.call_soon_threadsafe(end)
+# What the process reads and writes with `multiprocessing.connection.Connection`, which would wait here.
+_HEAD, _LONG_HEAD, _LONG = struct.Struct("!i"), struct.Struct("!iQ"), (1 << 31) - 1
 
 
-def _reap(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process, which ends by itself, and kill it if it does not."""
-    try:
-        return process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+async def _message(reader: asyncio.StreamReader) -> Any:
+    """The next message of the process.
+
+    Raises:
+        EOFError, OSError: it has ended.
+    """
+    (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+    return pickle.loads(await reader.readexactly(size))
 
 
 def _crash(code: int) -> BackendError:

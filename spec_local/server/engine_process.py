@@ -27,6 +27,7 @@ from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError, as_failure
+from spec_local.llama import workers
 from spec_local.server.events import (
     AnswerRequest,
     Delta,
@@ -76,8 +77,9 @@ class _Sender:
 class EngineProcess:
     """Answers the requests that arrive on a connection; started by `spec_local.server.engine.Engine`.
 
-    It receives ``("answer", id, AnswerRequest)``, ``("cancel", id)`` and ``("ask", id, what, argument)``, and
-    sends ``("event", id, Event)`` and ``("reply", id, value or SpecLocalError)``.
+    It receives ``("answer", id, AnswerRequest)``, ``("cancel", id)``, ``("ask", id, what, argument)`` and
+    ``("sign", None)``, and sends ``("event", id, Event)``, ``("reply", id, value or SpecLocalError)`` and
+    ``("sign",)`` if all workers answer.
     """
 
     def __init__(self, connection: Connection, send: _Sender, session: Session, name: str) -> None:
@@ -147,6 +149,9 @@ class EngineProcess:
                         self._finish(id, Ended(Delta(), "cancelled", Statistics()))
                     elif id in self._unfinished:
                         self._cancelled.add(id)
+                elif kind == "sign":
+                    if not workers.unanswered():  # without them, no answer goes on
+                        self._send("sign")
                 elif kind == "answer":
                     self._unfinished.add(id)
                     self._waiting.add(id)
@@ -410,6 +415,12 @@ def main() -> None:
         signal.signal(ending, signal.SIG_IGN)  # the server ends this process by closing the connection
     connection = Connection(int(sys.argv[1]))
     send = _Sender(connection)
+
+    def on_silence(address: str) -> None:
+        send("log", workers.no_answer(address))
+        os._exit(1)
+
+    workers.watch.on_silence = on_silence
     try:
         options: Mapping[str, Any] = connection.recv()
         try:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -17,9 +19,10 @@ from spec_local.server.learning import IdleTraining
 from spec_local.server.served_models import ServedModels
 from spec_local.system.machine import is_loopback
 
-GRACE_S = 8
+GRACE_S = 5
 """Seconds for answers to finish after a signal; then they are cut. Docker kills a process after 10."""
-_CUT_S = 2  # for the last events of answers that are cut
+_CUT_S = 1  # for the last events of answers that are cut; then their connections are closed
+_LAST_S = 7.5  # from the signal to the end of the process, whatever waits for whatever
 _BACKLOG = 512  # connections that wait to be accepted
 _HEADERS_S = 30.0  # for the headers of a request to arrive
 
@@ -65,8 +68,8 @@ def run(
 ) -> None:
     """Serve on a socket until SIGINT, SIGTERM or SIGHUP.
 
-    At the first signal, no further connections are accepted, and answers have `GRACE_S` seconds to finish. At
-    the second one, they are cut.
+    At the first signal, no further connections are accepted, requests that are not being answered yet are
+    refused, and answers have `GRACE_S` seconds to finish. At the second one, they are cut.
 
     Args:
         opened: the result of `listen`.
@@ -79,6 +82,9 @@ def run(
         SpecLocalError: it cannot be loaded.
     """
 
+    # Otherwise, work in threads that does not end would be waited for: reading a file from a dead network.
+    last_resort = threading.Timer(_LAST_S, os._exit, [0])
+
     async def main() -> None:
         learns = any(model.session.get("learn") for model in served.models)
         learning = IdleTraining(served, log) if learns else None
@@ -89,35 +95,40 @@ def run(
             access_log=False,
             server_header=False,
             http=_Protocol,
-            timeout_graceful_shutdown=GRACE_S + _CUT_S,
+            timeout_graceful_shutdown=GRACE_S + 2 * _CUT_S,
         )
-        server = _Server(config, served)
+        server = _Server(config, served, last_resort)
         loading = asyncio.create_task(served.start(persist=persist))
         serving = asyncio.create_task(server.serve(sockets=[opened]))
         await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
-        failed = loading.exception() if loading.done() else None
-        if failed:
-            server.should_exit = True
-        elif loading.done() and (loaded := loading.result()):
-            on_ready(loaded)
+        failed = None
+        if loading.done() and not server.should_exit:
+            if failed := loading.exception():
+                server.should_exit = True
+            elif loaded := loading.result():
+                on_ready(loaded)
         if learning and not failed:
             learning.start()
         await serving
+        await server.close_connections()
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
-        if learning:
-            await learning.stop()
-        await served.stop()
-        if tasks := set(server.server_state.tasks):  # answers that the second signal has cut
-            await asyncio.wait(tasks, timeout=_CUT_S)
+        await asyncio.gather(served.stop(), *([learning.stop()] if learning else []))
         if failed:
             raise failed
 
-    asyncio.run(main())
+    last_resort.daemon = True
+    try:
+        asyncio.run(main())
+    finally:
+        last_resort.cancel()
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol, with a limit of the time for headers: it has one between requests only."""
+    """uvicorn's protocol, with a limit of the time for headers: it has one between requests only.
+
+    When the server ends, it does not wait for bodies of which a part is missing.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -130,17 +141,26 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         elif self._limit.cancelled():  # those of the next request have begun
             self._limit = self.loop.call_later(_HEADERS_S, self.transport.close)
 
+    def shutdown(self) -> None:
+        if self.cycle and self.cycle.more_body:
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def connection_lost(self, error: Exception | None) -> None:
         self._limit.cancel()
         super().connection_lost(error)
 
 
 class _Server(uvicorn.Server):
-    """A server that ends gracefully at the first signal, and at once at the second one."""
+    """A server that ends gracefully at the first signal, and at once at the second one.
 
-    def __init__(self, config: uvicorn.Config, served: ServedModels) -> None:
+    last_resort: started at the first signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, served: ServedModels, last_resort: threading.Timer) -> None:
         super().__init__(config)
-        self._served = served
+        self._served, self._last_resort = served, last_resort
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -158,6 +178,23 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self._served.cancel_all()
-        else:
-            self.should_exit = True
-            asyncio.get_running_loop().call_later(GRACE_S, self._served.cancel_all)
+            return
+        self.should_exit = True
+        self._last_resort.start()
+        self._served.refuse()
+        loop = asyncio.get_running_loop()
+        loop.call_later(GRACE_S, self._served.cancel_all)
+        loop.call_later(GRACE_S + _CUT_S, self._abort)
+
+    async def close_connections(self) -> None:
+        """Close those that are left, after the last events of answers that a second signal has cut."""
+        for are_closed in (False, True):
+            if are_closed:
+                self._abort()
+            if tasks := set(self.server_state.tasks):
+                await asyncio.wait(tasks, timeout=_CUT_S)
+
+    def _abort(self) -> None:
+        """Close all connections: what writes to a client that does not read, or waits for an event, ends."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

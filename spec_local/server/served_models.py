@@ -6,20 +6,24 @@ that each has its turn, however busy the other models are.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from spec_local.answers.memory_plan import MemoryPlan, plan_memory
 from spec_local.errors import BackendError, InvalidRequest, SpecLocalError
 from spec_local.server.engine import STOPPING, Busy, Engine, NotReady
 from spec_local.server.events import Event, Loaded
 
+_END_S = 0.8  # for processes to end with the server; one that saves what it has learned takes 0.1
+_T = TypeVar("_T")
 _RETRY_S = 5  # that a client is told to wait: about what it takes to load a model
 _FORGIVEN = (".gguf", ":latest")  # ends of names that clients add
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -40,7 +44,7 @@ class ServedModel:
         defaults: fields of bodies that do not have them, and of their object ``speculative``.
 
     Attributes:
-        engine: None: the model is not loaded.
+        engine: None: the model is not loaded. ending: the one that is being unloaded.
         process: the task that runs the engine, from the start of loading to the end of unloading.
         plan: the memory that it needs; None: not known yet, or it is the only model.
         keep_alive: seconds after its last use when it is unloaded; None: it stays.
@@ -54,6 +58,7 @@ class ServedModel:
     others: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     engine: Engine | None = None
+    ending: Engine | None = None
     process: "asyncio.Task[None] | None" = None
     plan: MemoryPlan | None = None
     keep_alive: float | None = None
@@ -206,20 +211,24 @@ class ServedModels:
         self._unload_later(first)
         return engine.loaded
 
-    def cancel_all(self) -> None:
-        """End all answers at their next step, and refuse the requests that wait for a model."""
+    def refuse(self) -> None:
+        """Refuse the requests that wait for a model, and those that arrive; answers go on."""
         self._ending.set()
+
+    def cancel_all(self) -> None:
+        """End all answers at their next step."""
+        self.refuse()
         for engine in self._engines():
             engine.cancel_all()
 
     async def stop(self) -> None:
         """End all processes."""
-        self._ending.set()
+        self.refuse()
         for model in self.models:
             if model.timer:
                 model.timer.cancel()
-            if model.engine:
-                model.engine.stop()
+            for engine in filter(None, (model.engine, model.ending)):
+                engine.stop(_END_S)
         if processes := [model.process for model in self.models if model.process]:
             await asyncio.wait(processes)
 
@@ -286,10 +295,9 @@ class ServedModels:
             )
         self._n_waiting += 1
         try:
-            plan = await self._plan_of(model)
             async with self._turn:
                 if not model.engine:
-                    await self._load(model, plan)
+                    await self._load(model, await self._plan_of(model))
                     self._log(f"loading {model.name}")
                 self._begin_use(model)
             try:
@@ -308,13 +316,14 @@ class ServedModels:
             raise BackendError(f"{model.name} cannot be loaded: {engine.error}")
         engine.check_ready()
 
-    async def _until(self, event: asyncio.Event) -> None:
-        """Wait for an event.
+    async def _until(self, event: "asyncio.Event | asyncio.Future[Any]") -> None:
+        """Wait for an event, or a result.
 
         Raises:
             NotReady: the server ends.
         """
-        waits = [asyncio.create_task(each.wait()) for each in (event, self._ending)]
+        awaited = event.wait() if isinstance(event, asyncio.Event) else event
+        waits = [asyncio.ensure_future(each) for each in (awaited, self._ending.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -353,14 +362,24 @@ class ServedModels:
 
     async def _plan_of(self, model: ServedModel) -> MemoryPlan | None:
         if not model.plan and len(self.models) > 1:
+            planning = asyncio.ensure_future(_in_thread(self._plan, model.session, self._memory))
             try:
-                model.plan = await asyncio.to_thread(self._plan, model.session, self._memory)
+                await self._until(planning)
+                model.plan = planning.result()
+            except NotReady:
+                raise
             except SpecLocalError as error:
                 raise BackendError(f"{model.name} cannot be loaded: {error}") from None
         return model.plan
 
     async def _load(self, model: ServedModel, plan: MemoryPlan | None) -> None:
-        """Begin to load a model as soon as there is room for it, for which others are unloaded."""
+        """Begin to load a model as soon as there is room for it, for which others are unloaded.
+
+        Raises:
+            NotReady: the server ends.
+        """
+        if self._ending.is_set():  # while this request waited for its turn
+            raise NotReady(STOPPING)
         while not self._has_room(model, plan):
             present = [other for other in self.models if other.process]
             idle = [other for other in present if not other.n_users]
@@ -389,7 +408,7 @@ class ServedModels:
     def _on_end(self, model: ServedModel, engine: Engine, process: "asyncio.Task[None]") -> None:
         if not process.cancelled() and (failure := process.exception()):
             engine.error = BackendError(f"its process cannot be started ({failure}): try again")
-        model.engine = model.process = None
+        model.engine = model.ending = model.process = None
         engine.ready.set()  # for those that wait in vain
         self._changed.set()
 
@@ -402,8 +421,23 @@ class ServedModels:
         """Begin to unload a model that nobody uses."""
         if model.engine:
             self._log(f"unloading {model.name}")
-            engine, model.engine = model.engine, None
-            engine.stop()
+            model.ending, model.engine = model.engine, None
+            model.ending.stop()
+
+
+async def _in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    """The result of a function in a thread for which the end of this process does not wait."""
+    result: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+
+    result.set_running_or_notify_cancel()
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 def _within(session: Mapping[str, Any], plan: MemoryPlan | None) -> Mapping[str, Any]:

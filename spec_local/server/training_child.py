@@ -21,7 +21,7 @@ from spec_local.system.files import write_atomically
 
 COMMAND = (sys.executable, "-P", "-m", "spec_local.training.learn")
 _LAST_NICE = 19  # the lowest priority there is
-_STOP_S = 2.0  # for the process to end by itself; it loses nothing when it is killed
+_STOP_S = 0.3  # for the process to end by itself; it loses nothing when it is killed
 _LONGEST_LINE = 1 << 20  # bytes
 _END_OF_PIPES_S = 1.0  # for the rest of its output after its end
 _SAME_S = 1.0  # between two readings of the time at which a process began

@@ -7,7 +7,11 @@ import stat
 import sys
 import time
 
+import pytest
+
 from spec_local.datastore.answer_store import AnswerStore
+from spec_local.models.head_versions import HeadVersions
+from tests.tiny_heads import N_EMBD, write_tiny_eagle, write_tiny_main
 
 TINY = ["--threads", 1, "--ctx", 512]
 FIRST_USE = "learning: prompts and answers are kept as tokens in "
@@ -202,3 +206,29 @@ def test_several_prompts(isolated, main, tmp_path):
     done = isolated("generate", "--main", main, *TINY, *arguments, "--learn")
     assert done.returncode == 0, done.stderr
     assert kept(isolated) == 4
+
+
+@pytest.mark.parametrize("draft", [["--draft", "none"], []], ids=["none is given", "one is looked for"])
+def test_versions_that_cannot_be_loaded_are_rolled_back(fresh_inside, draft):
+    """They have the right size and digest, but one is garbage, and one is a head for another model."""
+    main = write_tiny_main(fresh_inside.folder / "eagle-main.gguf")
+    good = write_tiny_eagle(fresh_inside.folder / "good.gguf").read_bytes()
+    other = write_tiny_eagle(fresh_inside.folder / "other.gguf", target_width=2 * N_EMBD).read_bytes()
+    for path in fresh_inside.folder.glob("[go]*.gguf"):
+        path.unlink()
+    with fresh_inside._in_place():
+        versions = HeadVersions(main)
+        for content in (good, b"GGUF and not much more", other):
+            head = fresh_inside.folder / "new-head"
+            head.write_bytes(content)
+            versions.add(head)
+    _, notes = answer(fresh_inside, main, "--learn", *draft)
+    assert [line[:11] for line in notes.splitlines() if "is rolled back" in line] == [
+        "head-3.gguf",
+        "head-2.gguf",
+    ], notes
+    assert "drafting with head-1.gguf" in notes
+    assert [version.is_rolled_back for version in versions.all()] == [False, True, True]
+    _, notes = answer(fresh_inside, main, "--learn", *draft, prompt="other words")
+    assert "rolled back" not in notes
+    assert "drafting with head-1.gguf" in notes

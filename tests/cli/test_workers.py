@@ -1,5 +1,6 @@
 """A main model on workers: the same logits, and what happens when a worker is not there, or dies."""
 
+import contextlib
 import json
 import re
 import signal
@@ -108,6 +109,88 @@ def test_a_worker_that_dies(specdec, f16):
     assert started[1].address in lines[0]
     assert started[0].address not in lines[0]
     assert not re.search("ggml|Traceback|abort", errors.decode())
+
+
+@pytest.fixture
+def impatient(specdec, tmp_path):
+    """The environment of commands in which a worker may be silent for 3 s."""
+    lines = 'import sys\nif "specdec_cli" in sys.orig_argv:\n    from spec_local.llama import workers\n'
+    return specdec.sabotaged(tmp_path / "impatient", lines + "    workers._QUIET, workers._SILENT = 1, 3\n")
+
+
+@needs_backend
+def test_a_worker_that_is_stopped(specdec, f16, impatient):
+    """It is as if its machine slept: its connections stay open, and nothing arrives."""
+    with two_workers(specdec.environment) as started:
+        addresses = ",".join(worker.address for worker in started)
+        arguments = ["generate", "one", "--main", f16, "--ctx", 16384, "-n", 8000, "--threads", 1]
+        process = specdec.start(*arguments, "--workers", addresses, "--policy", "off", env=impatient)
+        assert process.stdout.read(1)
+        started[1].process.send_signal(signal.SIGSTOP)
+        _, errors = process.communicate(timeout=30)
+    lines = [line for line in errors.decode().splitlines() if line.startswith("specdec: ")]
+    assert process.returncode == 1
+    assert lines == [f"specdec: {workers.no_answer(started[1].address)}".replace("20 s", "3 s")]
+
+
+@needs_backend
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_two_signals_while_a_worker_is_stopped(specdec, f16, signum):
+    worker = Worker(specdec.environment)
+    arguments = ["generate", "one", "--main", f16, "--ctx", 16384, "-n", 8000, "--threads", 1]
+    process = specdec.start(*arguments, "--workers", worker.address, "--policy", "off")
+    try:
+        assert process.stdout.read(1)
+        worker.process.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        for _ in range(2):
+            process.send_signal(signum)
+            time.sleep(0.3)
+        process.communicate(timeout=10)
+        assert process.returncode == 128 + signum
+    finally:
+        worker.kill()
+
+
+def test_replies_of_workers(monkeypatch):
+    """A worker counts from its first reply on, and is silent after as many datagrams without one."""
+    monkeypatch.setattr(workers, "_ASK_S", 0.02)
+    monkeypatch.setattr(workers, "_SILENT", 20)
+    watch, silent = workers._Watch(), []
+    watch.on_silence = silent.append
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2)]
+        addresses = []
+        for each in opened:
+            each.bind(("127.0.0.1", 0))
+            each.settimeout(10)
+            addresses.append(f"127.0.0.1:{each.getsockname()[1]}")
+            watch.add(addresses[-1])
+
+        def reply(text):
+            received, client = opened[0].recvfrom(100)
+            assert received == workers._ASKED
+            opened[0].sendto(text, client)
+
+        def until(condition):
+            deadline = time.monotonic() + 10
+            while not condition():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+        reply(b"something else")
+        time.sleep(1)  # no reply has come, as where a firewall drops datagrams
+        assert silent == watch.unanswered() == []
+        reply(workers._REPLIED)
+        until(lambda: watch.unanswered() == addresses[:1])
+        reply(workers._REPLIED)
+        until(lambda: watch.unanswered() == [])
+        watch.is_idle = True
+        until(lambda: watch._unanswered and max(watch._unanswered.values()) > 30)
+        assert silent == []
+        watch.is_idle = False
+        until(lambda: silent)
+        assert set(silent) == {addresses[0]}
 
 
 @needs_backend

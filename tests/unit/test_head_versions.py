@@ -10,7 +10,7 @@ import pytest
 
 from spec_local.errors import ModelFileError, SpecLocalError
 from spec_local.models import head_versions
-from spec_local.models.head_versions import HeadVersions, learned_head
+from spec_local.models.head_versions import HeadVersions, roll_back
 
 
 @pytest.fixture(autouse=True)
@@ -105,13 +105,26 @@ def test_a_line_of_versions_belongs_to_the_head_with_which_it_began(home, main, 
     first = added(versions, b"one", origin=given)
     second = added(versions, b"two", origin=versions.path(first))
     assert (first.origin, second.origin) == (str(given), str(versions.path(first)))
-    assert learned_head(main, given) == versions.path(second)
-    assert learned_head(main, given.rename(home / "moved.gguf")) == versions.path(second)
-    assert learned_head(main, other) is learned_head(main, None) is None
-    added(versions, b"three")
-    assert learned_head(main, None).read_bytes() == b"three"
-    assert learned_head(main, home / "moved.gguf") is None
-    assert learned_head(main, home / "none.gguf") is learned_head(home / "none.gguf", None) is None
+    assert [*versions.continuing(given)] == [second, first]
+    assert [*versions.continuing(given.rename(home / "moved.gguf"))] == [second, first]
+    assert [*versions.continuing(other)] == [*versions.continuing(None)] == []
+    third = added(versions, b"three")
+    assert [*versions.continuing(None)] == [third]
+    assert [*versions.continuing(home / "moved.gguf")] == []
+    assert [*versions.continuing(home / "none.gguf")] == []
+
+
+def test_a_version_that_cannot_be_loaded(main, versions):
+    first, second = added(versions, b"one"), added(versions, b"two")
+    error, lines = ModelFileError("it is garbage"), []
+    assert not roll_back(main, versions.path(first), error, lines.append)  # it is not the current one
+    assert not roll_back(main.with_name("none.gguf"), versions.path(second), error, lines.append)
+    assert versions.current() == second
+    assert lines == []
+    assert roll_back(main, versions.path(second), error, lines.append)
+    assert versions.current() == first
+    assert len(lines) == 1
+    assert "garbage" in lines[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"versions": [{"number": 1}]}', b"\xff" * 100])

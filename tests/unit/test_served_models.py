@@ -48,7 +48,7 @@ class ScriptedEngine:
     def cancel_all(self):
         self.cancelled = True
 
-    def stop(self):
+    def stop(self, seconds=10.0):
         self._stopped.set()
 
 
