@@ -1,6 +1,7 @@
 """TOML files written by users: errors name the file, the line and the key."""
 
 import bisect
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ _Schema = TypeVar("_Schema", bound=BaseModel)
 _KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
 _ASSIGNMENT = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
 _TABLE = re.compile(rf"\s*\[\[?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
+_NONE = Path(os.devnull)  # an empty file, as users give it
 _MAX_BYTES = 1 << 20  # of a settings file; usual ones have a few thousand
 _LOCATION = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
 
@@ -34,7 +36,7 @@ class ConfigFile:
     def __init__(self, path: Path, shown: str, advice: str) -> None:
         self._shown, self._advice = shown, advice
         try:
-            self.text = read_bytes(path, _MAX_BYTES).decode()
+            self.text = "" if path == _NONE else read_bytes(path, _MAX_BYTES).decode()
         except OSError as error:
             raise ConfigError(f"{shown} cannot be read ({error.strerror}): {advice}") from None
         except UnicodeDecodeError as error:
