@@ -24,6 +24,7 @@ from specdec_cli.options import (
     SystemOption,
     VerboseOption,
     generation_settings,
+    read_given,
 )
 
 if TYPE_CHECKING:
@@ -339,12 +340,6 @@ def _request(
 
 def _text(path: Path) -> str:
     """Return the text of a file, or of standard input for -."""
-    from spec_local.system.files import decoded, read_text
+    from spec_local.system.files import decoded
 
-    if path != STANDARD:
-        return read_text(path, _MAX_PROMPT)
-    return decoded(
-        sys.stdin.buffer.read(_MAX_PROMPT + 1) if sys.stdin is not None else b"",
-        "standard input",
-        _MAX_PROMPT,
-    )
+    return decoded(*read_given(path, _MAX_PROMPT))

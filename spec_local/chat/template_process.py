@@ -21,6 +21,8 @@ MAX_CPU_S = 5
 """Seconds of processor time for each request; templates take milliseconds."""
 MAX_MEMORY = 1 << 30
 """Bytes of memory of the child; a conversation of 64 MiB takes less."""
+_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
+"""What Python needs of the environment, besides PYTHON*, and the time zone; keys are not for templates."""
 _CHECK_INTERVAL_S = 0.02
 """Time between two looks at the child: it can fill some hundred MB more before it is killed."""
 
@@ -91,6 +93,7 @@ class TemplateProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
+                env={k: v for k, v in os.environ.items() if k in _VARIABLES or k.startswith("PYTHON")},
                 process_group=0,  # Ctrl-C is not meant for the child
             )
         return self._child

@@ -11,10 +11,8 @@ what could be read of it, and no file is written while one cannot be read.
 """
 
 import contextlib
-import errno
 import hashlib
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 from spec_local.datastore.file_format import Text, Tokens, joined
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
-from spec_local.system.files import write_atomically
+from spec_local.system.files import read_bytes, write_atomically
 
 MAX_TOKENS = 1_000_000
 """Capacity of a datastore in tokens, at 8 bytes each on disk; the oldest texts are dropped first."""
@@ -44,6 +42,7 @@ _MIN_ANSWER = 4  # tokens
 _LOCK_TIMEOUT = 10.0  # seconds; a merge by another process takes about one second
 _MAX_PLACES = 24
 _MAX_MODELS = 20
+_MAX_NAMES = 1 << 16  # bytes of 20 names
 _MAX_FILE_SIZE = 64 << 20  # bytes; no datastore file is larger
 
 
@@ -173,7 +172,7 @@ class Datastore:
 
     def _models(self) -> list[str]:
         with contextlib.suppress(OSError):
-            names = (self.folder / "models").read_text(encoding="utf-8", errors="replace")
+            names = read_bytes(self.folder / "models", _MAX_NAMES).decode("utf-8", "replace")
             return [name for name in names.splitlines() if name.isprintable()][-_MAX_MODELS:]
         return []
 
@@ -224,7 +223,7 @@ class Datastore:
         version = _version(path)
         if version == self._versions[name]:
             return
-        content = path.read_bytes() if version else b""
+        content = read_bytes(path, _MAX_FILE_SIZE) if version else b""
         self._versions[name] = version
         self._damaged.discard(name)
         try:
@@ -342,14 +341,12 @@ def _version(path: Path) -> tuple[int, ...] | None:
     """Size, modification time and inode, which change with the file; None: there is no file.
 
     Raises:
-        OSError: it cannot be read, or is not a file that a datastore writes.
+        OSError: it cannot be read.
     """
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_SIZE:
-        raise OSError(errno.EINVAL, "not a file of a datastore")
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 

@@ -18,6 +18,7 @@ from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.llama.workers import devices as devices_of
+from spec_local.system.files import NotRegular, opened
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
@@ -36,10 +37,10 @@ def check_header(path: Path) -> None:
             if any(path.glob("*.safetensors")):
                 raise ModelFileError(_not_converted(path, path))
             raise ModelFileError(f"{path} is a folder, not a model file: give the path of a .gguf file")
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise ModelFileError(f"{path} is not a regular file: give the path of a .gguf file")
-        with path.open("rb") as file:
+        with opened(path) as file:
             start = file.read(9)
+    except NotRegular:
+        raise ModelFileError(f"{path} is not a regular file: give the path of a .gguf file") from None
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist: check the path") from None
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from spec_local.core.lazy_table import LazyTable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors, llama_paths, openapi, responding
-from spec_local.server.engine import Engine
+from spec_local.server.engine import Engine, NotReady
 from spec_local.server.guard import Access, Guard
 from spec_local.server.learning import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
@@ -131,8 +131,12 @@ def create(
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def learned(request: Request) -> Response:
-        model = served.chosen(name_in(request))
-        return JSONResponse(learning.described(model) if learning else {"enabled": False})
+        is_stranger = request.state.is_stranger
+        model = served.current if is_stranger else served.chosen(name_in(request))
+        facts = learning.described(model) if learning else {"enabled": False}
+        if is_stranger:  # words may have the name of a draft
+            facts = {name: value for name, value in facts.items() if not isinstance(value, str)}
+        return JSONResponse(facts)
 
     async def description(request: Request) -> Response:
         return JSONResponse(openapi.describe(kinds))
@@ -261,6 +265,8 @@ async def _disconnection(request: Request) -> None:
 
 async def _library_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SpecLocalError)
+    if request.state.is_stranger:  # the reason may have names of files
+        error = NotReady("the models are not loaded: try again soon")
     return errors.response_for(request.url.path, error)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.errors import InvalidRequest
-from spec_local.system.files import replacing
+from spec_local.system.files import opened, replacing
 
 TOP_K = 16
 """Number of candidates stored per token."""
@@ -101,7 +101,7 @@ def read(folder: Path) -> Iterable[Shard]:
     """
     for path in sorted(folder.glob(_PATTERN)):
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
                 shard = _shard(path, {name: arrays[name] for name in arrays.files})
         except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
             raise InvalidRequest(

@@ -18,6 +18,7 @@ from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore, clear
 from spec_local.datastore.file_format import Text
 from spec_local.errors import SpecLocalError
+from spec_local.system import files
 
 VOCABULARY = 1000
 FIRST, SECOND = list(range(100, 140)), list(range(200, 260))
@@ -319,15 +320,15 @@ def test_bytes_removed_from_or_added_to_the_journal(folder, journal, n):
 def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch):
     opened(folder).add([Text.of(FIRST)])
     opened(folder).add_answer(SECOND)
-    before, read_bytes, log = (folder / name).read_bytes(), Path.read_bytes, []
+    before, read_bytes, log = (folder / name).read_bytes(), files.read_bytes, []
 
-    def fail(path):
+    def fail(path, max_bytes):
         if path.name == name:
             raise OSError(errno.EIO, "Input/output error")
-        return read_bytes(path)
+        return read_bytes(path, max_bytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
+        patch.setattr("spec_local.datastore.datastore.read_bytes", fail)
         datastore = opened(folder, log)
         datastore.add_answer(NEW)
         with pytest.raises(SpecLocalError, match=r"cannot write .*Input/output error"):

@@ -16,7 +16,7 @@ from spec_local.models.head_versions import HeadVersion
 from spec_local.server import app, errors, guard, request_body, responding, run
 from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
-from spec_local.server.learning import Learner
+from spec_local.server.learning import IdleTraining, Learner
 from spec_local.server.served_models import ServedModel, ServedModels
 from spec_local.settings import GenerationSettings
 
@@ -628,9 +628,61 @@ def learned(path, learning=None, **access):
 
 def test_what_a_head_has_learned():
     assert learned("/learning").json() == {"enabled": False}
-    assert learned("/learning", Learning(1)).json() == {"enabled": True, "model": "tiny"}
+    assert learned("/learning", Learning(1)).json() == {"enabled": True}
     assert learned("/learning", Learning(1), api_key="secret").status_code == 401
     assert learned("/props", Learning(1)).status_code == 403  # as of any name but this machine's
+
+
+class Broken(ScriptedEngine):
+    """An engine whose model cannot be loaded."""
+
+    def check_ready(self):
+        raise NotReady("the models are not loaded (/home/me/secret.gguf is damaged): try again soon")
+
+
+@pytest.mark.parametrize("n", [1, 2], ids=["one model", "several models"])
+@pytest.mark.parametrize(
+    ("access", "headers"),
+    [
+        ({}, {"host": "rebound.example:8080"}),
+        ({"api_key": "key"}, {}),
+        ({"api_key": "key"}, {"x-api-key": "k"}),
+    ],
+    ids=["foreign host", "no key", "wrong key"],
+)
+def test_strangers_learn_no_names_of_models_and_files(n, access, headers):
+    class Learning(IdleTraining):
+        def described(self, model):
+            return super().described(model) | {"state": "secret-draft drafts", "kept_answers": 5}
+
+    models = [ServedModel(f"secret-{i}", {"learn": True}, engine=Broken()) for i in range(n)]
+    served = ServedModels(models)
+    created = app.create(served, app.Access(**access), {"/v1/echo": Echo}, Learning(served, print))
+
+    async def main():
+        transport = httpx.ASGITransport(created, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
+            found = {}
+            for path in (*PATHS, "/learning?model=x", "/learning?model=secret-1", "/health?model=x"):
+                for method in ("GET", "POST", "HEAD", "OPTIONS"):
+                    response = await opened.request(method, path, headers=headers)
+                    assert "secret" not in response.text + str(response.headers), (method, path)
+                    found[method, path] = response
+            return found
+
+    found = asyncio.run(main())
+    assert found["GET", "/health"].status_code == 503
+    assert "not loaded" in found["GET", "/health"].json()["error"]["message"]
+    if "api_key" not in access:
+        for path in ("/learning", "/learning?model=x", "/learning?model=secret-1"):
+            assert found["GET", path].json()["kept_answers"] == 5
+            assert found["GET", path].json() == found["GET", "/learning"].json()
+
+
+PATHS = (
+    *("/", "/health", "/v1/health", "/metrics", "/learning", "/v1/models", "/v1/models/secret-0", "/props"),
+    *("/costs", "/slots", "/openapi.json", "/v1/echo", "/tokenize", "/none"),
+)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,17 @@ def test_limits_are_enforced_where_the_system_does_not(process, monkeypatch, lim
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
 
 
+def test_the_child_gets_none_of_the_keys_in_the_environment(process, monkeypatch):
+    for name in ("SPECDEC_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "ANYTHING"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    assert greet(process) == "Hello you!"
+    variables = psutil.Process(process._child.pid).environ()
+    assert "secret" not in variables.values()
+    assert variables["TZ"] == "Asia/Kathmandu"  # for strftime_now
+    assert variables.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+
+
 @pytest.mark.slow
 def test_a_child_without_a_parent_ends():
     """As after kill -9 of the parent process: nobody watches the time."""
