@@ -65,7 +65,10 @@ class InvalidRequest(SpecLocalError, ValueError):
 
 
 class InternalError(SpecLocalError):
-    """A defect of specdec ended one answer; its cause is the exception, whose traceback was logged."""
+    """A defect of specdec ended one answer; its cause is the exception, whose traceback was logged.
+
+    Where only one answer is generated, that exception is raised.
+    """
 
 
 def as_failure(error: Exception) -> SpecLocalError:

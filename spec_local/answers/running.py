@@ -168,7 +168,7 @@ class RunningAnswers:
                 for _, event in engine.step():
                     for each in running.text.feed(event):
                         if isinstance(each, Failed):
-                            raise each.error
+                            raise each.exception
                         yield each
         finally:
             engine.close()
