@@ -442,7 +442,7 @@ def edited_answer(content, generated):
         (lambda c: c | {"messages": c["messages"] * 2}, "only the first"),
         (
             lambda c: c | {"messages": [{"role": "user", "content": "a\ud800"}]},
-            "line 1 is not valid JSON .*surrogate",
+            "line 1 is not valid JSON",
         ),
         (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "ä"}]}, "base64"),
         (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "7YCA7aCA!"}]}, "base64"),
