@@ -136,8 +136,8 @@ def world(specdec, main, draft, hub, tmp_path_factory):
         run(f"specdec models pull {name}", inside)
     with inside._in_place():
         versions = HeadVersions(folder / "main.gguf")
-        for content in (b"first", b"second"):
-            (folder / "learned.gguf").write_bytes(content)
+        for end in (b"\0", b"\0\0"):  # two files that can be loaded
+            (folder / "learned.gguf").write_bytes(draft.read_bytes() + end)
             versions.add(folder / "learned.gguf")
     return inside
 

@@ -88,7 +88,7 @@ class ScriptedEngine:
     async def reload(self, session):
         self.sessions.append(session)
 
-    def stop(self):
+    def stop(self, seconds=10.0):
         self._stopped.set()
 
 
