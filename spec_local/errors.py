@@ -46,7 +46,7 @@ class BackendCrash(BackendError):
 
 
 class DeadEnd(BackendError):
-    """A constraint allows no further token."""
+    """A constraint, or the logit bias, allows no further token."""
 
 
 class DownloadError(SpecLocalError):

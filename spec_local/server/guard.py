@@ -59,7 +59,7 @@ class Guard:
             return
         if refusal := self._refusal(path, headers):
             status, message = refusal
-            extra = {"www-authenticate": "Bearer"} if status == 401 else None
+            extra = {401: {"www-authenticate": "Bearer"}, 400: {"connection": "close"}}.get(status)
             await errors.response(path, status, message, headers=extra)(scope, receive, send)
             return
         started = False
@@ -85,6 +85,9 @@ class Guard:
                 await errors.response(path, 408, message)(scope, receive, send)
 
     def _refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Programs before this one may have read a body of another length (RFC 9112, 6.3).
+            return 400, "the request has Content-Length and Transfer-Encoding: send one of them"
         # A browser always sends a host; probes that speak HTTP/1.0 do not.
         host = headers.get("host")
         if host and self._access.local_only and path not in _PROBES and not is_loopback(_name(host)):

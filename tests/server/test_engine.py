@@ -101,6 +101,7 @@ def test_answers_are_those_of_a_session(arguments):
         tokens = [token for delta in events[1:-1] for token in delta.tokens]
         assert b"".join(token.piece for token in tokens) == bytes_of(text(events))
         steps, statistics = events[1:-1], events[-1].statistics
+        assert statistics.prompt_n + statistics.cached_n + bool(statistics.prompt_s) == events[0].n_prompt
         assert sum(delta.n_drafted for delta in steps) == statistics.draft_n
         assert sum(delta.draft_depth for delta in steps) == sum(statistics.tested_at)
     assert isinstance(long[-1], Refused)
@@ -179,6 +180,52 @@ def test_a_request_that_waits_loses_its_place_at_once(arguments):
             assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="two")])))[0])
 
     asyncio.run(main())
+
+
+def test_a_prompt_that_takes_long_delays_no_other_and_ends_with_its_client(arguments):
+    """Nor does a question about a long text."""
+    seconds = 20
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    path = write_tiny_model(
+        arguments["main"].with_name("slow.gguf"), chat_template=SLOW.replace("LOOPS", loops)
+    )
+
+    async def main():
+        async with running({"main": path, "n_ctx": 4096, "threads": 1}) as engine:
+            asked = asyncio.create_task(engine.ask("prompt", chat("slow " * 10_000)))
+            slow = engine.answer([chat("slow " * 10_000)])
+            async with asyncio.timeout(seconds / 4):
+                for _ in range(3):
+                    assert text((await collect(engine.answer([chat("hi")])))[0])
+            assert not slow.are_done
+            asked.cancel()
+            engine.cancel(slow)
+            async with asyncio.timeout(seconds / 4):
+                assert (await collect(slow))[0][0].reason == "cancelled"
+                with pytest.raises(asyncio.CancelledError):
+                    await asked
+                # The thread for such prompts is free again.
+                assert text((await collect(engine.answer([chat("quick " * 700 * 10)])))[0])
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
+    """And more messages than tokens."""
+
+    async def main():
+        async with running(arguments) as engine:
+            requests = [
+                AnswerRequest(GREEDY, prompt=" " * 8_000_000),
+                AnswerRequest(GREEDY, prompt="a" * 4_000_000, suffix="a" * 4_000_000),
+                chat("a" * 8_000_000),
+                chat(*["a"] * 4097),
+            ]
+            return await collect(engine.answer(requests))
+
+    for (refused,) in asyncio.run(main()):
+        assert isinstance(refused.error, ContextOverflow)
+        assert "but the context has 4096" in str(refused.error)
 
 
 def test_the_end_can_be_ignored(arguments, tmp_path):
