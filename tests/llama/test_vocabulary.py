@@ -206,6 +206,15 @@ def test_of_other_tokenizers_nothing_is_refused(vocabulary):
     other.check_length(b"a" * 10_000_000, 1)
 
 
+def test_the_space_of_sentencepiece_is_one_byte_of_a_token(vocabulary):
+    other = Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
+    other._coverage = 128, b""
+    text = bytes_of("▁" * 128 * 100)
+    other.check_length(text, 100)
+    with pytest.raises(ContextOverflow):
+        other.check_length(text, 99)
+
+
 def test_tokenizing_ends_when_nobody_waits(vocabulary):
     with pytest.raises(Abandoned), abandoned_if(lambda: True):
         vocabulary.tokenize("a" * 5000)

@@ -225,8 +225,9 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
             ]
             return await collect(engine.answer(requests))
 
-    for (refused,) in asyncio.run(main()):
+    for (refused,), what in zip(asyncio.run(main()), ["more than"] * 3 + ["4097 messages"], strict=True):
         assert isinstance(refused.error, ContextOverflow)
+        assert what in str(refused.error)
         assert "but the context has 4096" in str(refused.error)
 
 
