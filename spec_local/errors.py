@@ -49,7 +49,7 @@ class BackendCrash(BackendError):
 
 
 class DeadEnd(BackendError):
-    """A constraint allows no further token."""
+    """A constraint, or the logit bias, allows no further token."""
 
 
 class DownloadError(SpecLocalError):

@@ -416,7 +416,7 @@ class Session:
         clock: Callable[[], float],
     ) -> Answer[Prefilled | Text | Done]:
         model = self.main.model
-        last = self._chat or Conversation(model, ChatTemplate(model))
+        last = self._chat or Conversation(model, ChatTemplate(model), n_ctx=self.main.n_ctx)
         tool_use = ToolUse(last.template, tools, tool_choice, json_schema=settings.json_schema)
         chat, settings = last.following(messages, tool_use), tool_use.settings(settings)
         tokens = chat.prompt()

@@ -196,7 +196,7 @@ def generate(
                 render.notes(render.setting_lines(session))
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
-            tokens = request.tokens(session.main.model)
+            tokens = request.tokens(session.main.model, session.main.n_ctx)
             splitter = functools.partial(request.splitter, session.main.model, tokens)
             asked = tokens if request.is_plain(session.main.model) else ChatPrompt(tokens, splitter())
             if answers is None:

@@ -17,6 +17,7 @@ from spec_local.core.language_model import common_prefix
 from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.core.text import bytes_of
 from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
@@ -111,7 +112,11 @@ class RunningAnswers:
         vocabulary = self._main.model.vocabulary
         chat = prompt if isinstance(prompt, ChatPrompt) else None
         given = prompt.tokens if isinstance(prompt, ChatPrompt) else prompt
-        tokens = vocabulary.tokenize(given, add_special=True) if isinstance(given, str) else given
+        if isinstance(given, str):
+            vocabulary.check_length(bytes_of(given), self._main.n_ctx)
+            tokens: Sequence[int] = vocabulary.tokenize(given, add_special=True)
+        else:
+            tokens = given
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")

@@ -174,7 +174,7 @@ def run(
             if cancelled():
                 return
             try:
-                tokens = entry.request.tokens(session.main.model)
+                tokens = entry.request.tokens(session.main.model, session.main.n_ctx)
                 check_prompt(session.main, tokens)
             except (ContextOverflow, InvalidRequest, ModelError) as error:
                 failures.append((entry, error))

@@ -65,7 +65,7 @@ class Guard:
             return
         if refusal := self._refusal(path, headers, is_foreign, has_key):
             status, message = refusal
-            extra = {"www-authenticate": "Bearer"} if status == 401 else None
+            extra = {401: {"www-authenticate": "Bearer"}, 400: {"connection": "close"}}.get(status)
             await errors.response(path, status, message, headers=extra)(scope, receive, send)
             return
         started = False
@@ -105,6 +105,9 @@ class Guard:
     def _refusal(
         self, path: str, headers: Headers, is_foreign: bool, has_key: bool
     ) -> tuple[int, str] | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Programs before this one may have read a body of another length (RFC 9112, 6.3).
+            return 400, "the request has Content-Length and Transfer-Encoding: send one of them"
         if is_foreign and path not in _PROBES:
             return 403, "this server answers to names of this machine only: use http://localhost"
         if (origin := headers.get("origin")) and not self._accepts(origin, headers.get("host", "")):

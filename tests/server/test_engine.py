@@ -14,7 +14,7 @@ import pytest
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.core.text import bytes_of
 from spec_local.errors import ContextOverflow, InternalError, ModelFileError
-from spec_local.llama.tiny import write_tiny_model
+from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
 from spec_local.server.engine_process import EngineProcess
 from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Refused, Started
@@ -106,6 +106,7 @@ def test_answers_are_those_of_a_session(arguments):
         tokens = [token for delta in events[1:-1] for token in delta.tokens]
         assert b"".join(token.piece for token in tokens) == bytes_of(text(events))
         steps, statistics = events[1:-1], events[-1].statistics
+        assert statistics.prompt_n + statistics.cached_n + bool(statistics.prompt_s) == events[0].n_prompt
         assert sum(delta.n_drafted for delta in steps) == statistics.draft_n
         assert sum(delta.draft_depth for delta in steps) == sum(statistics.tested_at)
     assert isinstance(long[-1], Refused)
@@ -184,6 +185,54 @@ def test_a_request_that_waits_loses_its_place_at_once(arguments):
             assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="two")])))[0])
 
     asyncio.run(main())
+
+
+def test_a_prompt_that_takes_long_delays_no_other_and_ends_with_its_client(tmp_path):
+    """Nor does a question about one. Templates may take 5 s."""
+    loop = "{% for i in range(99999) %}"
+    slow = f"{{% if messages[0].content == 'slow' %}}{loop}{loop}{'{% endfor %}' * 2}{{% endif %}}"
+    path = write_tiny_model(tmp_path / "slow.gguf", chat_template=slow + CHAT_TEMPLATE)
+
+    def long(content):
+        return replace(chat(content), variables={"padding": "x" * 40_000})
+
+    async def main():
+        async with running({"main": path, "n_ctx": 512, "threads": 1}) as engine:
+            assert text((await collect(engine.answer([chat("hi")])))[0])
+            asked = asyncio.create_task(engine.ask("prompt", long("slow")))
+            answers = engine.answer([long("slow")])
+            async with asyncio.timeout(4):
+                for _ in range(3):
+                    assert text((await collect(engine.answer([chat("hi")])))[0])
+            assert not asked.done()
+            asked.cancel()
+            engine.cancel(answers)
+            async with asyncio.timeout(4):
+                assert (await collect(answers))[0][0].reason == "cancelled"
+                with pytest.raises(asyncio.CancelledError):
+                    await asked
+                assert text((await collect(engine.answer([long("quick")])))[0])  # its thread is free
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
+    """And more messages than tokens."""
+
+    async def main():
+        async with running(arguments) as engine:
+            requests = [
+                AnswerRequest(GREEDY, prompt=" " * 8_000_000),
+                AnswerRequest(GREEDY, prompt="a" * 4_000_000, suffix="a" * 4_000_000),
+                chat("a" * 8_000_000),
+                chat(*["a"] * 4097),
+            ]
+            return await collect(engine.answer(requests))
+
+    for (refused,), what in zip(asyncio.run(main()), ["more than"] * 3 + ["4097 messages"], strict=True):
+        assert isinstance(refused.error, ContextOverflow)
+        assert what in str(refused.error)
+        assert "but the context has 4096" in str(refused.error)
 
 
 def test_the_end_can_be_ignored(arguments, tmp_path):
