@@ -506,6 +506,16 @@ class Session:
 
         return self._lock.run(start)
 
+    def compile_grammar(self, settings: GenerationSettings) -> None:
+        """Compile the grammar or schema of an answer, which can take a second, before the answer begins.
+
+        Any thread may call it, also while others are generated.
+
+        Raises:
+            InvalidRequest: the grammar cannot be used.
+        """
+        self._answers.compile_grammar(settings)
+
     def _end_answer(self) -> None:
         self._lock.end()  # ended later, it would roll back the caches of the new answer
         if self.datastore:

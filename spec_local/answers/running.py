@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # llguidance and SQLite are loaded at their first use
     from spec_local.datastore.answer_store import AnswerStore
     from spec_local.grammar.matcher import Grammar
 
-_MAX_GRAMMARS = 4  # a large one takes megabytes, and a second to make: agents in parallel have one each
+_MAX_GRAMMARS = 16  # a large one takes megabytes, and a second to make: agents in parallel have one each
 BEFORE = 256
 """Number of prompt tokens that the datastore keeps with an answer, to find similar prompts."""
 
@@ -95,6 +96,7 @@ class RunningAnswers:
         self._main = slots[0].main
         self._markers: dict[Markers, ThoughtTokens] = {}
         self._grammars: dict[object, Grammar] = {}  # the most recent ones, which most answers reuse
+        self._grammars_lock = threading.Lock()
 
     def check(
         self,
@@ -293,13 +295,23 @@ class RunningAnswers:
         return self._markers[markers]
 
     def _grammar_start(self, settings: GenerationSettings) -> State | None:
+        grammar = self.compile_grammar(settings)
+        return grammar.start() if grammar else None
+
+    def compile_grammar(self, settings: GenerationSettings) -> "Grammar | None":
+        """The grammar of an answer, kept until the answer begins; None: it has none. Any thread may call it.
+
+        Raises:
+            InvalidRequest: it cannot be used.
+        """
         if not settings.constrained:
             return None
         from spec_local.grammar.matcher import Grammar
 
         key = settings.grammar, settings.json_schema, settings.call_grammar
-        grammar = self._grammars.pop(key, None)
-        if not grammar:
+        with self._grammars_lock:
+            grammar = self._grammars.pop(key, None)
+        if not grammar:  # outside the lock: it can take a second
             vocabulary = self._main.model.vocabulary
             if settings.grammar is not None:
                 grammar = Grammar.from_gbnf(vocabulary, settings.grammar)
@@ -307,10 +319,11 @@ class RunningAnswers:
                 grammar = Grammar.from_json_schema(vocabulary, settings.json_schema or "")
             else:
                 grammar = Grammar.from_rules(vocabulary, settings.call_grammar)
-        self._grammars[key] = grammar
-        if len(self._grammars) > _MAX_GRAMMARS:
-            del self._grammars[next(iter(self._grammars))]
-        return grammar.start()
+        with self._grammars_lock:
+            self._grammars[key] = grammar
+            if len(self._grammars) > _MAX_GRAMMARS:
+                del self._grammars[next(iter(self._grammars))]
+        return grammar
 
 
 @checked

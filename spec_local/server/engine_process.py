@@ -200,6 +200,7 @@ class EngineProcess:
         running = self._chat(id, request) if request.messages else self._text(id, request)
         self._check(running)
         running.settings = self._biased(running.settings, request.text_bias)
+        self._session.compile_grammar(running.settings)  # here, so that answers that are running do not wait
         if request.ignore_end:
             running.settings = running.settings.without(self._model.vocabulary.ends)
         if request.marks:

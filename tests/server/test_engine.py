@@ -5,7 +5,7 @@ import itertools
 import multiprocessing
 import queue
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import psutil
@@ -14,6 +14,7 @@ import pytest
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.core.text import bytes_of
 from spec_local.errors import ContextOverflow, InternalError, ModelFileError
+from spec_local.grammar.matcher import Grammar
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
 from spec_local.server.engine_process import EngineProcess
@@ -344,6 +345,31 @@ def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, paral
     assert text(events) == ""
 
 
+@contextmanager
+def process_here(arguments):
+    """The other side of an engine in a thread of this process; yields its connection and what it sends."""
+    ours, theirs = multiprocessing.Pipe()
+    sent = queue.SimpleQueue()
+    with Session.open(**arguments) as session:
+        process = EngineProcess(theirs, lambda *message: sent.put(message), session, "tiny")
+        thread = threading.Thread(target=process.run)
+        thread.start()
+        yield ours, sent
+        ours.close()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def ends_of(sent, n):
+    """The last events of n answers."""
+    ends = {}
+    while len(ends) < n:
+        kind, *message = sent.get(timeout=60)
+        if kind == "event" and isinstance(message[1], Ended | Refused):
+            ends[message[0]] = message[1]
+    return ends
+
+
 def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):
     """A part of the process that fails unexpectedly for one request; the others are answered."""
     parts = EngineProcess._parts
@@ -354,25 +380,33 @@ def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):
         return parts(self, running, text, **options)
 
     monkeypatch.setattr(EngineProcess, "_parts", broken)
-    ours, theirs = multiprocessing.Pipe()
-    sent = queue.SimpleQueue()
-    with Session.open(**arguments) as session:
-        process = EngineProcess(theirs, lambda *message: sent.put(message), session, "tiny")
-        thread = threading.Thread(target=process.run)
-        thread.start()
-        ends = {}
+    with process_here(arguments) as (ours, sent):
         for id, prompt in enumerate(["one two three", "six", "four five"]):
             settings = replace(GREEDY, logprobs=7) if prompt == "six" else GREEDY
             ours.send(("answer", id, AnswerRequest(settings, prompt=prompt)))
-        while len(ends) < 3:
-            kind, *message = sent.get(timeout=60)
-            if kind == "event" and isinstance(message[1], Ended | Refused):
-                ends[message[0]] = message[1]
-        ours.close()
-        thread.join(60)
-        assert not thread.is_alive()
+        ends = ends_of(sent, 3)
     assert isinstance(ends[0], Ended)
     assert isinstance(ends[2], Ended)
     assert isinstance(ends[1], Refused)
     assert isinstance(ends[1].error, InternalError)
     assert "ZeroDivisionError" in str(ends[1].error)
+
+
+def test_grammars_are_compiled_beside_running_answers(arguments, monkeypatch):
+    """It can take a second, in which no answer would go on. One that cannot be used is refused at once."""
+    threads = []
+    compiled = Grammar.from_gbnf
+
+    def record(vocabulary, text):
+        threads.append(threading.current_thread().name)
+        return compiled(vocabulary, text)
+
+    monkeypatch.setattr(Grammar, "from_gbnf", record)
+    with process_here(arguments) as (ours, sent):
+        grammars = [f'root ::= "{word}"' for word in ("one", "two", "three", "four", "five", "six")]
+        for id, grammar in enumerate([*grammars, "root ::= oops"]):
+            ours.send(("answer", id, AnswerRequest(replace(GREEDY, grammar=grammar), prompt="one")))
+        ends = ends_of(sent, 7)
+    assert [type(ends[id]) for id in range(7)] == [Ended] * 6 + [Refused]
+    assert len(threads) == 7
+    assert all(name.startswith("prepare") for name in threads)
