@@ -276,6 +276,7 @@ class ChatSession:
         """Yield the events of an answer; begin: returns the text and the tokens that it already has."""
         statistics = None  # of the part generated before messages were dropped
         before, reason = list(self.conversation.messages), None
+        self.conversation.n_ctx = self.session.main.n_ctx if self.when_full == "stop" else None
         content, tokens = begin()
         is_new = self.conversation.messages[-1]["role"] != "assistant"
         n_begun, self._begun = len(tokens), content

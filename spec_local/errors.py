@@ -10,11 +10,14 @@
     │   └── DeadEnd           a constraint allows no further token
     ├── DownloadError         a file could not be downloaded, or is not the expected one
     ├── ConfigError           a settings file (models.toml, config.toml) is invalid
-    └── InvalidRequest        an option, a prompt or another input is invalid
+    ├── InvalidRequest        an option, a prompt or another input is invalid
+    └── InternalError         a defect of specdec ended one answer
 
 Each message ends with what to do next. The command line prints it after ``specdec: `` and exits with the code
 given in ``specdec_cli.exits``.
 """
+
+import logging
 
 
 class SpecLocalError(Exception):
@@ -46,7 +49,7 @@ class BackendCrash(BackendError):
 
 
 class DeadEnd(BackendError):
-    """A constraint allows no further token."""
+    """A constraint, or the logit bias, allows no further token."""
 
 
 class DownloadError(SpecLocalError):
@@ -59,3 +62,24 @@ class ConfigError(SpecLocalError):
 
 class InvalidRequest(SpecLocalError, ValueError):
     """An option, a prompt or another input is invalid."""
+
+
+class InternalError(SpecLocalError):
+    """A defect of specdec ended one answer; its cause is the exception, whose traceback was logged.
+
+    Where only one answer is generated, that exception is raised.
+    """
+
+
+def as_failure(error: Exception) -> SpecLocalError:
+    """The error with which an answer ends, so that the others go on, whatever exception it raised."""
+    if isinstance(error, SpecLocalError):
+        return error
+    if isinstance(error, MemoryError):
+        return BackendError("out of memory: use a smaller quantization, a smaller --ctx, or --draft none")
+    logging.getLogger(__name__).error("an answer failed unexpectedly", exc_info=error)
+    failure = InternalError(
+        f"specdec failed ({type(error).__name__}): please report this, with the traceback that was logged"
+    )
+    failure.__cause__ = error
+    return failure

@@ -131,6 +131,18 @@ class Session:
         names = [runtime.devices()[0 if row.model.gpu_layers else -1] for row in rows]
         return f"{names[0]} (draft: {names[1]})" if len(set(names)) > 1 else names[0]
 
+    @property
+    def logits_vary(self) -> list[str]:
+        """What makes the main model's logits depend on the number of tokens in a call, on this machine.
+
+        Empty: their bits do not, so that a text depends neither on drafts nor on other answers.
+        """
+        if self.main.pad_to:  # opened for reproducible output
+            return []
+        if self.main.model.is_on_gpu:
+            return ["layers on other devices"]
+        return kernels.status().varying(self.main.model.types, self.main.cache_type)
+
     @classmethod
     @checked
     def open(
@@ -404,7 +416,7 @@ class Session:
         clock: Callable[[], float],
     ) -> Answer[Prefilled | Text | Done]:
         model = self.main.model
-        last = self._chat or Conversation(model, ChatTemplate(model))
+        last = self._chat or Conversation(model, ChatTemplate(model), n_ctx=self.main.n_ctx)
         tool_use = ToolUse(last.template, tools, tool_choice, json_schema=settings.json_schema)
         chat, settings = last.following(messages, tool_use), tool_use.settings(settings)
         tokens = chat.prompt()

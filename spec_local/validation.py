@@ -15,6 +15,8 @@ def first_error(error: ValidationError) -> tuple[tuple[str, ...], str]:
             what = "unknown key"
         case "value_error":
             what = str(first["ctx"]["error"])
+        case "json_invalid":  # the line is that of the text, which can be a part of a file
+            what = "invalid JSON: " + str(first["ctx"]["error"]).partition(" at line ")[0]
         case _:
             what = first["msg"][:1].lower() + first["msg"][1:]
     location = tuple(str(part) for part in first["loc"] if part != "[key]")
@@ -24,4 +26,5 @@ def first_error(error: ValidationError) -> tuple[tuple[str, ...], str]:
 def describe(error: ValidationError) -> str:
     """The first error, as ``location: message``."""
     location, what = first_error(error)
-    return f"{'.'.join(location)}: {what}" if location else what
+    where = " ".join(".".join(location).split())[:_MAX_LENGTH]
+    return f"{where}: {what}" if where else what

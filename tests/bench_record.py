@@ -12,6 +12,7 @@ RECORD = {
     "device": "MTL (draft: CPU)",
     "llama_cpp": "1.2.3 libggml.so:1:2",
     "cpu_kernels": "avx2",
+    "logits_vary": [],
     "kernel_choice": {"Q4_K": {"most_tokens": None, "speeds": {"1": 1.2}, "summary": "1.20 at one token"}},
 }
 

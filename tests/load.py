@@ -1,12 +1,14 @@
 """Many clients at the same time, some of them rude: nothing is lost, and nothing grows.
 
-    python -m tests.load --seconds 300 http://localhost:8080
+    python -m tests.load --seconds 300 http://localhost:8080 [--models a,b] [--same]
 
 The server must run on this machine. Each client does one thing after another, at random: it reads an answer
 whole or as a stream, stays away for a while in the middle of one, disconnects early, or sends garbage. Eight
-clients do each of these at least once. An answer that was not given up must be complete, or refused because
-too many wait; the processes' memory, files and threads must be after the clients what they were after the
-first fifth of the time.
+clients do each of these at least once. Some answers have a stop string or a grammar, which may end in the
+step in which the model does. An answer that was not given up must be complete, or refused because too many
+wait; the processes' memory, files and threads must be after the clients what they were after the first fifth
+of the time. With --same, a request at temperature 0 must always have the same answer: for models whose logits
+do not depend on the size of a call (see docs/kernels.md).
 """
 
 import argparse
@@ -41,21 +43,48 @@ BYTES = (
 )
 
 
+STOPS = (".", "e", " t", "on", "\n", "!", "1")
+GRAMMARS = ('root ::= "ok."', 'root ::= [a-z ]+ "."')
+
+
 @dataclass
 class Load:
-    """The observations of the clients. failures: what must not happen."""
+    """The observations of the clients.
+
+    models: names to draw from. same: whether to compare answers to the same request. texts: answers at
+    temperature 0, by request. failures: what must not happen.
+    """
 
     address: str
+    models: list = field(default_factory=list)
+    same: bool = False
+    texts: dict = field(default_factory=dict)
     counts: Counter = field(default_factory=Counter)
     failures: list = field(default_factory=list)
 
     def body(self, rng, **more):
-        question = " ".join(rng.choices(("one", "two", "three", "four", "five"), k=rng.randint(1, 60)))
+        words = random.Random(rng.randint(1, 40))  # so that questions come again
+        question = " ".join(words.choices(("one", "two", "three", "four", "five"), k=words.randint(1, 60)))
         messages = [{"role": "user", "content": question}]
-        return {"messages": messages, "max_tokens": N_TOKENS, "temperature": rng.choice((0, 1))} | more
+        body = {"messages": messages, "max_tokens": N_TOKENS, "temperature": rng.choice((0, 1))} | more
+        if self.models:
+            body["model"] = rng.choice(self.models)
+        if rng.random() < 0.5:
+            body["stop"] = rng.sample(STOPS, rng.randint(1, 2))
+        if rng.random() < 0.1:
+            body["grammar"] = rng.choice(GRAMMARS)
+        return body
+
+    def compare(self, body, text):
+        """Note an answer; it must be what it was before."""
+        if body["temperature"] == 0 and self.same:
+            before = self.texts.setdefault(json.dumps(body, sort_keys=True), text)
+            assert before == text, f"{before!r} before, now {text!r}"
+            self.counts["compared"] += 1
 
     async def whole(self, client, rng):
-        response = await client.post("/v1/chat/completions", json=self.body(rng))
+        body = self.body(rng)
+        response = await client.post("/v1/chat/completions", json=body)
         if response.status_code == 429:
             assert int(response.headers["retry-after"]) >= 1
             self.counts["refused"] += 1
@@ -63,6 +92,7 @@ class Load:
             return
         assert response.status_code == 200, response.text
         assert response.json()["usage"]["completion_tokens"] <= N_TOKENS
+        self.compare(body, response.json()["choices"][0]["message"]["content"])
 
     async def stream(self, client, rng, wait=0.0, give_up=False):
         body = self.body(rng, stream=True, stream_options={"include_usage": True})
@@ -149,9 +179,9 @@ class Size:
         )
 
 
-async def run(address, pid, seconds, n_clients):
+async def run(address, pid, seconds, n_clients, **options):
     """Let the clients work for so many seconds; return what they saw, and the sizes before and after."""
-    load, started = Load(address), time.monotonic()
+    load, started = Load(address, **options), time.monotonic()
     first = [asyncio.create_task(load.client(i, started + seconds / 5)) for i in range(n_clients)]
     await asyncio.gather(*first)
     await asyncio.sleep(1)  # until the last rows are cancelled
@@ -175,8 +205,19 @@ def main():
     parser.add_argument("address")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--models", type=lambda names: names.split(","), default=[])
+    parser.add_argument("--same", action="store_true")
     given = parser.parse_args()
-    load, before, after = asyncio.run(run(given.address, pid_of(given.address), given.seconds, given.clients))
+    load, before, after = asyncio.run(
+        run(
+            given.address,
+            pid_of(given.address),
+            given.seconds,
+            given.clients,
+            models=given.models,
+            same=given.same,
+        )
+    )
     print(dict(load.counts))
     print(f"memory {before.memory / after.memory:.3f} → 1, {before} → {after}")
     for failure in load.failures[:20]:

@@ -11,16 +11,16 @@ from typer import Exit
 
 from spec_local.errors import SpecLocalError
 from specdec_cli import exits, progress, render
-from specdec_cli.options import STANDARD, ModelOptions
+from specdec_cli.options import STANDARD, ModelOptions, read_given
 
 if TYPE_CHECKING:
     from spec_local.batch.answers import Answers, Entry
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
-
 MAX_ROWS = 256
 """Maximum number of answers at the same time: llama.cpp's number of sequences."""
+_MAX_BYTES = 1 << 28  # of the prompts, which are read as a whole
 
 
 def answer_all(
@@ -127,9 +127,8 @@ def _answer(
 
 def _lines(prompts: Path) -> tuple[list[bytes], str]:
     """The lines of the file, and its name for errors."""
-    if prompts != STANDARD:
-        return prompts.read_bytes().split(b"\n"), str(prompts)
-    return (sys.stdin.buffer.read() if sys.stdin is not None else b"").split(b"\n"), "standard input"
+    content, name = read_given(prompts, _MAX_BYTES)
+    return content.split(b"\n"), name
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
 _QUOTES = '"""'
+_MAX_HISTORY = 1 << 24  # bytes; a message has a hundred
 
 
 class EndOfChat(Exception):
@@ -170,6 +171,8 @@ def _history() -> "History":
     import platformdirs
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    from spec_local.system.files import read_bytes
+
     class TolerantHistory(FileHistory):
         def store_string(self, string: str) -> None:
             with contextlib.suppress(OSError):  # the message must not be lost if the disk is full
@@ -179,6 +182,7 @@ def _history() -> "History":
         path = Path(platformdirs.user_state_dir("specdec", ensure_exists=True)) / "chat-history"
         path.touch(mode=0o600)
         os.chmod(path, 0o600)
+        read_bytes(path, _MAX_HISTORY)  # prompt_toolkit would wait for a pipe, and read any size
         return TolerantHistory(str(path))
     except OSError as error:
         render.note(f"the input history is not saved ({error.strerror}: {error.filename})")

@@ -100,8 +100,10 @@ def _edit(place: Path, change: "Callable[[TOMLDocument], None]") -> None:
     import tomlkit
 
     from spec_local.system.files import replacing
+    from spec_local.system.toml_file import ConfigFile
 
-    document = tomlkit.parse(place.read_text(encoding="utf-8")) if place.exists() else tomlkit.document()
+    text = ConfigFile(place, str(place), "correct it").text if place.exists() else ""
+    document = tomlkit.parse(text)
     change(document)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(place.resolve()) as temporary:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import resolve
 from spec_local.system.files import expanded, format_size
 from specdec_cli import completion, exits, progress, render
@@ -16,6 +16,7 @@ from specdec_cli.options import NeededMainOption
 
 if TYPE_CHECKING:
     from spec_local.datastore.answer_store import AnswerContents
+    from spec_local.datastore.copies import Made
     from spec_local.datastore.datastore import Contents
 
 app = typer.Typer(
@@ -42,9 +43,11 @@ def show() -> None:
         folders = datastore.folders()
         if not folders:
             render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")
-        render.write(
-            "\n".join(_described(datastore.contents(folder), _answers(folder)) for folder in folders)
-        )
+        described = []
+        for folder in folders:
+            answers = _answers(folder)  # may set a damaged file aside
+            described.append(_described(datastore.contents(folder), answers, datastore.set_aside(folder)))
+        render.write("\n".join(described))
 
 
 @app.command()
@@ -103,8 +106,9 @@ def add(
 def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False) -> None:
     """Delete the texts of all vocabularies, and the answers that --learn has kept.
 
-    Asks for confirmation on a terminal. Heads that were trained on these answers
-    stay; their folders are listed.
+    Asks for confirmation on a terminal. Also deletes what trainings have written
+    about these answers, which ends those that are running, and damaged files that
+    were set aside. Heads that were trained on these answers stay and are listed.
 
     Example:
 
@@ -119,25 +123,51 @@ def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking
             return
         found = [datastore.contents(folder) for folder in folders]
         answers = [each for folder in folders for each in _answers(folder)]
-        size = format_size(sum(each.size for each in found) + sum(each.size for each in answers))
-        what = _count(sum(each.n_texts for each in found), "text")
+        set_aside = [path for folder in folders for path in datastore.set_aside(folder)]
+        sizes = [each.size for each in found] + [each.size for each in answers]
+        size = sum(sizes) + sum(path.stat().st_size for path in set_aside)
+        what = [_count(sum(each.n_texts for each in found), "text")]
         if answers:
-            what += f" and {_count(sum(each.n_answers for each in answers), 'answer')} kept for learning"
-        what += f" ({size})"
-        refusal = InvalidRequest(f"this would delete {what}: pass --yes to confirm")
-        if not yes and not render.confirmed(f"Delete {what}?", refusal):
+            what.append(f"{_count(sum(each.n_answers for each in answers), 'answer')} kept for learning")
+        if set_aside:
+            what.append(_count(len(set_aside), "damaged file"))
+        text = f"{' and '.join(what)} ({format_size(size)})"
+        refusal = InvalidRequest(f"this would delete {text}: pass --yes to confirm")
+        if not yes and not render.confirmed(f"Delete {text}?", refusal):
             return
-        for folder in folders:
-            datastore.clear(folder)
-        render.note(f"deleted {what}")
-        if answers:
-            from spec_local.models import head_versions
+        made = [datastore.clear(folder) for folder in folders]
+        render.note(f"deleted {text}")
+        _say_what_was_made(made, [each.path.stem for each in answers])
 
-            for each in answers:
-                key = each.path.stem
-                head_versions.delete_answers(key)
-                if (heads := head_versions.folder_of(key)).is_dir():
-                    render.note(f"a head that was trained on these answers stays: delete the folder {heads}")
+
+def _say_what_was_made(made: "Sequence[Made]", keys: Sequence[str]) -> None:
+    """What became of all that was made from answers that are deleted. keys: of their main models.
+
+    Raises:
+        SpecLocalError: some of it could not be deleted.
+    """
+    from spec_local.datastore import copies
+    from spec_local.models import head_versions
+
+    folders = [head_versions.folder_of(key) for key in keys]
+    # Also those of idle training that are not listed, as the list is in a cache, which may be emptied.
+    unlisted = [
+        own for folder in folders for own in folder.glob(f"training/*/{copies.OWN}") if copies.delete(own)
+    ]
+    for path in [*(path for each in made for path in each.deleted), *unlisted]:
+        render.note(f"deleted what a training had read of these answers: {path}")
+    for path in (path for each in made for path in each.missing):
+        render.note(f"a training kept copies of these answers in {path}: if it was moved, delete it")
+    for path in (path for each in made for path in each.heads):
+        render.note(f"a head that was trained on these answers stays: delete the file {path}")
+    for folder in folders:
+        if any(folder.glob("*.gguf")):
+            render.note(f"a head that was trained on these answers stays: delete the folder {folder}")
+    if failed := [str(path) for each in made for path in each.failed]:
+        raise SpecLocalError(
+            f"copies of these answers could not be deleted: {', '.join(failed)}: check the permissions, and "
+            "run specdec datastore clear again"
+        )
 
 
 def _answers(folder: Path) -> "list[AnswerContents]":
@@ -156,13 +186,14 @@ def _is_model(argument: str) -> bool:
     return argument.endswith(".gguf") or not expanded(argument).exists()
 
 
-def _described(contents: "Contents", answers: "Sequence[AnswerContents]") -> str:
+def _described(contents: "Contents", answers: "Sequence[AnswerContents]", set_aside: Sequence[Path]) -> str:
     rows = [
         ("models", ", ".join(contents.models)),
         ("texts", f"{contents.n_texts:,}"),
         ("tokens", f"{contents.n_tokens:,}"),
         ("size", format_size(contents.size)),
         *(("answers", _kept(each)) for each in answers),
+        *(("damaged", f"{path.name}, set aside ({format_size(path.stat().st_size)})") for path in set_aside),
         ("path", str(contents.folder)),
     ]
     return "".join(f"{name:<8}{text}\n" for name, text in rows)

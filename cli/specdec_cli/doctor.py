@@ -111,6 +111,7 @@ def _kernels(fix: bool, again: bool) -> None:
     again: compare all, whatever was measured before.
     """
     from spec_local import kernels
+    from spec_local.kernels.choice import PACKED
     from spec_local.kernels.measure import TYPES
 
     if fix and kernels.missing():
@@ -135,6 +136,11 @@ def _kernels(fix: bool, again: bool) -> None:
     note = "" if status.measured else " (not measured on this machine; specdec doctor --fix does it)"
     left = [f"{kind} from {n + 1} tokens on" if n else kind for kind, n in status.limits.items()]
     render.write(f"left to llama.cpp's kernels: {'; '.join(left) or 'nothing'}{note}\n")
+    if packed := [kind for kind in PACKED if status.limits.get(kind) == 0]:
+        render.write(
+            f"with {' or '.join(packed)} weights, a text can depend on what is drafted beside it, unless "
+            "--reproducible is given\n"
+        )
 
 
 def _speeds(status: "Status") -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,7 +22,7 @@ from specdec_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from spec_local.datastore.answer_store import KeptAnswer
+    from spec_local.datastore.answer_store import AnswerStore
     from spec_local.training.recipe import Recipe
 
 
@@ -194,20 +194,20 @@ def train(
         render.write(f"{trained.path}\n")
 
 
-def _kept_answers(recipe: "Recipe") -> "Sequence[KeptAnswer]":
-    """The answers to learn from, if the run learns.
+def _kept_answers(recipe: "Recipe") -> "AnswerStore | None":
+    """The store of the answers to learn from, if the run learns.
 
     Raises:
         InvalidRequest: there are too few.
     """
     if not recipe.learns:
-        return ()
+        return None
     from spec_local.datastore.answer_store import answer_store_of
     from spec_local.training.own_answers import usable
 
-    answers = usable(answer_store_of(recipe.main, render.note).answers())
-    render.note(f"your answers: {len(answers):,}")
-    return answers
+    store = answer_store_of(recipe.main, render.note)
+    render.note(f"your answers: {len(usable(store.answers())):,}")
+    return store
 
 
 def _max_bytes(disk: float | None, folder: Path) -> int:

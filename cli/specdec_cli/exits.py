@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import InvalidRequest, SpecLocalError, as_failure
 from spec_local.system.files import is_full
 from specdec_cli import last_resort, render
 
@@ -38,10 +38,8 @@ def guarded() -> Iterator[None]:
     except OSError as error:
         _discard_output()
         raise _failure(FAILURE, _of_the_disk(error)) from None
-    except MemoryError:
-        raise _failure(
-            FAILURE, "out of memory: use a smaller quantization, a smaller --ctx, or --draft none"
-        ) from None
+    except MemoryError as error:
+        raise _failure(FAILURE, str(as_failure(error))) from None
 
 
 def _of_the_disk(error: OSError) -> str:

@@ -24,6 +24,7 @@ from specdec_cli.options import (
     SystemOption,
     VerboseOption,
     generation_settings,
+    read_given,
 )
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def generate(
                 render.notes(render.setting_lines(session))
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
-            tokens = request.tokens(session.main.model)
+            tokens = request.tokens(session.main.model, session.main.n_ctx)
             splitter = functools.partial(request.splitter, session.main.model, tokens)
             asked = tokens if request.is_plain(session.main.model) else ChatPrompt(tokens, splitter())
             if answers is None:
@@ -339,12 +340,6 @@ def _request(
 
 def _text(path: Path) -> str:
     """Return the text of a file, or of standard input for -."""
-    from spec_local.system.files import decoded, read_text
+    from spec_local.system.files import decoded
 
-    if path != STANDARD:
-        return read_text(path, _MAX_PROMPT)
-    return decoded(
-        sys.stdin.buffer.read(_MAX_PROMPT + 1) if sys.stdin is not None else b"",
-        "standard input",
-        _MAX_PROMPT,
-    )
+    return decoded(*read_given(path, _MAX_PROMPT))

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -498,6 +499,20 @@ def _text_of(path: Path) -> str:
     from spec_local.system.files import read_text
 
     return read_text(path, _MAX_TEXT)
+
+
+def read_given(path: Path, max_bytes: int) -> tuple[bytes, str]:
+    """The content of a file that a user gave, or of standard input for -, and its name for errors.
+
+    Raises:
+        InvalidRequest: see `read_input`.
+    """
+    from spec_local.system.files import limited, read_input
+
+    if path != STANDARD:
+        return read_input(path, max_bytes), str(path)
+    content, name = sys.stdin.buffer.read(max_bytes + 1) if sys.stdin is not None else b"", "standard input"
+    return limited(content, name, max_bytes), name
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -185,12 +185,17 @@ def setting_lines(session: "Session") -> list[str]:
     models = [f"main {main.model.path.name} ({main.model.description})"]
     if draft:
         models.append(f"draft {draft.model.path.name} ({draft.model.description})")
+    vary = (
+        f"; logits depend on the size of a call: {', '.join(varying)}"
+        if (varying := session.logits_vary)
+        else ""
+    )
     build = f"llama.cpp (llama-cpp-python {version('llama-cpp-python')})"
     uses = " ".join(runtime.features())
     return [
         " · ".join(models),
         " · ".join([build, session.device, threads(main) + limit_note(), uses]),
-        f"CPU kernels: {kernels.status()}",
+        f"CPU kernels: {kernels.status()}{vary}",
     ]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from typer import Argument, BadParameter, Option
 from spec_local.errors import InvalidRequest
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, paired
 from spec_local.system import extras
-from specdec_cli import completion, exits, render
+from specdec_cli import completion, exits, render, settings
 from specdec_cli.options import (
     ModelOptions,
     SamplerOptions,
@@ -116,6 +117,7 @@ def serve(
         if keep_alive is not None and models.workers:
             raise InvalidRequest("--keep-alive is not for --workers, which wait for the model: remove it")
         run.check_access(host, api_key)
+        os.environ.pop(settings.variable("api-key"), None)  # child processes do not need it
         given = [models.with_models(name) for name in model or ()] or [models]
         served = ServedModels(
             [_served(each, sampler, parallel, alias) for each in given],

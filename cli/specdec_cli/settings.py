@@ -153,7 +153,7 @@ def add_variables(command: TyperCommand) -> None:
 
 def _elements(text: str | None) -> list[str] | None:
     """Split the value of a repeatable option's variable: a JSON array, else a single value."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if isinstance(several := json.loads(text or ""), list):
             return [_text(each) for each in several]
     return [text] if text else None

@@ -17,12 +17,13 @@ from spec_local.core.language_model import common_prefix
 from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.core.text import bytes_of
 from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.engine.engine import Engine
-from spec_local.engine.events import Failed, Prefilled, Statistics
+from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
 from spec_local.engine.request import Request
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import InvalidRequest, as_failure
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
@@ -111,7 +112,11 @@ class RunningAnswers:
         vocabulary = self._main.model.vocabulary
         chat = prompt if isinstance(prompt, ChatPrompt) else None
         given = prompt.tokens if isinstance(prompt, ChatPrompt) else prompt
-        tokens = vocabulary.tokenize(given, add_special=True) if isinstance(given, str) else given
+        if isinstance(given, str):
+            vocabulary.check_length(bytes_of(given), self._main.n_ctx)
+            tokens: Sequence[int] = vocabulary.tokenize(given, add_special=True)
+        else:
+            tokens = given
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
@@ -168,7 +173,7 @@ class RunningAnswers:
                 for _, event in engine.step():
                     for each in running.text.feed(event):
                         if isinstance(each, Failed):
-                            raise each.error
+                            raise each.exception
                         yield each
         finally:
             engine.close()
@@ -209,8 +214,8 @@ class RunningAnswers:
                         slot = _best_slot(free, list(prepared.tokens))
                         started = self.begin(prepared, slot, clock)
                         engine.add(started.request)
-                    except SpecLocalError as error:
-                        yield RowEvent(index, Failed(error, Statistics()))
+                    except Exception as error:
+                        yield RowEvent(index, Failed(as_failure(error), Statistics()))
                         continue
                     free.remove(slot)
                     running[started.request] = started
@@ -222,9 +227,9 @@ class RunningAnswers:
                     ready = True
                     continue
                 for request, event in engine.step():
-                    answer = running[request]
-                    for each in answer.text.feed(event):
-                        yield RowEvent(answer.prompt.index, each)
+                    if not (answer := running.get(request)):
+                        continue  # a stop string has ended it in this step
+                    yield from _fed(answer, event)
                     if answer.text.is_done:
                         engine.remove(request)
                         free.append(running.pop(request).slot)
@@ -312,6 +317,16 @@ class RunningAnswers:
 def _item(prompt: Prompt, settings: GenerationSettings) -> tuple[Prompt, GenerationSettings]:
     """Check the types of a prompt and its settings, which come from an iterable."""
     return prompt, settings
+
+
+def _fed(answer: Running, event: Event) -> Iterator[RowEvent]:
+    """The events that follow from one of the engine; a defect in their making ends this answer only."""
+    try:
+        for each in answer.text.feed(event):
+            yield RowEvent(answer.prompt.index, each)
+    except Exception as error:
+        answer.text.is_done = True
+        yield RowEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))
 
 
 def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:

@@ -12,7 +12,9 @@ import platformdirs
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.proposers.vocabulary_map import VocabularyMap
-from spec_local.system.files import write_atomically
+from spec_local.system.files import read_bytes, write_atomically
+
+_MAX_BYTES = 1 << 24  # 8 for each token of a vocabulary; the largest have a quarter of a million
 
 
 def vocabulary_map(main: Model, draft: Model) -> VocabularyMap:
@@ -24,7 +26,7 @@ def vocabulary_map(main: Model, draft: Model) -> VocabularyMap:
     ours, theirs = main.vocabulary, draft.vocabulary
     with contextlib.suppress(OSError, ValueError):
         path = _path(main, draft)
-        ids = np.frombuffer(path.read_bytes(), "<i4").reshape(2, -1)
+        ids = np.frombuffer(read_bytes(path, _MAX_BYTES), "<i4").reshape(2, -1)
         return VocabularyMap(ours, theirs, ids)
     found = VocabularyMap(ours, theirs)
     with contextlib.suppress(OSError):  # compared again next time

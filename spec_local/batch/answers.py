@@ -21,6 +21,7 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import replacing
 
+_MAX_LINE = 1 << 28  # bytes; an answer as long as any context, with its log probabilities, has less
 _LINE_START = b'{"index": '
 
 
@@ -152,7 +153,7 @@ def _read_keys(path: Path, name: str) -> tuple[dict[int, str], set[int], bool]:
     if not path.exists():
         return keys, cut_short, clean
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
             try:
                 answer = _parse(line)
             except ValueError:

@@ -26,7 +26,14 @@ from spec_local.core.reasoning import Splitter
 from spec_local.core.sampling import UNCHANGED
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
-from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError, SpecLocalError
+from spec_local.errors import (
+    ContextOverflow,
+    DeadEnd,
+    InternalError,
+    InvalidRequest,
+    ModelError,
+    SpecLocalError,
+)
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
 from spec_local.validation import describe
@@ -167,7 +174,7 @@ def run(
             if cancelled():
                 return
             try:
-                tokens = entry.request.tokens(session.main.model)
+                tokens = entry.request.tokens(session.main.model, session.main.n_ctx)
                 check_prompt(session.main, tokens)
             except (ContextOverflow, InvalidRequest, ModelError) as error:
                 failures.append((entry, error))
@@ -197,8 +204,8 @@ def run(
             if isinstance(event, Text):
                 steps.setdefault(index, []).append(event)
             elif isinstance(event, Failed):
-                # Only a prompt that is too long, and a grammar that allows no token, concern one prompt.
-                if not isinstance(event.error, ContextOverflow | DeadEnd | InvalidRequest):
+                # A prompt that is too long, a grammar that allows no token, and a defect concern one prompt.
+                if not isinstance(event.error, ContextOverflow | DeadEnd | InvalidRequest | InternalError):
                     raise event.error
                 failures.append((entry, event.error))
                 yield from failed()

@@ -1,13 +1,16 @@
 """The prompts of a benchmark, by category: built in or from a file."""
 
-import json
-import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 
 from spec_local.errors import InvalidRequest
+from spec_local.system import json_file, toml_file
+from spec_local.system.files import read_text
+
+_MAX_SHOWN = 100  # characters of a wrong entry in an error
+_MAX_BYTES = 1 << 26  # more than a benchmark can answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +36,12 @@ def load(path: Path | None = None) -> list[Prompt]:
             name and text), or any other text file with one prompt per line; None: the built-in prompts.
 
     Raises:
-        InvalidRequest: the file has no prompts or an invalid one; the message gives its position.
-        OSError: the file cannot be read.
+        InvalidRequest: the file cannot be read, or has no prompts or an invalid one; the message gives its
+            position.
     """
-    source, kind = str(path), "" if path is None else path.suffix.lower()
-    try:
-        if path is None:
-            source, kind = "prompts.toml", ".toml"
-            text = (files("spec_local.bench") / source).read_text(encoding="utf-8")
-        else:
-            text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{source} is not UTF-8 (byte {error.start}): convert it, for instance with iconv"
-        ) from None
-    found = {".toml": _toml, ".jsonl": _jsonl}.get(kind, _lines)(text, source)
+    path = path or Path(str(files("spec_local.bench") / "prompts.toml"))
+    source, text = str(path), read_text(path, _MAX_BYTES)
+    found = {".toml": _toml, ".jsonl": _jsonl}.get(path.suffix.lower(), _lines)(text, source)
     if not found:
         raise InvalidRequest(f"{source} has no prompts: give {' or '.join(_FORMS)}")
     seen: set[str] = set()
@@ -91,10 +85,7 @@ def select(
 
 
 def _toml(text: str, source: str) -> list[Prompt]:
-    try:
-        entries = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(f"{source} is not valid TOML ({error}): correct it") from None
+    entries = toml_file.parse(text, source, "correct it", InvalidRequest)
     tables = entries.pop("prompt", [])
     if entries or not isinstance(tables, list):
         raise InvalidRequest(f"{source} has more than [[prompt]] tables: remove everything else")
@@ -102,17 +93,11 @@ def _toml(text: str, source: str) -> list[Prompt]:
 
 
 def _jsonl(text: str, source: str) -> list[Prompt]:
-    found = []
-    for i, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            found.append(_prompt(json.loads(line), f"{source}, line {i}"))
-        except json.JSONDecodeError as error:
-            raise InvalidRequest(
-                f"{source}, line {i} is not valid JSON ({error.msg}): give one object per line"
-            ) from None
-    return found
+    return [
+        _prompt(json_file.parse(line, source, "give one object per line", i), f"{source}, line {i}")
+        for i, line in enumerate(text.split("\n"), 1)
+        if line.strip()
+    ]
 
 
 def _lines(text: str, source: str) -> list[Prompt]:
@@ -127,7 +112,7 @@ def _prompt(entry: object, where: str) -> Prompt:
     wanted = ", ".join(_FIELDS)
     if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
         has = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
-        raise InvalidRequest(f"{where} has {has or 'nothing'}: give {wanted}")
+        raise InvalidRequest(f"{where} has {' '.join(has.split())[:_MAX_SHOWN] or 'nothing'}: give {wanted}")
     for name in _FIELDS:
         if not isinstance(entry[name], str) or not entry[name].strip():
             raise InvalidRequest(f"{where} has no {name}: give some text")

@@ -35,10 +35,7 @@ def record(
     for role, row in (("main", session.main), ("draft", session.draft)):
         if row:
             path = row.model.path
-            sizes = row.model.bytes_by_type
-            types |= {
-                kind for kind in sizes if sizes[kind] > 0.01 * sum(sizes.values())
-            }  # not those of norms
+            types |= row.model.types
             size = path.stat().st_size
             if size > 500_000_000:
                 log(f"hashing {path.name} ({format_size(size)})")
@@ -64,6 +61,7 @@ def record(
         "llama_cpp_system": runtime.system_info().strip(),
         "cpu_kernels": str(kernels.status()),
         "kernel_choice": kernel_choice(types),
+        "logits_vary": session.logits_vary,
     }
 
 

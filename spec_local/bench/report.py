@@ -140,12 +140,20 @@ def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
         *([kind, found["summary"]] for kind, found in record["kernel_choice"].items()),
+        ["logits", logits_summary(record["logits_vary"])],
         ["specdec", f"{record['specdec']}, {record['date']}"],
         ["prompts", f"{counted}, {_plural(runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
         ["peak memory", f"{format_size(results.peak_memory)}, over all variants"],
         ["other programs", f"used {results.other_programs:.2f} cores"],
     ]
+
+
+def logits_summary(varying: Sequence[str]) -> str:
+    """In words: what makes logits depend on the number of tokens in a call."""
+    if not varying:
+        return "have the same bits in calls of any size"
+    return f"depend on the size of a call, and so may texts: {', '.join(varying)}"
 
 
 def _plural(n: int, one: str, many: str = "") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
 from spec_local.llama.heads.base import HeadRow
@@ -15,6 +15,7 @@ from spec_local.llama.row import LlamaRow
 from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel, without_falls
 from spec_local.system.files import write_atomically
+from spec_local.system.json_file import Record, read_record
 
 _MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
 _Size = Annotated[int, Field(ge=1, le=1 << 16)]  # the largest batch
@@ -22,7 +23,7 @@ _Seconds = Annotated[float, Field(gt=0, lt=86_400)]  # a day
 _Multiple = Annotated[float, Field(ge=1, le=1 << 16)]  # of a call of one token
 
 
-class _CostFile(BaseModel):
+class _CostFile(Record):
     """model: file name, for people who look. seconds: of a call, by its number of tokens.
 
     estimates: see `CostModel`; empty if all has been measured. checked: when a call of several tokens was
@@ -30,14 +31,12 @@ class _CostFile(BaseModel):
     used on average meanwhile.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     model: str
     # the time to build a `CostModel` grows with the cube of the sizes: 1 s for 512
     seconds: Annotated[dict[_Size, _Seconds], Field(max_length=512)]
-    estimates: Annotated[dict[_Size, _Multiple], Field(max_length=64)] = {}
-    checked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    others: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    estimates: Annotated[dict[_Size, _Multiple], Field(max_length=64, default_factory=dict)]
+    checked: Annotated[float, Field(ge=0)] = 0.0
+    others: Annotated[float, Field(ge=0)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,8 @@ def read(conditions: LlamaRow | HeadRow | Conditions) -> StoredCosts | None:
 
     None if there are none or their file is damaged.
     """
-    with contextlib.suppress(OSError, ValueError, ValidationError):
-        with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
-            known = _CostFile.model_validate_json(file.read(_MAX_BYTES))
+    with contextlib.suppress(OSError, ValueError):
+        known = read_record(path_of(conditions), _CostFile, _MAX_BYTES)
         if known.seconds:
             costs = CostModel(without_falls(known.seconds), known.estimates)
             return StoredCosts(costs, known.checked, known.others)

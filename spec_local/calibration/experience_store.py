@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from spec_local.calibration import cost_store
 from spec_local.llama.heads.base import HeadRow
@@ -14,6 +14,7 @@ from spec_local.policies.acceptance_model import AcceptanceModel, Calibration, E
 from spec_local.policies.base import WINDOWS
 from spec_local.policies.experience import Answers, Kind, Learned
 from spec_local.system.files import write_atomically
+from spec_local.system.json_file import Record, read_record
 
 _HALF_LIFE = 30 * 86_400.0  # seconds: after a month, other texts are as likely as those that were seen
 _MAX_BYTES = 1 << 16  # of a file; one for all kinds of answers has 20 kB
@@ -22,8 +23,8 @@ _Count = Annotated[float, Field(ge=0, le=1e4)]  # the longest memory is 1,000 to
 _Ratio = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
-class _Evidence(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True, allow_inf_nan=False)
+class _Evidence(Record):
+    model_config = ConfigDict(from_attributes=True)
 
     accepted: list[_Count]
     seen: list[_Count]
@@ -36,18 +37,14 @@ class _Evidence(BaseModel):
         return self
 
 
-class _Gain(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Gain(Record):
     n_running: Annotated[int, Field(ge=1, le=256)]
     window: int
     gain: _Ratio
 
 
-class _Known(BaseModel):
+class _Known(Record):
     """The experience of answers of one kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind
     draft: _Evidence
@@ -58,10 +55,8 @@ class _Known(BaseModel):
     gains: Annotated[list[_Gain], Field(max_length=1024)]
 
 
-class _File(BaseModel):
+class _File(Record):
     """saved: seconds since 1970."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     main: str
     draft: str | None
@@ -75,9 +70,8 @@ def load(main: LlamaRow, draft: LlamaRow | HeadRow | None, now: float | None = N
     now: seconds since 1970; None: the time.
     """
     learned = Learned()
-    with contextlib.suppress(OSError, ValueError, ValidationError):
-        with _path(main, draft).open("rb") as file:  # larger ones are cut, and thereby invalid
-            found = _File.model_validate_json(file.read(_MAX_BYTES))
+    with contextlib.suppress(OSError, ValueError):
+        found = read_record(_path(main, draft), _File, _MAX_BYTES)
         age = max(0.0, (time.time() if now is None else now) - found.saved)
         models = {known.kind: _acceptance(known, 0.5 ** (age / _HALF_LIFE)) for known in found.known}
         for known in found.known:

@@ -21,7 +21,7 @@ from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.core.text import bytes_of
-from spec_local.errors import InvalidRequest
+from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 
@@ -56,7 +56,12 @@ class _Segment:
 
 
 class Conversation:
-    """Messages and their tokens; tool_use: the tools of the next answer.
+    """Messages and their tokens.
+
+    Args:
+        tool_use: the tools of the next answer.
+        n_ctx: length of the context; a prompt that is certainly longer is refused before it is tokenized.
+            None: it may have any length.
 
     Raises:
         InvalidRequest: a message is incomplete or wrong.
@@ -69,8 +74,9 @@ class Conversation:
         template: ChatTemplate,
         messages: Sequence[Mapping[str, object]] = (),
         tool_use: ToolUse | None = None,
+        n_ctx: int | None = None,
     ) -> None:
-        self.model, self.template = model, template
+        self.model, self.template, self.n_ctx = model, template, n_ctx
         self.messages, self.tool_use = messages_of(messages), tool_use
         self.last_answer: Message | None = None
         """The answer to the last `prompt`; None: it has not ended."""
@@ -105,7 +111,7 @@ class Conversation:
         Raises:
             InvalidRequest: a message is incomplete or wrong.
         """
-        following = Conversation(self.model, self.template, messages, tool_use)
+        following = Conversation(self.model, self.template, messages, tool_use, self.n_ctx)
         following._segments = [*self._segments]
         return following
 
@@ -133,9 +139,16 @@ class Conversation:
         Raises:
             InvalidRequest: there is no message, or the last one calls tools.
             ModelError: the template rejects these messages.
+            ContextOverflow: they are certainly longer than the context.
         """
         self.last_answer = None
-        self._update(self.rendered)
+        if self.n_ctx is not None and len(self.messages) > self.n_ctx:
+            raise ContextOverflow(
+                f"there are {len(self.messages)} messages but the context has {self.n_ctx} tokens: give fewer"
+            )
+        rendered = self.rendered
+        self.model.vocabulary.check_length(rendered.text, self.n_ctx)
+        self._update(rendered)
         return self.tokens
 
     @property

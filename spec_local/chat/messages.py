@@ -91,6 +91,7 @@ def tools_of(given: Sequence[Tool]) -> list[dict[str, Any]]:
         InvalidRequest: a tool is incomplete or wrong; the error names its index.
     """
     tools: list[dict[str, Any]] = []
+    names = set[str]()
     for i, tool in enumerate(given):
         where = f"tools[{i}]"
         if tool.get("type", "function") != "function":
@@ -103,7 +104,7 @@ def tools_of(given: Sequence[Tool]) -> list[dict[str, Any]]:
             raise InvalidRequest(
                 f"{where}.function.name is {name[:40]!a}: give up to 128 letters, digits, _ or -"
             )
-        if any(name == other["function"]["name"] for other in tools):
+        if name in names:
             raise InvalidRequest(f"{where} has the name {name!r} of another tool: rename one of them")
         parameters = function.get("parameters") or _NO_PARAMETERS
         if not isinstance(parameters, Mapping):
@@ -114,6 +115,7 @@ def tools_of(given: Sequence[Tool]) -> list[dict[str, Any]]:
             parameters = json.loads(json.dumps(dict(parameters), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{where} cannot be written as JSON ({error}): correct it") from None
+        names.add(name)
         known = {"name": name, "description": description, "parameters": parameters}
         tools.append({"type": "function", "function": known})
     return tools

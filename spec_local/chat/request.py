@@ -9,6 +9,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
+from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
@@ -58,15 +59,21 @@ class Request:
         """Return whether this model reads the prompt without a chat template."""
         return self.raw or self.suffix is not None or not model.chat_template
 
-    def tokens(self, model: Model) -> list[int]:
+    def tokens(self, model: Model, n_ctx: int | None = None) -> list[int]:
         """The tokens up to the start of the answer.
 
+        Args:
+            n_ctx: length of the context; None: the prompt may have any length.
+
         Raises:
+            ContextOverflow: they are certainly longer than the context; then nothing is tokenized.
             ModelError: the model has no fill-in-the-middle tokens, no chat template, or the template
                 rejects these messages.
             InvalidRequest: the text cannot be tokenized.
         """
         vocabulary = model.vocabulary
+        if self.suffix is not None or self.is_plain(model):
+            vocabulary.check_length(bytes_of(self.prompt) + bytes_of(self.suffix or ""), n_ctx)
         if self.suffix is not None:
             return _fill_in_tokens(vocabulary, self.prompt, self.suffix, model.path.name)
         if self.is_plain(model):
@@ -76,7 +83,9 @@ class Request:
         messages = [*self.messages] or [{"role": "user", "content": self.prompt}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        return self._tool_use(model).render(messages).tokens(vocabulary)
+        rendered = self._tool_use(model).render(messages)
+        vocabulary.check_length(rendered.text, n_ctx)
+        return rendered.tokens(vocabulary)
 
     def settings(self, model: Model, settings: GenerationSettings) -> GenerationSettings:
         """The settings with which the answer has the form of calls; they are changed only if it has tools."""

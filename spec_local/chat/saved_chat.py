@@ -20,7 +20,8 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.core.text import bytes_of, printable
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
-from spec_local.system.files import reading, saving
+from spec_local.system.files import decoded, limited, reading, saving
+from spec_local.system.json_file import parse
 from spec_local.validation import describe
 
 _VERSION: Final = 1
@@ -144,13 +145,8 @@ def load(
 
 def _read(path: Path) -> _File:
     with reading(path) as opened:
-        text = opened.read(_MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise InvalidRequest(f"{path} is larger than {_MAX_BYTES >> 20} MiB: give a file saved by specdec")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is not JSON ({error}): give a file saved by specdec") from None
+        text = limited(opened.read(_MAX_BYTES + 1), str(path), _MAX_BYTES)
+    content = parse(decoded(text, str(path)), str(path), "give a file saved by specdec")
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > _VERSION:
         raise InvalidRequest(f"{path} was written by a newer specdec (format {version}): update specdec")

@@ -12,15 +12,18 @@ import selectors
 import signal
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import psutil
+
+from spec_local.system.cancellation import check_wanted
 
 MAX_CPU_S = 5
 """Seconds of processor time for each request; templates take milliseconds."""
 MAX_MEMORY = 1 << 30
 """Bytes of memory of the child; a conversation of 64 MiB takes less."""
+_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
+"""What Python needs of the environment, besides PYTHON*, and the time zone; keys are not for templates."""
 _CHECK_INTERVAL_S = 0.02
 """Time between two looks at the child: it can fill some hundred MB more before it is killed."""
 
@@ -34,16 +37,18 @@ class TemplateRefused(TemplateFailed):
 
 
 class TemplateProcess:
-    """Renders templates in a child process, which is started when it is needed. Threads can share it."""
+    """Renders templates in a child process, which is started when it is needed.
+
+    Threads can share it: one that would wait for the child gets another child, until it has its reply.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._idle: list[subprocess.Popen[bytes]] = []  # at most one
 
     def start(self) -> None:
         """Start the child without waiting until it is ready, for example while a model loads."""
-        with self._lock, contextlib.suppress(OSError):  # the first request reports it
-            self._running()
+        with contextlib.suppress(OSError):  # the first request reports it
+            self._give_back(self._take())
 
     def request(self, **arguments: Any) -> dict[str, Any]:
         """Call `spec_local.chat.jinja_renderer.render` in the child.
@@ -57,14 +62,16 @@ class TemplateProcess:
         except RecursionError:
             raise TemplateFailed("a tool or a call is nested too deeply") from None
         line = text.encode("utf-8", "surrogatepass") + b"\n"
-        with self._lock:
-            try:
-                answer = _exchange(self._running(), line)
-            except OSError as error:
-                raise TemplateFailed(f"its process cannot be started: {error.strerror}") from None
-            except BaseException:  # after Ctrl-C, its answer must not be taken for that to the next request
-                self._stop()
-                raise
+        try:
+            child = self._take()
+        except OSError as error:
+            raise TemplateFailed(f"its process cannot be started: {error.strerror}") from None
+        try:
+            answer = _exchange(child, line)
+        except BaseException:  # after Ctrl-C, its answer must not be taken for that to the next request
+            _end(child)
+            raise
+        self._give_back(child)
         reply: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
         if "error" in reply:
             raise TemplateRefused(reply["error"])
@@ -72,34 +79,44 @@ class TemplateProcess:
 
     def stop(self) -> None:
         """End the child, if there is one."""
-        with self._lock:
-            self._stop()
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                _end(self._idle.pop())
 
     def forget(self) -> None:
         """Do not use the child any more: after a fork, it belongs to the parent process."""
-        self._lock, self._child = threading.Lock(), None
+        self._idle = []
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._child and self._child.poll() is not None:
-            self._stop()
-        if not self._child:
-            # -P: a file in the working directory must not shadow one of this package's modules.
-            command = [sys.executable, "-P", "-m", "spec_local.chat.jinja_renderer"]
-            self._child = subprocess.Popen(
-                [*command, str(MAX_CPU_S), str(MAX_MEMORY)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                process_group=0,  # Ctrl-C is not meant for the child
-            )
-        return self._child
+    def _take(self) -> subprocess.Popen[bytes]:
+        """A child that nobody uses."""
+        with contextlib.suppress(IndexError):  # of a list, which needs no lock
+            while True:
+                child = self._idle.pop()
+                if child.poll() is None:
+                    return child
+                _end(child)
+        # -P: a file in the working directory must not shadow one of this package's modules.
+        command = [sys.executable, "-P", "-m", "spec_local.chat.jinja_renderer"]
+        return subprocess.Popen(
+            [*command, str(MAX_CPU_S), str(MAX_MEMORY)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={k: v for k, v in os.environ.items() if k in _VARIABLES or k.startswith("PYTHON")},
+            process_group=0,  # Ctrl-C is not meant for the child
+        )
 
-    def _stop(self) -> None:
-        if self._child:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
+    def _give_back(self, child: subprocess.Popen[bytes]) -> None:
+        if self._idle:
+            _end(child)
+        else:
+            self._idle.append(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
 
 
 def _exchange(child: subprocess.Popen[bytes], request: bytes) -> bytes:
@@ -118,6 +135,7 @@ def _exchange(child: subprocess.Popen[bytes], request: bytes) -> bytes:
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         while not answer.endswith(b"\n"):
+            check_wanted()
             if selector.select(_CHECK_INTERVAL_S):
                 part = os.read(child.stdout.fileno(), 1 << 20)
                 if not part:

@@ -60,7 +60,7 @@ class Task(Generic[_Result]):
     def __init__(self, coroutine: Calls[_Result]) -> None:
         self._coroutine = coroutine
         self._results: list[_Result] = []
-        self._error: SpecLocalError | None = None
+        self._error: Exception | None = None
         self.call: Call[Any] | None = None
         self.resume(None)
 
@@ -78,11 +78,11 @@ class Task(Generic[_Result]):
                 self.call = self._coroutine.send(answer)  # type: ignore[arg-type]  # None begins it
         except StopIteration as end:
             self._results = [end.value]
-        except SpecLocalError as error:
+        except Exception as error:
             self._error = error
 
     @property
-    def outcome(self) -> _Result | SpecLocalError:
+    def outcome(self) -> _Result | Exception:
         """Its result or error; only after its end."""
         return self._error or self._results[0]
 
@@ -90,7 +90,7 @@ class Task(Generic[_Result]):
         """Its result; only after its end.
 
         Raises:
-            SpecLocalError: what it raised.
+            Exception: what it raised.
         """
         if self._error:
             raise self._error
@@ -105,14 +105,12 @@ class Task(Generic[_Result]):
 def run(coroutine: Calls[_Result]) -> _Result:
     """Run a coroutine alone, and return its result."""
     (outcome,) = together([coroutine])
-    if isinstance(outcome, SpecLocalError):
+    if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def together(
-    coroutines: Iterable[Calls[_Result]], timer: Timer | None = None
-) -> list[_Result | SpecLocalError]:
+def together(coroutines: Iterable[Calls[_Result]], timer: Timer | None = None) -> list[_Result | Exception]:
     """Run coroutines of several rows: one call for all that await the same model.
 
     Args:
@@ -142,7 +140,7 @@ def together(
             for task, answer in zip(group, answers, strict=True):
                 task.resume(answer)
             waiting += [task for task in group if task.call]
-    except BaseException:  # an interrupt, or an error of ours
+    except BaseException:  # an interrupt, or an unexpected error of a call
         for task in tasks:
             task.close()
         raise

@@ -29,10 +29,8 @@ from spec_local.core.constraint import Constraint
 from spec_local.core.rng import Rng
 from spec_local.errors import BackendError, DeadEnd
 
-_NOT_NUMBERS = (
-    "the model's logits are not numbers, or every token is forbidden: "
-    "check the logit bias, or download the model again"
-)
+_NOT_NUMBERS = "the model's logits are not numbers: download the model again"
+_ALL_FORBIDDEN = "the logit bias forbids every token: allow at least one"
 _DEAD_END = "no token may follow here: correct the grammar, or remove a logit bias that forbids what it needs"
 _MAX_BIAS = 1e30  # the sum with a logit must be finite in float32
 _TESTED_FIRST = 64
@@ -212,8 +210,7 @@ class Sampler:
         ids, logits = self._possible(logits, history, n_needed or len(logits), tokens)
         best = int(logits.argmax())  # the index of a NaN, if there is any
         top = float(logits[best])
-        if not math.isfinite(top):
-            raise BackendError(_NOT_NUMBERS)
+        _check_highest(top)
         if n_needed == 1:
             return Distribution.certain(best if ids is None else int(ids[best]))
         if 0 < settings.top_k < len(logits):
@@ -244,8 +241,7 @@ class Sampler:
         # Less probable tokens do not change the ranking of the first k.
         ids, logits = self._possible(logits, history, max(k, _TESTED_FIRST), tokens)
         top = float(logits.max())
-        if not math.isfinite(top):
-            raise BackendError(_NOT_NUMBERS)
+        _check_highest(top)
         weights = np.exp(logits - np.float32(top))
         best = _top(weights, k)
         return best if ids is None else ids[best], weights[best] / weights.sum(dtype=np.float64)
@@ -265,8 +261,7 @@ class Sampler:
         state = self.constraint.after(history) if self.constraint else None
         if state is None:
             return tokens, logits
-        if not math.isfinite(logits.max()):
-            raise BackendError(_NOT_NUMBERS)
+        _check_highest(float(logits.max()))
         for size in (1, _TESTED_FIRST) if n == 1 else (max(2 * n, _TESTED_FIRST),):
             if size < len(logits) // 4:
                 first = np.sort(_top(logits, size))
@@ -308,6 +303,12 @@ class Sampler:
                 )
             logits[ids] = values - (count * settings.frequency_penalty + settings.presence_penalty)
         return logits
+
+
+def _check_highest(logit: float) -> None:
+    """Raise an error if the highest logit is not a number; it is -inf only if all tokens are forbidden."""
+    if not math.isfinite(logit):
+        raise DeadEnd(_ALL_FORBIDDEN) if logit == -math.inf else BackendError(_NOT_NUMBERS)
 
 
 def chosen(logits: NDArray[np.float32], tokens: NDArray[np.intp]) -> NDArray[np.float32]:

@@ -5,7 +5,8 @@ Every operation holds the lock of that folder and opens the file anew: no proces
 another one deletes or replaces. An answer is there as soon as `AnswerStore.add` returns, also after a kill.
 
 A problem with the file never makes an answer fail: it is logged once. The digest of each answer shows damage,
-which SQLite cannot see in the tokens; whoever adds to a damaged file first rewrites it with what can be read.
+which SQLite cannot see in the tokens. Whoever finds a damaged file keeps it beside a new one with all answers
+that can be recovered from it.
 """
 
 import contextlib
@@ -17,15 +18,15 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from spec_local.datastore import datastore
+from spec_local.datastore import copies, damaged_rows, datastore
 from spec_local.errors import ModelFileError
 from spec_local.llama.headers import open_header
 from spec_local.llama.identity import content_key
@@ -43,6 +44,8 @@ _READ_TIMEOUT = 10.0  # seconds
 _POLL = 0.005  # seconds between two attempts to get the lock; an addition takes a few milliseconds
 _PAUSE = 60.0  # seconds without further attempts after a failed addition: not every answer is to wait
 _MAX_ROW = 1 << 26  # bytes; SQLite refuses larger ones, which only damage can make
+_MAX_STEPS = 20_000_000  # of SQLite's virtual machine for a statement, a second: the longest needs 200,000
+_MAX_SET_ASIDE = 3  # damaged files that are kept for each store
 _LAST_TIME = 1e11  # seconds since 1970: thousands of years from now, and not too large for a date
 _TOKEN = np.dtype("<i4")
 _Result = TypeVar("_Result")
@@ -53,15 +56,18 @@ _SCHEMA = (
     " temperature REAL NOT NULL, n_prompt INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE,"
     " tokens BLOB NOT NULL)",
 )
+_SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"  # made by SQLite
+_EXPECTED = {each.replace("IF NOT EXISTS ", "").encode() for each in (*_SCHEMA, _SEQUENCE)}
 _PRAGMAS = (
+    f"page_size = {damaged_rows.PAGE_SIZE}",  # of a new file
     "secure_delete = ON",  # what was dropped is overwritten
     "trusted_schema = OFF",  # the file may be damaged or of another program
     "cell_size_check = ON",
     "synchronous = NORMAL",  # a power loss does not damage the file
 )
 _PROBLEMS = {
-    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT),
-    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
     *(sqlite3.SQLITE_AUTH, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY),
 }
 """Results of SQLite that say nothing about the content of the file."""
@@ -127,7 +133,7 @@ class AnswerStore:
         self._model, self._max_tokens, self._log = model, max_tokens, log
         self._logged: set[str] = set()
         self._retry_at = -math.inf  # on the monotonic clock
-        self._is_damaged = False  # as far as this object has read it
+        self._is_checked = False  # this object has found it without damage
 
     @property
     def key(self) -> str:
@@ -138,7 +144,7 @@ class AnswerStore:
         """Create the file if there is none; returns True if it was created. Problems are only logged."""
         with self._problems_logged(), self._locked(_ADD_TIMEOUT):
             created = self._create()
-            with contextlib.suppress(sqlite3.Error):  # a damaged one is rewritten by `add`
+            with self._problems_logged():
                 self._write(())
             return created
         return False
@@ -157,26 +163,32 @@ class AnswerStore:
         added = KeptAnswer(0, time.time(), temperature, len(prompt), tokens)
         with self._problems_logged(), self._locked(_ADD_TIMEOUT):
             self._create()
-            try:
-                if self._is_damaged:
-                    self._rewrite()
-                self._write([added])
-            except sqlite3.Error as error:
-                if not self._shows_damage(error):
-                    raise
-                self._rewrite()
-                self._write([added])
+            self._write([added])
 
     def answers(self) -> list[KeptAnswer]:
-        """All answers, the oldest first; without damaged ones, which are logged once."""
-        found = self._read(self._intact)
-        if not found:
-            return []
-        answers, n_damaged = found
-        if n_damaged:
-            self._is_damaged = True
-            self._log_once(f"{self.path} is damaged: {len(answers)} of its answers can still be read")
-        return answers
+        """All answers, the oldest first; of a damaged file, those that can be recovered, which is logged."""
+        return self._read(self._all) or []
+
+    def answers_to_copy(self, folder: Path) -> list[KeptAnswer]:
+        """As `answers`, after creating and listing a folder of `copies` for what will be made from them.
+
+        Raises:
+            OSError: the folder cannot be created, or the list cannot be written.
+        """
+        with self._locked(_READ_TIMEOUT):
+            copies.add(self.path.parent, folder)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.answers()  # afterwards: clearing these answers deletes the folder
+
+    def end_copy(self, folder: Path, head: Path) -> None:
+        """Delete a folder of copies, and list the head that has learned from them in its place.
+
+        Raises:
+            OSError: the folder cannot be deleted, or the list cannot be written.
+        """
+        copies.delete(folder)
+        with self._locked(_READ_TIMEOUT):
+            copies.replace(self.path.parent, folder, head)
 
     def count_after(self, number: int) -> int:
         """Count the answers with a higher number; takes a few milliseconds."""
@@ -230,14 +242,30 @@ class AnswerStore:
             raise OSError(errno.EINVAL, "not a file of an answer store")
         return True
 
-    def _write(self, added: Iterable[KeptAnswer]) -> None:
-        with _connection(self.path) as connection:
+    def _write(self, added: Sequence[KeptAnswer]) -> None:
+        def write(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")  # ended by an error, nothing has changed
             _prepare(connection, self._model)
+            if not self._is_checked:  # what is added to a damaged tree of pages may overwrite others
+                self._all(connection)
             for answer in added:
                 _insert(connection, answer, None)
             self._drop_oldest(connection)
             connection.execute("COMMIT")
+
+        self._use(write)
+
+    def _use(self, query: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """The result of a query; where the file turns out to be damaged, it is repaired before."""
+        try:
+            with _connection(_uri(self.path)) as connection:
+                return query(connection)
+        except sqlite3.Error as error:
+            if not self._shows_damage(error):
+                raise
+        self._repair()
+        with _connection(_uri(self.path)) as connection:
+            return query(connection)
 
     def _drop_oldest(self, connection: sqlite3.Connection) -> None:
         room, last = self._max_tokens, None
@@ -251,61 +279,56 @@ class AnswerStore:
         if last is not None:
             connection.execute("DELETE FROM answers WHERE number <= ?", [last])
 
-    def _rewrite(self) -> None:
-        """Replace a damaged file by one with all answers that can be read, which removes its journal."""
-        answers: list[KeptAnswer] = []
-        try:
-            with _connection(self.path) as connection:
-                answers, _ = self._intact(connection)
-        except sqlite3.Error as error:
-            if not self._shows_damage(error):
-                raise
-        with replacing(self.path) as temporary, _connection(temporary, journal="MEMORY") as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            _prepare(connection, self._model)
-            for answer in answers:
-                _insert(connection, answer, answer.number)
-            connection.execute("COMMIT")
-        self._is_damaged = False
+    def _repair(self) -> None:
+        """Set a damaged file aside, and replace it by one with all answers that can be recovered from it.
+
+        A kill at any time leaves the damaged file or the new one in its place.
+        """
+        content = self.path.read_bytes()
+        answers, aside = _recovered(content), self._set_aside(content)
+        name = self._model
+        if not name:
+            with contextlib.suppress(sqlite3.Error), _connection(_uri(self.path)) as connection:
+                name = _model_name(connection)
+        with replacing(self.path) as temporary:
+            with _connection(_uri(temporary), journal="MEMORY") as connection:
+                _fill(connection, answers, name)
+            for suffix in ("-journal", "-wal", "-shm"):  # SQLite has read them, as far as they belong to it
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self._log_once(
-            f"{self.path} was damaged: it has been rewritten with the {len(answers)} answers that can be read"
+            f"{self.path} was damaged: the {len(answers)} answers that can be read are in it again, and the "
+            f"damaged file is kept beside it as {aside.name}"
         )
 
-    def _intact(self, connection: sqlite3.Connection) -> tuple[list[KeptAnswer], int]:
-        """The answers that can be read, the oldest first, and how many others, or places, are damaged."""
-        numbers: set[int] = set()
-        n_damaged = 0
-        for order in ("ASC", "DESC"):  # from both ends to the damage
-            try:
-                for number in self._numbers(connection, order):
-                    numbers.add(number)
-                break
-            except sqlite3.Error as error:
-                if not self._shows_damage(error):
-                    raise
-                n_damaged += 1
-        answers = []
-        for number in sorted(numbers):
-            try:
-                columns = "time, temperature, n_prompt, digest, tokens"
-                row = connection.execute(
-                    f"SELECT {columns} FROM answers WHERE number = ?", [number]
-                ).fetchone()
-                answers.append(_decoded(number, *row))
-            except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
-                if isinstance(error, sqlite3.Error) and not self._shows_damage(error):
-                    raise
-                n_damaged += 1
-        return answers, n_damaged
+    def _set_aside(self, content: bytes) -> Path:
+        """Keep the content of a damaged file; the oldest of more than three are deleted."""
+        # Named after the content: a repair that was killed does not keep it twice when it is repeated.
+        prefix = f"{self.path.name}{datastore.DAMAGED}"
+        aside = self.path.with_name(prefix + hashlib.sha256(content).hexdigest()[:8])
+        with replacing(aside) as temporary:
+            temporary.write_bytes(content)
+        kept = sorted(self.path.parent.glob(f"{prefix}*"), key=lambda path: path.stat().st_mtime)
+        for oldest in kept[:-_MAX_SET_ASIDE]:
+            oldest.unlink()
+        return aside
 
-    def _numbers(self, connection: sqlite3.Connection, order: str) -> Iterator[int]:
-        """The numbers of all answers; raises sqlite3.DatabaseError where they are not in order."""
-        before: int | None = None
-        for (number,) in connection.execute(f"SELECT number FROM answers ORDER BY number {order}"):
-            if before is not None and (number <= before) == (order == "ASC"):
-                raise sqlite3.DatabaseError("numbers are not in order")  # damage may make a loop
-            before = number
-            yield number
+    def _all(self, connection: sqlite3.Connection) -> list[KeptAnswer]:
+        """All answers, the oldest first.
+
+        Raises:
+            sqlite3.DatabaseError: the file is damaged.
+        """
+        if connection.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
+            raise sqlite3.DatabaseError("its pages are damaged")
+        found: list[KeptAnswer] = []
+        columns = "number, time, temperature, n_prompt, digest, tokens"
+        for row in connection.execute(f"SELECT {columns} FROM answers ORDER BY number"):
+            try:
+                found.append(_decoded(*row))
+            except (TypeError, ValueError, OverflowError):
+                raise sqlite3.DatabaseError("an answer is damaged") from None
+        self._is_checked = True
+        return found
 
     def _shows_damage(self, error: sqlite3.Error) -> bool:
         """Return whether an error of SQLite comes from the content of the file."""
@@ -321,18 +344,36 @@ class AnswerStore:
         try:
             if not self._exists():
                 return None
-            with self._locked(_READ_TIMEOUT):
-                # It may have been deleted in the meantime, or just been created.
-                if self._exists() and self.path.stat().st_size:
-                    with _connection(self.path) as connection:
-                        return query(connection)
+            try:
+                with self._locked(_READ_TIMEOUT):
+                    # It may have been deleted in the meantime, or just been created.
+                    return self._use(query) if self._has_content() else None
+            except Timeout:
+                raise
+            except OSError:
+                return self._read_only(query) if self._has_content() else None
         except OSError as error:
             self._log_once(f"{self.path} cannot be read ({datastore.reason(error)})")
         except sqlite3.Error as error:
-            if self._shows_damage(error):
-                self._is_damaged = True
             self._log_once(f"{self.path} cannot be read ({error})")
         return None
+
+    def _read_only(self, query: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """The result of a query where nothing can be written: on a read-only disk, or a full one."""
+        try:
+            with _connection(_uri(self.path, "mode=ro&immutable=1")) as connection:
+                return query(connection)
+        except sqlite3.Error as error:
+            if not self._shows_damage(error):
+                raise
+        answers = _recovered(self.path.read_bytes())
+        self._log_once(f"{self.path} is damaged: {len(answers)} answers can be read")
+        with _connection("file::memory:") as connection:
+            _fill(connection, answers, "")
+            return query(connection)
+
+    def _has_content(self) -> bool:
+        return self._exists() and self.path.stat().st_size > 0
 
     @contextlib.contextmanager
     def _locked(self, timeout: float) -> Iterator[None]:
@@ -408,25 +449,59 @@ def answer_stores(
     return [AnswerStore(path, log=log) for path in paths]
 
 
+def _uri(path: Path, mode: str = "mode=rw") -> str:
+    """Of a database for SQLite, which never creates it."""
+    return f"{path.absolute().as_uri()}?{mode}"
+
+
 @contextlib.contextmanager
-def _connection(path: Path, journal: str = "DELETE") -> Iterator[sqlite3.Connection]:
+def _connection(uri: str, journal: str = "DELETE") -> Iterator[sqlite3.Connection]:
     """A connection to an existing file, which ends an unfinished transaction when it is closed.
 
     Raises:
         sqlite3.Error: as its calls, also for an error message that quotes damaged text.
     """
-    uri = f"{path.absolute().as_uri()}?mode=rw"  # never creates a file
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_ADD_TIMEOUT)
     try:
         connection.text_factory = bytes  # damaged text may not be UTF-8
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW)
+        connection.set_progress_handler(lambda: True, _MAX_STEPS)  # ends a statement that takes so many
         for pragma in (*_PRAGMAS, f"journal_mode = {journal}"):
             connection.execute(f"PRAGMA {pragma}")
+        found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        if not {sql for (sql,) in found} <= _EXPECTED:
+            raise sqlite3.DatabaseError("it is of another program")  # a table may be a view without an end
         yield connection
     except UnicodeDecodeError as error:
         raise sqlite3.DatabaseError(f"a damaged message: {error}") from None
     finally:
         connection.close()
+
+
+def _fill(connection: sqlite3.Connection, answers: Iterable[KeptAnswer], model: str) -> None:
+    """Write answers into an empty database."""
+    connection.execute("BEGIN IMMEDIATE")
+    _prepare(connection, model)
+    for answer in answers:
+        _insert(connection, answer, answer.number)
+    connection.execute("COMMIT")
+
+
+def _recovered(content: bytes) -> list[KeptAnswer]:
+    """The answers that can be read from the content of a damaged file, the oldest first."""
+    found: dict[bytes, KeptAnswer] = {}
+    for number, seconds, temperature, n_prompt, digest, tokens in damaged_rows.rows(content):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if digest not in found:
+                found[digest] = _decoded(number, seconds, temperature, n_prompt, digest, tokens)
+    # The digest does not cover the number. A wrong one must not be higher than those of later answers.
+    latest, answers = time.time_ns() // 1_000_000, dict[int, KeptAnswer]()
+    for answer in sorted(found.values(), key=lambda each: (each.number > latest, each.number)):
+        number = answer.number
+        if not 0 < number <= latest or number in answers:
+            number = max(answers, default=0) + 1
+        answers[number] = replace(answer, number=number)
+    return [answers[number] for number in sorted(answers)]
 
 
 def _prepare(connection: sqlite3.Connection, model: str) -> None:

@@ -11,10 +11,8 @@ what could be read of it, and no file is written while one cannot be read.
 """
 
 import contextlib
-import errno
 import hashlib
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +22,12 @@ import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
 
-from spec_local.datastore import file_format
+from spec_local.datastore import copies, file_format
 from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 from spec_local.datastore.file_format import Text, Tokens, joined
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
-from spec_local.system.files import write_atomically
+from spec_local.system.files import read_bytes, write_atomically
 
 MAX_TOKENS = 1_000_000
 """Capacity of a datastore in tokens, at 8 bytes each on disk; the oldest texts are dropped first."""
@@ -37,11 +35,14 @@ LOCK = "lock"
 """Name of the file that writers lock in a datastore's folder."""
 ANSWERS = ".answers"
 """Suffix of the files of answer stores, which are in a datastore's folder."""
+DAMAGED = ".damaged-"
+"""Begins what follows in the name of a damaged file that was set aside."""
 _MAX_JOURNAL_TOKENS = 50_000  # sorted again after each answer, in about 10 ms
 _MIN_ANSWER = 4  # tokens
 _LOCK_TIMEOUT = 10.0  # seconds; a merge by another process takes about one second
 _MAX_PLACES = 24
 _MAX_MODELS = 20
+_MAX_NAMES = 1 << 16  # bytes of 20 names
 _MAX_FILE_SIZE = 64 << 20  # bytes; no datastore file is larger
 
 
@@ -171,7 +172,7 @@ class Datastore:
 
     def _models(self) -> list[str]:
         with contextlib.suppress(OSError):
-            names = (self.folder / "models").read_text(encoding="utf-8", errors="replace")
+            names = read_bytes(self.folder / "models", _MAX_NAMES).decode("utf-8", "replace")
             return [name for name in names.splitlines() if name.isprintable()][-_MAX_MODELS:]
         return []
 
@@ -222,7 +223,7 @@ class Datastore:
         version = _version(path)
         if version == self._versions[name]:
             return
-        content = path.read_bytes() if version else b""
+        content = read_bytes(path, _MAX_FILE_SIZE) if version else b""
         self._versions[name] = version
         self._damaged.discard(name)
         try:
@@ -234,8 +235,13 @@ class Datastore:
     def _decode(self, name: str, content: bytes) -> None:
         if name == "index":
             self._index, self._labels = ContextIndex(), []
-            if content:
-                self._index, self._labels = file_format.decode_index(self._key, content)
+            try:
+                if content:
+                    self._index, self._labels = file_format.decode_index(self._key, content)
+            except ValueError:
+                texts = file_format.recovered_texts(self._key, content)
+                self._index, self._labels = ContextIndex.build(joined(texts)), [text.label for text in texts]
+                raise
             return
         self._valid_size, self._journal = 0, []
         try:
@@ -284,8 +290,11 @@ def contents(folder: Path) -> Contents:
     return Datastore(folder, 0).contents()
 
 
-def clear(folder: Path) -> None:
-    """Delete the datastore in a folder; a session that has it open continues without it.
+def clear(folder: Path) -> copies.Made:
+    """Delete the datastore in a folder, and all copies of the answers in it; sessions continue without it.
+
+    Returns:
+        what was made from the answers. After a kill, the next call deletes the rest.
 
     Raises:
         SpecLocalError: another process is writing to it.
@@ -293,17 +302,28 @@ def clear(folder: Path) -> None:
     """
     try:
         with FileLock(folder / LOCK, timeout=_LOCK_TIMEOUT, mode=0o600):
-            for path in folder.iterdir():
-                path.unlink()  # including the lock: a process that is waiting for it creates a new one
+            # First: a training that has read these answers ends when its copies are gone.
+            made = copies.delete_all(folder)
+            kept = {copies.LIST} if made.failed else set()
+            last = [copies.LIST, LOCK]  # a process that is waiting for the lock creates a new one
+            for path in sorted(folder.iterdir(), key=lambda path: [path.name == name for name in last[::-1]]):
+                if path.name not in kept:
+                    path.unlink()
     except Timeout:
         raise SpecLocalError(f"another specdec process is writing to {folder}: try again later") from None
     with contextlib.suppress(OSError):  # another process has already added something
         folder.rmdir()
+    return made
 
 
 def has_answers(folder: Path) -> bool:
     """Return whether a folder has answers to learn from: see `spec_local.datastore.answer_store`."""
     return any(folder.glob(f"*{ANSWERS}"))
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """The damaged files that were set aside in a folder."""
+    return sorted(folder.glob(f"[!.]*{ANSWERS}{DAMAGED}*"))
 
 
 def root() -> Path:
@@ -321,14 +341,12 @@ def _version(path: Path) -> tuple[int, ...] | None:
     """Size, modification time and inode, which change with the file; None: there is no file.
 
     Raises:
-        OSError: it cannot be read, or is not a file that a datastore writes.
+        OSError: it cannot be read.
     """
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_SIZE:
-        raise OSError(errno.EINVAL, "not a file of a datastore")
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 

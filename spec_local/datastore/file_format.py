@@ -33,7 +33,7 @@ class Text:
     tokens: Tokens
 
     @classmethod
-    def of(cls, tokens: Sequence[int], name: str | None = None) -> "Text":
+    def of(cls, tokens: Sequence[int] | Tokens, name: str | None = None) -> "Text":
         """A text labelled by its name, such as the path of a file, or else by its tokens."""
         array = np.array(tokens, _TOKEN)
         source = array.tobytes() if name is None else name.encode("utf-8", "surrogateescape")
@@ -54,6 +54,24 @@ def encode_index(key: bytes, texts: Sequence[Text]) -> bytes:
     n_words = len(index.reversed_words) // _TOKEN.itemsize
     n_positions = len(index.positions) // _TOKEN.itemsize
     return _INDEX.pack(_MAGIC, key, n_words, n_positions, len(texts), zlib.crc32(body)) + body
+
+
+def recovered_texts(key: bytes, content: bytes) -> list[Text]:
+    """The texts of a damaged index that are proven to be whole, the oldest first.
+
+    These are the texts that are labelled by their tokens: answers, but not files. Where the index is of
+    another vocabulary, or shorter or longer than its header says, there are none. key: as in `encode_index`.
+    """
+    if len(content) < _INDEX.size:
+        return []
+    magic, file_key, n_words, n_positions, n_texts, _ = _INDEX.unpack_from(content)
+    labels = _INDEX.size + (n_words + n_positions) * _TOKEN.itemsize
+    if (magic, file_key) != (_MAGIC, key) or len(content) != labels + n_texts * _LABEL.itemsize:
+        return []
+    known = set(np.frombuffer(content, _LABEL, offset=labels).tolist())
+    tokens = ContextIndex(content[_INDEX.size : _INDEX.size + n_words * _TOKEN.itemsize]).tokens
+    parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR) + 1)
+    return [text for text in (Text.of(part[:-1]) for part in parts) if text.label in known]
 
 
 def decode_index(key: bytes, content: bytes) -> tuple[ContextIndex, list[int]]:

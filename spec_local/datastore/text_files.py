@@ -1,5 +1,6 @@
 """Find, read and tokenize the text files that a user adds to the datastore."""
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from spec_local.datastore.file_format import Text
 from spec_local.errors import InvalidRequest
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.system.files import NotRegular, read_bytes
 
 MAX_FILE_SIZE = 1 << 20
 """Maximum size in bytes; larger files are rarely written by hand."""
@@ -81,14 +83,13 @@ def read_text(path: Path) -> str:
         Skipped: it is not UTF-8 text, cannot be read, or is larger than `MAX_FILE_SIZE`.
     """
     try:
-        if not path.is_file():  # opening a pipe would wait for a writer
-            raise Skipped("not a regular file")
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_SIZE + 1)
+        raw = read_bytes(path, MAX_FILE_SIZE)
+    except NotRegular:
+        raise Skipped("not a regular file") from None
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise Skipped(f"larger than {MAX_FILE_SIZE >> 20} MiB") from None
         raise Skipped(f"cannot be read ({error.strerror})") from None
-    if len(raw) > MAX_FILE_SIZE:
-        raise Skipped(f"larger than {MAX_FILE_SIZE >> 20} MiB")
     try:
         if b"\0" in raw:
             raise ValueError

@@ -43,7 +43,7 @@ def _events(request: Request, engine: Engine) -> Iterator[Event]:
         while engine.requests:
             for _, event in engine.step():
                 if isinstance(event, Failed):
-                    raise event.error
+                    raise event.exception
                 yield event
     finally:
         engine.remove(request)

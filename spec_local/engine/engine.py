@@ -14,7 +14,7 @@ from spec_local.core.timer import Timer
 from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics
 from spec_local.engine.prefill import Prefill
 from spec_local.engine.request import Request
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import InvalidRequest, as_failure
 
 _CHUNK, _MIN_CHUNK = 96, 32  # prompt tokens per call beside one request that generates, and beside many
 
@@ -133,8 +133,8 @@ class Engine:
                     timer.lap("verify")
                     # 4 Commit: the accepted path stays in the caches, everything else is rolled back.
                     step = request.commit(call, logits, verified)
-                except SpecLocalError as error:  # the grammar allows no token
-                    events.append((request, Failed(error, request.statistics)))
+                except Exception as error:  # such as a grammar that allows no token
+                    events.append(_failure(request, error))
                 else:
                     events.append((request, step))
                     self.statistics.count_step(len(step.tokens), step.proposal, step.n_accepted)
@@ -142,7 +142,10 @@ class Engine:
                         events.append((request, Finished("stop", request.statistics)))
                 timer.lap("commit")
             for request, call in chunks:
-                request.prefill.commit(call)
+                try:
+                    request.prefill.commit(call)
+                except Exception as error:
+                    events.append(_failure(request, error))
                 self.statistics.prompt_n += len(call.tokens)
             timer.lap("commit")
             # The planner knows the number of requests that began the step: one of them may have failed.
@@ -192,8 +195,8 @@ class Engine:
         events: Events = []
         outcomes = together(self._drafting(contexts, decoding, reading), self._timer)
         for request, outcome in zip([*decoding, *reading], outcomes, strict=True):
-            if isinstance(outcome, SpecLocalError):
-                events.append((request, Failed(outcome, request.statistics)))
+            if isinstance(outcome, Exception):
+                events.append(_failure(request, outcome))
             elif outcome:  # a prompt has been read
                 request.prefill.finish()
                 events.append((request, Prefilled(request.statistics)))
@@ -242,8 +245,8 @@ class Engine:
             if request.main.context is context:
                 try:
                     calls.append((request, request.verify_call()))
-                except SpecLocalError as error:
-                    events.append((request, Failed(error, request.statistics)))
+                except Exception as error:
+                    events.append(_failure(request, error))
         return calls
 
     def _chunks(
@@ -258,8 +261,8 @@ class Engine:
                 try:
                     chunks.append((request, request.prefill.call(left)))
                     left -= len(chunks[-1][1].tokens)
-                except SpecLocalError as error:
-                    events.append((request, Failed(error, request.statistics)))
+                except Exception as error:
+                    events.append(_failure(request, error))
         return chunks
 
     def _remove_ended(self, events: Events) -> None:
@@ -279,6 +282,11 @@ class Engine:
             self.statistics.predicted_s += self._timer.seconds
         else:
             self.statistics.prompt_s += self._timer.seconds
+
+
+def _failure(request: Request, error: Exception) -> tuple[Request, Event]:
+    """The end of one request, whatever it raised: the others go on."""
+    return request, Failed(as_failure(error), request.statistics)
 
 
 def _chunk(n_generating: int) -> int:

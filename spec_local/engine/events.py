@@ -8,7 +8,7 @@ from typing import Literal
 
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
-from spec_local.errors import SpecLocalError
+from spec_local.errors import InternalError, SpecLocalError
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
@@ -140,6 +140,11 @@ class Failed:
 
     error: SpecLocalError
     statistics: Statistics
+
+    @property
+    def exception(self) -> BaseException:
+        """What to raise if no other answer is to go on."""
+        return (isinstance(self.error, InternalError) and self.error.__cause__) or self.error
 
 
 Event = Prefilled | Step | Finished | Failed

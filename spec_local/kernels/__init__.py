@@ -50,6 +50,26 @@ class Status:
 
         return self.times.keys() >= set(TYPES)
 
+    def varying(self, types: Collection[str], cache_type: str) -> list[str]:
+        """What makes a model's logits depend on the number of tokens in a call; empty: its bits are the same.
+
+        Args:
+            types: of its weights, but for those that take next to no memory, such as norms.
+            cache_type: of its KV cache.
+        """
+        from spec_local.kernels.choice import FLOATS, MOST_FLOAT_TOKENS, PACKED
+
+        if not self.instruction_set:
+            return ["llama.cpp's kernels"]
+        found = []
+        for kind in sorted(types):
+            if kind in FLOATS:
+                most = min(self.limits.get(kind, MOST_FLOAT_TOKENS), MOST_FLOAT_TOKENS)
+                found.append(f"{kind} in calls of more than {most} tokens" if most else f"{kind} weights")
+            elif kind not in PACKED or self.limits.get(kind) == 0:
+                found.append(f"{kind} weights")
+        return found + [f"a {cache_type} cache"] * (cache_type not in ("f16", "q8_0"))
+
     def __str__(self) -> str:
         return self.instruction_set or f"not used ({self.reason})"
 

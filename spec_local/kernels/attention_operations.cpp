@@ -8,9 +8,6 @@
 namespace specdec {
 namespace {
 
-// Calls with more tokens are left to ggml, which then computes them in tiles.
-constexpr int64_t MOST_TOKENS = 64;
-
 bool cache_type(const ggml_tensor *x, CacheType &type) {
     switch (x->type) {
         case GGML_TYPE_F16: type = CacheType::F16; return true;
@@ -32,8 +29,7 @@ bool is_attention(const ggml_tensor *op) {
     CacheType type;
     return q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && cache_type(k, type) && cache_type(v, type) && mask &&
            mask->type == GGML_TYPE_F16 && parameter(op, 1) == 0.f && q->ne[3] == 1 && k->ne[3] == 1 &&
-           k->nb[0] == ggml_type_size(k->type) && v->nb[0] == ggml_type_size(v->type) && k->ne[2] == v->ne[2] &&
-           q->ne[1] <= MOST_TOKENS;
+           k->nb[0] == ggml_type_size(k->type) && v->nb[0] == ggml_type_size(v->type) && k->ne[2] == v->ne[2];
 }
 
 struct AttentionTraits : ggml::cpu::tensor_traits {

@@ -12,24 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from spec_local.kernels import records
 from spec_local.kernels.build import reported
 from spec_local.kernels.native import Native
+from spec_local.system import json_file
 from spec_local.system.child_process import child_main, run_child
 
 _PASSED = "passed"
 
 
-class Record(BaseModel):
+class Record(json_file.Record):
     """Results of the self-tests.
 
     instruction_set: the selected one, or None if no self-test passed. machine: see `records.machine_digest`.
     self_tests: "passed" or the error, by instruction set.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     instruction_set: str | None
     machine: str

@@ -8,7 +8,9 @@ the tests replay those of other processors.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from spec_local.system.json_file import Record
 
 PACKED = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
@@ -23,6 +25,7 @@ SIZES = (*_GENERATING, 64, 512)
 """Tokens of the calls that must be known of a packed type; the largest stands for prompts."""
 FLOAT_SIZES = (*_GENERATING, 24, 32, 48, 64)
 """The same of floating-point types. Larger calls, and so prompts, are always left to llama.cpp."""
+MOST_FLOAT_TOKENS = FLOAT_SIZES[-1]
 
 # Tokens that one call of the main model generates, for calls of `_GENERATING` tokens of which all but one are
 # drafted: the recorded answers of traces.json, six of each kind (benchmarks/processors.py --session).
@@ -43,20 +46,19 @@ _PROMPT, _ANSWER = 270, 128  # mean tokens of the recorded prompts, and of an an
 _OTHER_CALLS = 0.01
 _NEARLY = 1.02  # times whose ratio is below this are equal: medians of repeated measurements differ so much
 _SLOWER = 0.95  # speed at a size alone, beside llama.cpp's
+_Seconds = Annotated[float, Field(gt=1e-9, lt=86_400)]  # of one product: others are no measurements
 
 
-class Times(BaseModel):
+class Times(Record):
     """Median seconds of products with one type of weights.
 
     sizes: tokens per call, ascending, at least `SIZES` or `FLOAT_SIZES`. kernels, llama_cpp: for each of
     them, with the kernels and with what llama.cpp uses without them, of the same matrices.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     sizes: tuple[int, ...]
-    kernels: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
-    llama_cpp: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
+    kernels: tuple[_Seconds, ...]
+    llama_cpp: tuple[_Seconds, ...]
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -7,13 +7,21 @@
 namespace specdec {
 namespace {
 
+// Whether the kernels compute a product whatever its number of columns. They are slower with many, but a small matrix
+// in F32, such as the router of a mixture of experts, takes little time, and its result decides where an answer goes.
+bool is_small(const ggml_tensor *w) {
+    constexpr size_t most_bytes = 4 << 20;  // a part of the caches: it is read again for each MOST_FLOAT_COLUMNS columns
+    return w->type == GGML_TYPE_F32 && ggml_nbytes(w) <= most_bytes;
+}
+
 bool is_float_weights(const ggml_tensor *op) {
     FloatType type;
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     return op->op == GGML_OP_MUL_MAT && float_type(w->type, type) && w->buffer && ggml_is_contiguous(w) &&
            w->ne[2] * w->ne[3] == 1 && ggml_backend_buffer_get_usage(w->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
            x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && ggml_is_contiguous(op) &&
-           ggml_nrows(x) <= std::min(most_columns(w->type), MOST_FLOAT_COLUMNS) && op->op_params[1] == 0;
+           (is_small(w) || ggml_nrows(x) <= std::min(most_columns(w->type), MOST_FLOAT_COLUMNS)) &&
+           op->op_params[1] == 0;
 }
 
 struct FloatTraits : ggml::cpu::tensor_traits {
@@ -36,16 +44,22 @@ struct FloatTraits : ggml::cpu::tensor_traits {
         auto *packed = (float *)((char *)shared + CHOSEN_BYTES);
         if ((char *)(packed + packed_floats(k, n)) > (char *)params->wdata + params->wsize) return false;
         if (params->ith == 0) *shared = chosen_tiles(rows);
-        for (int j = params->ith * n / params->nth; j < (params->ith + 1) * n / params->nth; j++)
-            kernels()->pack_floats(k, columns[j], j, n, packed);
+        const auto part_from = [n](int first) { return std::min(n - first, int(MOST_FLOAT_COLUMNS)); };
+        for (int j = params->ith * n / params->nth; j < (params->ith + 1) * n / params->nth; j++) {
+            const int place = j % MOST_FLOAT_COLUMNS, first = j - place;
+            kernels()->pack_floats(k, columns[j], place, part_from(first), packed + packed_floats(k, first));
+        }
         if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_barrier(params->threadpool);
         const ChosenTiles chosen = *shared;
         const auto multiply = [&](int64_t begin, int64_t end) {
-            float *y[MOST_FLOAT_COLUMNS];
-            for (int j = 0; j < n; j++) y[j] = (float *)op->data + j * op->ne[0] + begin;
-            kernels()->multiply_floats(type, k, (const uint8_t *)w->data + begin * w->nb[1], w->nb[1], int(end - begin),
-                                       packed, n, y);
+            for (int first = 0; first < n; first += MOST_FLOAT_COLUMNS) {
+                float *y[MOST_FLOAT_COLUMNS];
+                const int part = part_from(first);
+                for (int j = 0; j < part; j++) y[j] = (float *)op->data + (first + j) * op->ne[0] + begin;
+                kernels()->multiply_floats(type, k, (const uint8_t *)w->data + begin * w->nb[1], w->nb[1],
+                                           int(end - begin), packed + packed_floats(k, first), part, y);
+            }
         };
         // A multiple of the rows that are multiplied together, three or four. Of chosen tiles, three that are adjacent.
         const int64_t piece = chosen.tiles ? 3 : std::clamp<int64_t>(rows / (params->nth * 8) / 12, 1, 5) * 12;

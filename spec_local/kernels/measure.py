@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from spec_local.kernels import records
 from spec_local.kernels.choice import FLOAT_SIZES, FLOATS, PACKED, SIZES, Times, is_clear
 from spec_local.kernels.native import Native
-from spec_local.system import machine
+from spec_local.system import json_file, machine
 from spec_local.system.child_process import child_main, run_child
 
 TYPES = (*PACKED, *FLOATS)
@@ -45,14 +44,12 @@ Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
 """(type, sizes, rounds) -> seconds (rounds, sizes, 2): with the kernels, and with llama.cpp's own."""
 
 
-class Record(BaseModel):
+class Record(json_file.Record):
     """What was measured on one machine.
 
     times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. doubts: types
     whose calls took another time in a later session.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     times: dict[str, Times]
     when: float

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import platformdirs
-from pydantic import BaseModel, ValidationError
 
 from spec_local.system import machine
 from spec_local.system.files import write_atomically
+from spec_local.system.json_file import Record, read_record
 
-Kind = TypeVar("Kind", bound=BaseModel)
+Kind = TypeVar("Kind", bound=Record)
+_MAX_BYTES = 1 << 20  # of a record; one has some thousand
 
 
 def machine_digest() -> str:
@@ -33,8 +34,8 @@ def paths(library: Path, name: str = "") -> list[Path]:
 def read(library: Path, kind: type[Kind], name: str = "") -> Iterator[Kind]:
     """Yield the records that can be read, of this machine or another one."""
     for path in paths(library, name):
-        with contextlib.suppress(OSError, ValidationError):
-            yield kind.model_validate_json(path.read_bytes())
+        with contextlib.suppress(OSError, ValueError):
+            yield read_record(path, kind, _MAX_BYTES)
 
 
 def forget(library: Path) -> None:
@@ -44,7 +45,7 @@ def forget(library: Path) -> None:
             record.unlink(missing_ok=True)
 
 
-def write(library: Path, record: BaseModel, name: str = "") -> None:
+def write(library: Path, record: Record, name: str = "") -> None:
     """Write a record.
 
     Raises:

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from spec_local.llama.gguf_tensors import parts
+from spec_local.system.files import opened
 
 _SAMPLES = 64  # of each file: two models with the same header differ in all of their weights
 _SAMPLE_SIZE = 1 << 16  # bytes; 4 MB in all, which takes a few milliseconds
@@ -21,7 +22,7 @@ def content_key(path: Path) -> str:
     for part in parts(path) or [path]:
         size = part.stat().st_size
         digest.update(size.to_bytes(8, "little"))
-        with part.open("rb") as file:
+        with opened(part) as file:
             for i in range(_SAMPLES):
                 file.seek(max(0, size - _SAMPLE_SIZE) * i // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_SIZE))

@@ -18,9 +18,11 @@ from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.llama.workers import devices as devices_of
+from spec_local.system.files import NotRegular, opened
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
+_FEW = 0.01  # of the bytes of all weights: norms and biases have less
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
 
 
@@ -35,10 +37,10 @@ def check_header(path: Path) -> None:
             if any(path.glob("*.safetensors")):
                 raise ModelFileError(_not_converted(path, path))
             raise ModelFileError(f"{path} is a folder, not a model file: give the path of a .gguf file")
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise ModelFileError(f"{path} is not a regular file: give the path of a .gguf file")
-        with path.open("rb") as file:
+        with opened(path) as file:
             start = file.read(9)
+    except NotRegular:
+        raise ModelFileError(f"{path} is not a regular file: give the path of a .gguf file") from None
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist: check the path") from None
     except (OSError, ValueError) as error:
@@ -249,6 +251,12 @@ class Model:
             for kind, size in bytes_by_type(part).items():
                 total[kind] = total.get(kind, 0) + size
         return total
+
+    @property
+    def types(self) -> set[str]:
+        """Types of the weights, without those that take next to no memory, such as the norms' F32."""
+        sizes = self.bytes_by_type
+        return {kind for kind, size in sizes.items() if size > _FEW * sum(sizes.values())}
 
     @functools.cached_property
     def parameters(self) -> str:

@@ -9,7 +9,6 @@ for each part, the bytes of `LlamaRow.state` and their hash.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from io import BufferedReader
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from spec_local import kernels
 from spec_local.errors import ContextOverflow, InvalidRequest
@@ -156,8 +155,8 @@ def _read_header(file: BufferedReader, path: Path) -> _Header:
     if _hash(text) != file.read(_HASH_BYTES):
         raise _damaged(path)
     try:
-        header = _Header.model_validate(json.loads(text))
-    except (ValueError, ValidationError, RecursionError):
+        header = _Header.model_validate_json(text)
+    except ValueError:
         raise _damaged(path) from None
     rest = sum(part.size + _HASH_BYTES for part in header.parts)
     if file.tell() + rest != os.fstat(file.fileno()).st_size:

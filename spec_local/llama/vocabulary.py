@@ -5,13 +5,15 @@ import functools
 import hashlib
 import itertools
 import re
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from spec_local.core.text import bytes_of
-from spec_local.errors import BackendError, InvalidRequest
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.runtime import suppressed_tokens
+from spec_local.system.cancellation import check_wanted
 from spec_local.system.deep_stack import call_with_stack
 
 # llama.cpp counts bytes in int32, and its tokenizer needs many times the size of the text.
@@ -21,8 +23,10 @@ _MAX_TEXT_BYTES = 1 << 24
 # of stack per character (measured with the tokenizer of deepseek-llm: 512 MiB suffice for 1.5
 # million characters).
 _LONG_TEXT_BYTES, _MIN_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
+_USUALLY_LONGEST = 32  # bytes of a token: most vocabularies have longer ones, of white space
 _PieceBuffer = ctypes.c_char * 64  # enough for nearly all tokens
 _MARKER = re.compile(rb"<\|[^<>|\s]{1,64}\|>")  # what the names of tokens that mark turns look like
+_SPACE = "▁".encode()  # what a tokenizer of SentencePiece takes for a space
 _ALL_BYTES = bytes(range(256)).decode("utf-8", "surrogateescape")
 
 
@@ -143,6 +147,43 @@ class Vocabulary:
                 digest.update(b"%d %b\n" % (token, self.text(token)))
         return digest.hexdigest()[:32]
 
+    def check_length(self, text: bytes, n_ctx: int | None) -> None:
+        """Raise ContextOverflow for a text that certainly has more tokens than a context; None: no context.
+
+        To tokenize a text takes up to 5 s for each MB, in which nothing can interrupt it.
+        """
+        if n_ctx is None or len(text) <= max(n_ctx * _USUALLY_LONGEST, _LONG_TEXT_BYTES):
+            return
+        longest, left_out = self._coverage
+        counted = text.replace(_SPACE, b" ").translate(None, left_out)
+        if longest and (n := len(counted) // longest) > n_ctx:
+            raise ContextOverflow(
+                f"the prompt has more than {n} tokens but the context has {n_ctx}: shorten it, or use a "
+                "longer context"
+            )
+
+    @functools.cached_property
+    def _coverage(self) -> tuple[int | None, bytes]:
+        """How many bytes of a text one token has at most (None: unknown), and which bytes may be in no token.
+
+        It takes a second for a large vocabulary. Other tokenizers than these make one token of any unknown
+        word, or leave out white space anywhere.
+        """
+        lib, handle = self._lib, self._handle
+        if self.type not in (lib.LLAMA_VOCAB_TYPE_SPM, lib.LLAMA_VOCAB_TYPE_BPE, lib.LLAMA_VOCAB_TYPE_RWKV):
+            return None, b""
+        longest, strips, known = 0, 0, set[int]()
+        for token in range(self.n_tokens):
+            piece = self._piece(token, True) or self.text(token)
+            longest = max(longest, len(piece))
+            if len(piece) == 1:
+                known.add(piece[0])
+            strips |= lib.llama_vocab_get_attr(handle, token)
+        if strips & (lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP):  # white space beside it
+            known.difference_update(string.whitespace.encode())
+        is_whole = known.issuperset("\ufffd".encode())  # in place of what is not UTF-8
+        return longest if is_whole else None, bytes(byte for byte in range(256) if byte not in known)
+
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text.
 
@@ -185,6 +226,7 @@ class Vocabulary:
         # of U+FFFD; llama.cpp then returns -n, where n is the number of tokens needed.
         n = -(len(raw) + 8)
         for _ in range(2):
+            check_wanted()
             tokens = (ctypes.c_int32 * -n)()
             n = self._lib.llama_tokenize(
                 self._handle, raw, len(raw), tokens, len(tokens), add_special, parse_special
@@ -224,14 +266,17 @@ class Vocabulary:
         known = self._pieces.get((token, special))
         if known is not None:
             return known
+        piece = self._pieces[token, special] = self._piece(token, special)
+        return piece
+
+    def _piece(self, token: int, special: bool) -> bytes:
         self._check(token)
-        buffer = _PieceBuffer()  # a new one for each call: threads must not share it
-        n = self._lib.llama_token_to_piece(self._handle, token, buffer, len(buffer), 0, special)
+        handle, buffer = self._handle, _PieceBuffer()  # a new one for each call: threads must not share it
+        n = self._lib.llama_token_to_piece(handle, token, buffer, len(buffer), 0, special)
         if n < 0:  # the buffer is too small: -n bytes are needed
             buffer = (ctypes.c_char * -n)()
-            n = self._lib.llama_token_to_piece(self._handle, token, buffer, -n, 0, special)
-        piece = self._pieces[token, special] = buffer.raw[:n]
-        return piece
+            n = self._lib.llama_token_to_piece(handle, token, buffer, -n, 0, special)
+        return buffer.raw[:n]
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; bytes that are not UTF-8 become lone surrogates."""

@@ -130,7 +130,7 @@ def _catalog() -> _Catalog:
     if not known.models:
         raise shipped.error(("models",), "has no models")
     _check_names(shipped, known, known)
-    if not user_file().is_file():
+    if not user_file().exists():
         return known
     own = ConfigFile(user_file(), str(user_file()), "correct it")
     added = own.read(_Catalog)

@@ -35,7 +35,7 @@ from spec_local.models.head_versions import HeadVersions
 from spec_local.models.pairs import expected_speedups
 from spec_local.models.program_folders import content, size_of
 from spec_local.policies.sharing import RowCosts
-from spec_local.system.files import format_size, write_atomically
+from spec_local.system.files import format_size, read_bytes, write_atomically
 
 _T = TypeVar("_T")
 _MAX_SHARE = 1 / 4
@@ -45,6 +45,7 @@ _BEST_SHARE = 1 / 16  # as in most pairs of models.toml; a larger draft model co
 _ACCEPTANCE_RATE = 0.7  # usual within a family
 _LEAST_GAIN = 1.1  # speed-up expected from measured costs; less is not worth the memory
 _MAX_FILES = 1000  # to look at, so that the search ends soon
+_MAX_VERDICT = 1 << 16  # bytes of a reason
 _MAX_COMPARED = 8  # vocabularies a start, 60 ms each; the next start goes on with others
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _TUNED = re.compile(r"instruct|chat|[-_. ]it\b", re.IGNORECASE)
@@ -152,9 +153,9 @@ class _Search:
         seen = {os.path.realpath(self._main.path)}
         versions = HeadVersions(self._main.path)
         for version in versions.usable():  # not compared here: one that cannot be loaded is rolled back
-            path = versions.path(version)
-            if version.size <= spare and not _verdict(self._key, path).exists():
-                yield Drafter(path, "a head that has learned from your answers")
+            head = versions.path(version)
+            if version.size <= spare and not _verdict(self._key, head).exists():
+                yield Drafter(head, "a head that has learned from your answers")
         sources = (self._heads(), self._of_pairs(), self._small_models())
         for candidate in itertools.chain.from_iterable(map(_readable, sources)):
             file, path = candidate.file, os.path.realpath(candidate.file.path)
@@ -229,8 +230,8 @@ class _Search:
         """Return whether a file has not been rejected, and a model has the main model's tokens."""
         file = candidate.file
         verdict = _verdict(self._key, file.path)
-        if verdict.exists():
-            return not verdict.read_bytes()
+        with contextlib.suppress(OSError):
+            return not read_bytes(verdict, _MAX_VERDICT)
         if candidate.is_of_pair or self._is_head(file):  # loading it shows more
             return True
         if self._n_compared == _MAX_COMPARED:

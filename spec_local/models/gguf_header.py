@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
+from spec_local.system.files import opened
+
 Metadata = dict[str, str | int | float]
 
 _READ = 1 << 16  # bytes; what describes a model comes before its vocabulary, which is larger than this
@@ -99,9 +101,7 @@ def describe(metadata: Metadata) -> str:
 
 
 def _beginning(path: Path, n_bytes: int) -> BytesIO:
-    if not path.is_file():  # opening a pipe would block
-        raise OSError(f"{path} is not a regular file")
-    with path.open("rb") as file:
+    with opened(path) as file:
         return BytesIO(file.read(n_bytes))
 
 

@@ -15,11 +15,12 @@ from typing import Annotated, Literal
 
 import platformdirs
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from spec_local.errors import ModelFileError, SpecLocalError
 from spec_local.llama.identity import content_key
 from spec_local.system.files import replacing, sha256, write_atomically
+from spec_local.system.json_file import Record, read_record
 
 Data = Literal["user", "built_in"]
 """Held-out answers of the user, and answers to built-in prompts."""
@@ -29,10 +30,11 @@ _MAX_VERSIONS = 100  # entries in the list, for the history of acceptance: 500 b
 _MAX_BYTES = 1 << 20  # of the list
 _LOCK_TIMEOUT_S = 10.0  # copying a head takes less than a second
 _Share = Annotated[float, Field(ge=0, le=1)]
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]  # as in the answer store
+_Time = Annotated[float, Field(ge=0, lt=1e11)]  # before the year 5000
 
 
-class HeadVersion(BaseModel):
+class HeadVersion(Record):
     """A head that was trained on the user's answers.
 
     Attributes:
@@ -47,28 +49,28 @@ class HeadVersion(BaseModel):
         is_rolled_back: the user or a failure has taken it out of use.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore")
 
-    number: Annotated[int, Field(ge=1)]
-    file: Annotated[str, Field(pattern=r"^head-\d+\.gguf$")]
+    number: Annotated[int, Field(ge=1, lt=1 << 63)]
+    file: Annotated[str, Field(pattern=r"^head-[0-9]+\.gguf$")]
     size: _Count
     sha256: str
-    trained: float
+    trained: _Time
     origin: str = ""
     origin_key: str = ""
     n_answers: _Count = 0
     last_answer: _Count = 0
-    before: dict[Data, _Share] = {}
-    after: dict[Data, _Share] = {}
+    before: dict[Data, _Share] = Field(default_factory=dict)
+    after: dict[Data, _Share] = Field(default_factory=dict)
     is_rolled_back: bool = False
 
 
-class _List(BaseModel):
+class _List(Record):
     """last_round: number of the last kept answer that a round of training has seen, whatever came of it."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore")
 
-    versions: list[HeadVersion] = []
+    versions: list[HeadVersion] = Field(default_factory=list)
     last_round: _Count = 0
 
 
@@ -155,7 +157,8 @@ class HeadVersions:
                 return versions[-1]
             used = [version.number for version in versions]
             if is_damaged:  # heads that a damaged list may have named are not replaced
-                used += [int(path.stem[5:]) for path in self.folder.glob("head-[0-9]*.gguf")]
+                names = (path.stem[5:] for path in self.folder.glob("head-*.gguf"))
+                used += [int(name) for name in names if name.isdecimal()]
             number = max(used, default=0) + 1
             added = HeadVersion(
                 number=number,
@@ -228,11 +231,10 @@ class HeadVersions:
         """The list, and whether it is damaged, in which case it counts as empty."""
         path = self.folder / _LIST
         try:
-            with path.open("rb") as file:
-                return _List.model_validate_json(file.read(_MAX_BYTES)), False
+            return read_record(path, _List, _MAX_BYTES), False
         except FileNotFoundError:
             return _List(), False
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             if not self._has_logged:
                 reason = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is damaged"
                 self._log(f"{path} {reason} and is ignored; the heads beside it are kept")
@@ -262,12 +264,6 @@ class HeadVersions:
 def folder_of(key: str) -> Path:
     """The folder of the versions for the main model with a `content_key`."""
     return Path(platformdirs.user_data_dir("specdec")) / "heads" / key
-
-
-def delete_answers(key: str) -> None:
-    """Delete what a training that was stopped has left of the user's answers, in the folder of `training`."""
-    for own in folder_of(key).glob("training/*/own"):
-        shutil.rmtree(own, ignore_errors=True)
 
 
 def roll_back(main: Path, head: Path, error: SpecLocalError, log: Callable[[str], None]) -> bool:

@@ -20,11 +20,13 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from spec_local.errors import InvalidRequest
+from spec_local.system.files import opened, read_bytes
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _HEAD = re.compile(r"(mtp|eagle3|dflash|dspark)-")  # a head beside its main model, in the same quantizations
+_MAX_REF = 1 << 10  # bytes of a ref, of which 40 are used
 _LOCK_TIMEOUT_S = 0.3  # enough to acquire a free lock
 
 
@@ -173,7 +175,7 @@ def _snapshots(model: HubModel) -> Iterator[Path]:
         yield folder / model.revision
         return
     try:
-        commit = (repo_folder(model.repo) / "refs" / model.revision).read_bytes()[:40].decode("ascii")
+        commit = read_bytes(repo_folder(model.repo) / "refs" / model.revision, _MAX_REF)[:40].decode("ascii")
     except (OSError, ValueError):
         return
     if not COMMIT.fullmatch(commit):  # damaged; `pull` writes it again
@@ -200,7 +202,7 @@ def is_key(name: str) -> bool:
 
 def matches(path: Path, key: str) -> bool:
     """Return whether a file has the hash that its blob's name gives: a SHA-256, or that of a blob of git."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         if SHA256.fullmatch(key):
             return hashlib.file_digest(file, "sha256").hexdigest() == key
         header = b"blob %d\0" % os.fstat(file.fileno()).st_size

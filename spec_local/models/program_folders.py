@@ -1,13 +1,14 @@
 """The folders in which other programs keep models on this machine, read without failing."""
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from spec_local.errors import InvalidRequest
-from spec_local.system.files import expanded, read_text
+from spec_local.system.files import expanded, read_bytes
 
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # of ollama as a service on Linux
 _MAX_BYTES = 1 << 20  # of a settings file or a manifest; usual ones have a few thousand
@@ -55,16 +56,16 @@ def size_of(path: Path) -> int | None:
 def read_json(path: Path) -> Any:
     """The content of a small JSON file; None if there is none."""
     try:
-        return json.loads(_text(path))
-    except (ValueError, RecursionError):
+        return from_json(_text(path))
+    except ValueError:
         return None
 
 
 def _text(path: Path) -> str:
-    """The text of a small file; empty if it cannot be read. Opening a pipe would block."""
+    """The text of a small file; empty if it cannot be read."""
     try:
-        return "" if size_of(path) is None else read_text(path, _MAX_BYTES).strip()
-    except InvalidRequest:
+        return read_bytes(path, _MAX_BYTES).decode("utf-8-sig").strip()
+    except (OSError, ValueError):
         return ""
 
 

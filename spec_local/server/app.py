@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +19,7 @@ from starlette.routing import Route
 from spec_local.core.lazy_table import LazyTable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors, llama_paths, openapi, responding
-from spec_local.server.engine import Engine
+from spec_local.server.engine import Engine, NotReady
 from spec_local.server.guard import Access, Guard
 from spec_local.server.learning import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
@@ -27,8 +27,8 @@ from spec_local.server.prompts import PROMPTS
 from spec_local.server.protocol import Exchange
 from spec_local.server.request_body import completed, read_json
 from spec_local.server.served_models import ServedModel, ServedModels
+from spec_local.server.work import in_thread, until_gone
 
-_T = TypeVar("_T")
 PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
     {
         "/v1/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
@@ -81,7 +81,7 @@ def create(
     async def use(
         request: Request, body: Mapping[str, Any] | None = None
     ) -> contextlib.AbstractContextManager[Engine]:
-        return await _unless_gone(request, served.use(name_in(request, body)))
+        return await served.use(name_in(request, body))
 
     async def health(request: Request) -> Response:
         served.check_ready()
@@ -131,8 +131,12 @@ def create(
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def learned(request: Request) -> Response:
-        model = served.chosen(name_in(request))
-        return JSONResponse(learning.described(model) if learning else {"enabled": False})
+        is_stranger = request.state.is_stranger
+        model = served.current if is_stranger else served.chosen(name_in(request))
+        facts = learning.described(model) if learning else {"enabled": False}
+        if is_stranger:  # words may have the name of a draft
+            facts = {name: value for name, value in facts.items() if not isinstance(value, str)}
+        return JSONResponse(facts)
 
     async def description(request: Request) -> Response:
         return JSONResponse(openapi.describe(kinds))
@@ -141,12 +145,26 @@ def create(
         message = "this server stores no answers: use what POST returned, and give all messages again"
         return errors.response(request.url.path, HTTPStatus.NOT_FOUND, message)
 
+    async def checked(
+        kind: type[Exchange], request: Request, body: Mapping[str, Any], engine: Engine
+    ) -> Exchange:
+        loaded = engine.check_ready()
+
+        def check() -> Exchange:
+            exchange = kind(body, loaded)
+            for each in exchange.requests:
+                each.check_length(loaded.n_ctx)
+            return exchange
+
+        # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
+        return await in_thread(check, large=request.state.is_large)
+
     async def prompt(request: Request) -> Response:
         kind, response = PROMPTS[request.url.path]
         given = await read_json(request, access.max_body)
         body = completed(given, served.chosen(name_in(request, given)).defaults)
         with await use(request, body) as engine:
-            exchange = await asyncio.to_thread(kinds[kind], body, engine.check_ready())
+            exchange = await checked(kinds[kind], request, body, engine)
             return JSONResponse(response(*await engine.ask("prompt", exchange.requests[0])))
 
     async def answer(request: Request) -> Response:
@@ -156,23 +174,21 @@ def create(
         model = served.chosen(given.get("model"))
         body, path = completed(given, model.defaults), request.url.path
         loaded = asyncio.get_running_loop().create_future()
-        response = responding.with_signs(
-            respond(kinds[path], body, loaded),
+        return await responding.with_signs(
+            respond(kinds[path], request, body, loaded),
             kinds[path],
             path,
             begun=loaded if body.get("stream") is True else None,
             state=f"loading {model.name}",
         )
-        return await _unless_gone(request, response)
 
     async def respond(
-        kind: type[Exchange], body: Mapping[str, Any], loaded: "asyncio.Future[None]"
+        kind: type[Exchange], request: Request, body: Mapping[str, Any], loaded: "asyncio.Future[None]"
     ) -> Response:
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(await served.use(body.get("model"), body.get("keep_alive")))
             loaded.set_result(None)
-            # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
-            exchange = await asyncio.to_thread(kind, body, engine.check_ready())
+            exchange = await checked(kind, request, body, engine)
             answers = engine.answer(exchange.requests)
             stack.callback(engine.cancel, answers)
             end = stack.pop_all().close
@@ -184,14 +200,18 @@ def create(
         Route("/v1/models", models),
         Route("/models", models),
         Route("/v1/models/{name:path}", models),
-        Route("/props", props),
-        Route("/costs", costs),
+        Route("/props", until_gone(props)),
+        Route("/costs", until_gone(costs)),
         Route("/metrics", counters),
         Route("/learning", learned),
         Route("/openapi.json", description),
         *llama_paths.routes(use, access.max_body),
-        *(Route(path, prompt, methods=["POST"]) for path, (kind, _) in PROMPTS.items() if kind in kinds),
-        *(Route(path, answer, methods=["POST"]) for path in kinds),
+        *(
+            Route(path, until_gone(prompt), methods=["POST"])
+            for path, (kind, _) in PROMPTS.items()
+            if kind in kinds
+        ),
+        *(Route(path, until_gone(answer), methods=["POST"]) for path in kinds),
         *(Route(path, not_stored, methods=["GET", "POST", "DELETE"]) for path in _STORED),
         *(Route(path, _page(file)) for path, file in page_files().items()),
     ]
@@ -235,32 +255,13 @@ def _page(file: Path) -> Callable[[Request], Awaitable[Response]]:
     return respond
 
 
-# Answers
-
-
-async def _unless_gone(request: Request, coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """The result of what a client waits for; ClientDisconnect if it goes first."""
-    waiting, gone = asyncio.create_task(coroutine), asyncio.create_task(_disconnection(request))
-    try:
-        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            raise ClientDisconnect
-        return waiting.result()
-    finally:
-        waiting.cancel()
-        gone.cancel()
-
-
-async def _disconnection(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 # Errors
 
 
 async def _library_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SpecLocalError)
+    if request.state.is_stranger:  # the reason may have names of files
+        error = NotReady("the models are not loaded: try again soon")
     return errors.response_for(request.url.path, error)
 
 

@@ -12,6 +12,7 @@ from spec_local.grammar.usable_schema import usable
 from spec_local.server.left_out import content_of, described, has_text
 from spec_local.server.sampling_body import Part
 
+_MAX_TOOLS = 1024  # each takes a millisecond to check, and a template's time
 _Function = TypeVar("_Function", bound="Function")
 
 
@@ -193,8 +194,10 @@ def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[
     """Return the tools that the answer may or must call (see `AnswerRequest.tool_choice`), and all it may.
 
     Raises:
-        InvalidRequest: it is not valid, or there is no such tool.
+        InvalidRequest: it is not valid, or there is no such tool, or there are too many.
     """
+    if len(tools) > _MAX_TOOLS:
+        raise InvalidRequest(f"tools has {len(tools)} functions: give at most {_MAX_TOOLS}")
     match given:
         case None | "auto":
             return "auto", tools
@@ -224,7 +227,7 @@ def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[
 
 def _allowed(mode: object, allowed: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
     """The choice among some of the tools; those among them that are not functions do not exist here."""
-    if mode not in ("auto", "required") or not isinstance(allowed, list):
+    if mode not in ("auto", "required") or not isinstance(allowed, list) or len(allowed) > _MAX_TOOLS:
         raise InvalidRequest("tool_choice: give the mode auto or required, and a list of tools")
     names = [choice_of(each, tools)[0] for each in functions_of(allowed)]
     return choice_of(mode, [tool for tool in tools if tool.name in names])

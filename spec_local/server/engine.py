@@ -338,7 +338,12 @@ class Engine:
         id = next(self._ids)
         future = self._replies[id] = asyncio.get_running_loop().create_future()
         self._send(("ask", id, what, argument))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:  # the client has gone
+            self._replies.pop(id, None)
+            self._send(("cancel", id))
+            raise
 
     def cancel_all(self) -> None:
         """End all answers at their next step, or at once if the process does not reply."""

@@ -1,9 +1,11 @@
 """The process with the models. llama.cpp aborts its process if a worker dies: the server outlives that.
 
-One thread decodes, one receives what the server sends, and one prepares prompts meanwhile.
+One thread decodes, one receives what the server sends, and two prepare prompts meanwhile: one of them those
+that are long, for which others do not wait.
 """
 
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -26,7 +28,7 @@ from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
-from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError, as_failure
 from spec_local.llama import workers
 from spec_local.server.events import (
     AnswerRequest,
@@ -42,7 +44,9 @@ from spec_local.server.events import (
 from spec_local.server.prompt_tokens import infill_tokens, mixed_tokens, prompt_tokens
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
+from spec_local.system.cancellation import Abandoned, abandoned_if, check_wanted
 
+_LONG = 1 << 15  # bytes of a request: 0.2 s for the slowest text, 10 ms for usual ones
 _CHATS_PER_ROW = 4  # conversations whose tokens are known: a token takes a few bytes, a row's cache megabytes
 
 
@@ -77,9 +81,9 @@ class _Sender:
 class EngineProcess:
     """Answers the requests that arrive on a connection; started by `spec_local.server.engine.Engine`.
 
-    It receives ``("answer", id, AnswerRequest)``, ``("cancel", id)``, ``("ask", id, what, argument)`` and
-    ``("sign", None)``, and sends ``("event", id, Event)``, ``("reply", id, value or SpecLocalError)`` and
-    ``("sign",)`` if all workers answer.
+    It receives ``("answer", id, AnswerRequest)`` and ``("ask", id, what, argument)``, ``("cancel", id)`` for
+    both, and ``("sign", None)``. It sends ``("event", id, Event)``, ``("reply", id, value or
+    SpecLocalError)`` and ``("sign",)`` if all workers answer.
     """
 
     def __init__(self, connection: Connection, send: _Sender, session: Session, name: str) -> None:
@@ -90,11 +94,13 @@ class EngineProcess:
         """Those that were answered last, with the tokens of their answers as generated: the cache has those,
         and to tokenize the text of an answer again could split it differently. Empty: no chat template."""
         if self._model.chat_template:
-            self._chats.append(Conversation(self._model, ChatTemplate(self._model)))
+            template = ChatTemplate(self._model)
+            self._chats.append(Conversation(self._model, template, n_ctx=session.main.n_ctx))
         self._ready: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
-        self._preparing = ThreadPoolExecutor(1, "prepare")
+        self._preparing = [ThreadPoolExecutor(1, name) for name in ("prepare", "prepare-long")]
         self._running: dict[int, _Running] = {}  # by number of the prompt
         self._waiting: set[int] = set()  # answers without a row; to remove one is to claim it
+        self._asked: set[int] = set()  # questions without a reply
         self._unfinished: set[int] = set()  # these, and the running ones
         self._cancelled: set[int] = set()
         self._settings = GenerationSettings()  # of the last prompt
@@ -110,16 +116,21 @@ class EngineProcess:
                     self._prompts(),
                     iter(lambda: self._settings, None),
                     keep_caches=True,
-                    cancelled=lambda number: self._is_over(self._running[number]),
+                    cancelled=self._is_over,
                     on_read=self._report,
                 )
                 for number, event in events:
-                    self._handle(number, event)
-            except SpecLocalError as error:  # a call of a model failed
-                for running in self._running.values():
-                    self._finish(running.id, Refused(error))
-            self._running.clear()
-        self._preparing.shutdown()
+                    try:
+                        self._handle(number, event)
+                    except Exception as error:  # a defect, which ends this answer only
+                        self._refuse(number, error)
+            except Exception as error:  # a call of a model failed
+                if not self._running:
+                    raise  # it would fail again: the server starts this process again
+                for number in list(self._running):
+                    self._refuse(number, error)
+        for thread in self._preparing:
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _loaded(self) -> Loaded:
         session = self._session
@@ -139,8 +150,11 @@ class EngineProcess:
     def _receive(self) -> None:
         try:
             while True:
-                kind, id, *rest = self._connection.recv()
+                message = self._connection.recv_bytes()
+                kind, id, *rest = pickle.loads(message)
+                prepare = self._preparing[len(message) > _LONG].submit
                 if kind == "cancel":
+                    self._asked.discard(id)
                     if self._claim(id):  # its place in the queue is free at once
                         self._finish(id, Ended(Delta(), "cancelled", Statistics()))
                     elif id in self._unfinished:
@@ -151,9 +165,10 @@ class EngineProcess:
                 elif kind == "answer":
                     self._unfinished.add(id)
                     self._waiting.add(id)
-                    self._preparing.submit(self._prepare, id, *rest)
+                    prepare(self._prepare, id, *rest)
                 else:
-                    self._preparing.submit(self._reply, id, *rest)
+                    self._asked.add(id)
+                    prepare(self._reply, id, *rest)
         except (EOFError, OSError):  # the server has ended
             self._closing = True
             self._ready.put(None)
@@ -171,20 +186,25 @@ class EngineProcess:
 
     def _prepare(self, id: int, request: AnswerRequest) -> None:
         """Make the tokens of a prompt."""
-        if id not in self._waiting:
-            return
         try:
-            running = self._chat(id, request) if request.messages else self._text(id, request)
-            self._check(running)
-            running.settings = self._biased(running.settings, request.text_bias)
-            if request.ignore_end:
-                running.settings = running.settings.without(self._model.vocabulary.ends)
-            if request.marks:
-                running.marked = MarkedText(self._model.vocabulary.piece)
-            self._ready.put(running)
-        except SpecLocalError as error:
+            with abandoned_if(lambda: self._closing or id not in self._waiting):
+                check_wanted()
+                self._ready.put(self._prepared(id, request))
+        except Abandoned:
+            pass  # its client has left
+        except Exception as error:
             if self._claim(id):
-                self._finish(id, Refused(error))
+                self._finish(id, Refused(as_failure(error)))
+
+    def _prepared(self, id: int, request: AnswerRequest) -> _Running:
+        running = self._chat(id, request) if request.messages else self._text(id, request)
+        self._check(running)
+        running.settings = self._biased(running.settings, request.text_bias)
+        if request.ignore_end:
+            running.settings = running.settings.without(self._model.vocabulary.ends)
+        if request.marks:
+            running.marked = MarkedText(self._model.vocabulary.piece)
+        return running
 
     def _biased(self, settings: GenerationSettings, texts: Sequence[tuple[str, float]]) -> GenerationSettings:
         """The settings with the bias of each token of the texts; unknown tokens have none."""
@@ -227,27 +247,32 @@ class EngineProcess:
             json_schema=request.settings.json_schema,
         )
         messages = messages_of(request.messages)
-        most_in_common = max(self._chats, key=lambda chat: _n_common(chat.messages, messages))
+        most_in_common = max(list(self._chats), key=lambda chat: _n_common(chat.messages, messages))
         return most_in_common.following(messages, tool_use)
 
     def _text(self, id: int, request: AnswerRequest) -> _Running:
-        vocabulary = self._model.vocabulary
+        vocabulary, n_ctx = self._model.vocabulary, self._session.main.n_ctx
         if request.infill:
-            tokens = infill_tokens(
-                vocabulary, request.infill, self._session.main.n_ctx, request.settings.max_tokens
-            )
+            tokens = infill_tokens(vocabulary, request.infill, n_ctx, request.settings.max_tokens)
         elif request.suffix is not None:
             assert isinstance(request.prompt, str)
-            tokens = Request(prompt=request.prompt, suffix=request.suffix, raw=True).tokens(self._model)
+            gap = Request(prompt=request.prompt, suffix=request.suffix, raw=True)
+            tokens = gap.tokens(self._model, n_ctx)
         else:
-            tokens = prompt_tokens(vocabulary, request.prompt, parse_special=request.parse_special)
+            tokens = prompt_tokens(vocabulary, request.prompt, n_ctx, parse_special=request.parse_special)
         return _Running(id, request.settings, tokens)
 
     def _reply(self, id: int, what: str, argument: Any) -> None:
         try:
-            self._send("reply", id, self._value(what, argument))
-        except SpecLocalError as error:
-            self._send("reply", id, error)
+            with abandoned_if(lambda: self._closing or id not in self._asked):
+                check_wanted()
+                self._send("reply", id, self._value(what, argument))
+        except Abandoned:
+            pass  # its client has left
+        except Exception as error:
+            self._send("reply", id, as_failure(error))
+        finally:
+            self._asked.discard(id)
 
     def _value(self, what: str, argument: Any) -> Any:
         vocabulary = self._model.vocabulary
@@ -298,28 +323,34 @@ class EngineProcess:
     def _is_cancelled(self, id: int) -> bool:
         return self._closing or id in self._cancelled
 
-    def _is_over(self, running: _Running) -> bool:
-        return running.parser.is_full or self._is_cancelled(running.id)
+    def _is_over(self, number: int) -> bool:
+        running = self._running.get(number)
+        return not running or running.parser.is_full or self._is_cancelled(running.id)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """End an answer that failed; its later events are ignored."""
+        if running := self._running.pop(number, None):
+            self._finish(running.id, Refused(as_failure(error)))
 
     def _handle(self, number: int, event: Any) -> None:
-        running = self._running[number]
+        if not (running := self._running.get(number)):
+            return
         if isinstance(event, Prefilled):
             self._report(number, len(running.tokens), event.statistics.cached_n)
             self._send("event", running.id, Started(len(running.tokens), event.statistics.cached_n))
         elif isinstance(event, Text):
             self._send("event", running.id, self._delta(running, event))
-        else:
+        elif isinstance(event, Done):
+            self._end(running, event)
             del self._running[number]
-            if isinstance(event, Done):
-                self._end(running, event)
-            else:
-                self._finish(running.id, Refused(event.error))
+        else:
+            self._refuse(number, event.error)
 
     def _report(self, number: int, n_read: int, n_cached: int) -> None:
         """Send how much of a prompt has been read."""
-        running = self._running[number]
-        seconds = time.monotonic() - running.started
-        self._send("event", running.id, Reading(len(running.tokens), n_read, n_cached, seconds))
+        if running := self._running.get(number):
+            seconds = time.monotonic() - running.started
+            self._send("event", running.id, Reading(len(running.tokens), n_read, n_cached, seconds))
 
     def _delta(self, running: _Running, event: Text) -> Delta:
         running.generated += event.tokens
@@ -363,7 +394,8 @@ class EngineProcess:
         rest = self._parts(running, "", is_last=True)
         if running.chat and running.generated:
             # Before the last event: the next turn is prepared after it.
-            self._preparing.submit(self._keep, running.chat, running)
+            running.chat.answer(running.answer, running.generated, running.reasoning)
+            self._chats.append(running.chat)
         reason = event.reason
         if reason == "cancelled" and running.parser.is_full and not self._is_cancelled(running.id):
             reason = "stop"
@@ -371,10 +403,6 @@ class EngineProcess:
             running.id,
             Ended(rest, reason, event.statistics, event.stopping_word, self._session.plain_seconds),
         )
-
-    def _keep(self, chat: Conversation, running: _Running) -> None:
-        chat.answer(running.answer, running.generated, running.reasoning)
-        self._chats.append(chat)
 
     # Sending
 

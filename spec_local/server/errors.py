@@ -6,13 +6,21 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from spec_local.errors import BackendCrash, ContextOverflow, InvalidRequest, ModelError, SpecLocalError
+from spec_local.errors import (
+    BackendCrash,
+    ContextOverflow,
+    DeadEnd,
+    InvalidRequest,
+    ModelError,
+    SpecLocalError,
+)
 from spec_local.server.engine import Busy, NotReady
 from spec_local.server.served_models import UnknownModel
 
 _STATUS: Mapping[type[SpecLocalError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
     ContextOverflow: HTTPStatus.BAD_REQUEST,
+    DeadEnd: HTTPStatus.BAD_REQUEST,  # the grammar or the bias of the request
     ModelError: HTTPStatus.BAD_REQUEST,  # such as a chat template that rejects the messages
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     BackendCrash: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spec_local.answers.marked import Span
 from spec_local.chat.messages import Message
 from spec_local.engine.events import FinishReason, Statistics
-from spec_local.errors import SpecLocalError
+from spec_local.errors import ContextOverflow, SpecLocalError
 from spec_local.settings import GenerationSettings
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ class AnswerRequest:
     ignore_end: bool = False
     marks: bool = False
     text_bias: Sequence[tuple[str, float]] = ()
+
+    def check_length(self, n_ctx: int) -> None:
+        """Raise ContextOverflow if there are more messages or token ids than a context has tokens."""
+        ids = () if isinstance(self.prompt, str) else [part for part in self.prompt if isinstance(part, int)]
+        for n, what in ((len(self.messages), "messages"), (len(ids), "tokens")):
+            if n > n_ctx:
+                raise ContextOverflow(
+                    f"the prompt has {n} {what} but the context has {n_ctx} tokens: shorten it"
+                )
 
 
 @dataclass(frozen=True, slots=True)

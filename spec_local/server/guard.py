@@ -15,7 +15,7 @@ from spec_local.system.machine import is_loopback
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
 _METHODS = "GET, HEAD, POST, OPTIONS"
-# They tell nothing but counts, to any name of this machine.
+# To any name of this machine, they tell whether it works, and counts.
 _PROBES = ("/health", "/v1/health", "/metrics", "/learning")
 _STALL_S = 60  # for a client to read what it was sent
 
@@ -43,7 +43,11 @@ class Access:
 
 
 class Guard:
-    """An ASGI application around another one. open_paths: what can be read without the key."""
+    """An ASGI application around another one. open_paths: what can be read without the key.
+
+    Its requests have the state `is_stranger`: they have no key, or come through a name that is not one of
+    this machine, and may learn no names of models or files.
+    """
 
     def __init__(self, app: ASGIApp, access: Access, open_paths: Collection[str]) -> None:
         self._app, self._access, self._open_paths = app, access, open_paths
@@ -53,13 +57,15 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path, headers = scope["path"].rstrip("/") or "/", Headers(scope=scope)
-        scope = {**scope, "path": path}
+        is_foreign, has_key = self._is_foreign(headers), self._has_key(headers)
+        state = {**scope.get("state", {}), "is_stranger": is_foreign or not has_key}
+        scope = {**scope, "path": path, "state": state}
         if scope["method"] == "OPTIONS":  # those of web pages that may use the server are answered before
             await Response(status_code=204, headers={"allow": _METHODS})(scope, receive, send)
             return
-        if refusal := self._refusal(path, headers):
+        if refusal := self._refusal(path, headers, is_foreign, has_key):
             status, message = refusal
-            extra = {"www-authenticate": "Bearer"} if status == 401 else None
+            extra = {401: {"www-authenticate": "Bearer"}, 400: {"connection": "close"}}.get(status)
             await errors.response(path, status, message, headers=extra)(scope, receive, send)
             return
         started = False
@@ -84,19 +90,30 @@ class Guard:
                 message = f"the body did not arrive within {_BODY_S} s: send it again"
                 await errors.response(path, 408, message)(scope, receive, send)
 
-    def _refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
+    def _is_foreign(self, headers: Headers) -> bool:
         # A browser always sends a host; probes that speak HTTP/1.0 do not.
         host = headers.get("host")
-        if host and self._access.local_only and path not in _PROBES and not is_loopback(_name(host)):
+        return bool(host and self._access.local_only and not is_loopback(_name(host)))
+
+    def _has_key(self, headers: Headers) -> bool:
+        if not (key := self._access.api_key):
+            return True
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return hmac.compare_digest(given.encode("latin-1"), key.encode())
+
+    def _refusal(
+        self, path: str, headers: Headers, is_foreign: bool, has_key: bool
+    ) -> tuple[int, str] | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Programs before this one may have read a body of another length (RFC 9112, 6.3).
+            return 400, "the request has Content-Length and Transfer-Encoding: send one of them"
+        if is_foreign and path not in _PROBES:
             return 403, "this server answers to names of this machine only: use http://localhost"
-        if (origin := headers.get("origin")) and not self._accepts(origin, host or ""):
+        if (origin := headers.get("origin")) and not self._accepts(origin, headers.get("host", "")):
             return 403, f"web pages of {origin} may not use this server: its option --cors can allow them"
-        key = self._access.api_key
-        if key and path not in self._open_paths:
-            scheme, _, bearer = headers.get("authorization", "").partition(" ")
-            given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-            if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
-                return 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+        if not has_key and path not in self._open_paths:
+            return 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY"
         return None
 
     def _accepts(self, origin: str, host: str) -> bool:

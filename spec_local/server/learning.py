@@ -315,7 +315,8 @@ class IdleTraining:
         """Run the child to its end; return its last event, with the last answer that it can have seen."""
         record = learner.versions.folder / _RECORD
         end_abandoned(record)
-        kept = await asyncio.to_thread(learner.answers.answers)
+        # Not kept for the time of a round: they may be deleted in the meantime.
+        last_kept = max((each.number for each in await asyncio.to_thread(learner.answers.answers)), default=0)
         last: dict[str, Any] = {}
         free = self._free()
         self._bound = free // 2 if self._max_memory is None else self._max_memory
@@ -342,7 +343,7 @@ class IdleTraining:
             record.unlink(missing_ok=True)
         if not last:
             last = {"event": "died", "message": child.last_error or f"exit code {child.exit_code}"}
-        return {"last_answer": max((each.number for each in kept), default=0), **last}
+        return {"last_answer": last_kept, **last}
 
     def _job(self, learner: Learner) -> dict[str, Any]:
         loaded = learner.model.loaded

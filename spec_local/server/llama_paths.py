@@ -16,6 +16,7 @@ from spec_local.server.completions import prompts_of
 from spec_local.server.engine import Engine
 from spec_local.server.request_body import flag, read_json
 from spec_local.server.sampling_body import whole
+from spec_local.server.work import until_gone
 from spec_local.settings import GenerationSettings
 
 
@@ -75,9 +76,9 @@ def routes(use: Use, max_body: int) -> list[Route]:
     elsewhere = ["/v1/embeddings", "/embeddings", "/embedding", "/slots/{id}"]
     elsewhere += [f"{version}/{name}" for version in ("", "/v1") for name in ("rerank", "reranking")]
     return [
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/slots", slots),
+        Route("/tokenize", until_gone(tokenize), methods=["POST"]),
+        Route("/detokenize", until_gone(detokenize), methods=["POST"]),
+        Route("/slots", until_gone(slots)),
         *(Route(path, not_here, methods=["POST"]) for path in elsewhere),
     ]
 

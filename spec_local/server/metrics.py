@@ -113,7 +113,8 @@ class Metrics:
         s = event.statistics
         self._answers.labels(event.reason).inc()
         self._whole.observe(seconds)
-        self._prompt.inc(s.prompt_n + s.cached_n)
+        # The first step evaluates the last token of a prompt whose other tokens have been read.
+        self._prompt.inc(s.prompt_n + s.cached_n + bool(s.prompt_s))
         self._cached.inc(s.cached_n)
         self._generated.inc(s.predicted_n)
         if s.first_token_s:

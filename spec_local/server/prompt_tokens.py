@@ -2,26 +2,32 @@
 
 from collections.abc import Sequence
 
+from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.server.events import Infill, Prompt
 
 _PROJECT = "myproject\n"  # llama.cpp's name for the repository of a gap
 _FILE = "filename\n"  # and for its file
+_LONGEST = 256  # characters of a token
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, for models without a token for that
 
 
-def prompt_tokens(vocabulary: Vocabulary, prompt: Prompt, *, parse_special: bool) -> list[int]:
+def prompt_tokens(vocabulary: Vocabulary, prompt: Prompt, n_ctx: int, *, parse_special: bool) -> list[int]:
     """The tokens of a text, of token ids, or of both mixed.
 
     An empty prompt begins a text: it is the token with which texts begin, or that which separates them.
 
     Args:
+        n_ctx: length of the context in tokens.
         parse_special: see `Vocabulary.tokenize`.
 
     Raises:
         InvalidRequest: it is empty, and there is no such token.
+        ContextOverflow: it is certainly longer than the context; then it is not tokenized.
     """
+    texts = [prompt] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, str)]
+    vocabulary.check_length(b"".join(map(bytes_of, texts)), n_ctx)
     tokens = mixed_tokens(vocabulary, prompt, add_special=True, parse_special=parse_special)
     if not tokens:
         tokens = [token for token in (vocabulary.bos, vocabulary.eos, vocabulary.eot) if token >= 0][:1]
@@ -70,23 +76,34 @@ def infill_tokens(vocabulary: Vocabulary, gap: Infill, n_ctx: int, n_predict: in
     answer = n_ctx // 4 if n_predict is None else min(n_predict, n_ctx // 4)
     room = max(0, n_ctx - answer - 8)  # 8: the special tokens
     around = room * 3 // 4
-    started = mixed_tokens(vocabulary, gap.prompt)
-    before = [*mixed_tokens(vocabulary, gap.prefix), *started]
+    most = n_ctx * _LONGEST  # of a long text, only this part is tokenized
+    started = mixed_tokens(vocabulary, _last(gap.prompt, most))
+    before = [*mixed_tokens(vocabulary, _last(gap.prefix, most)), *started]
     before = before[len(before) - min(len(before), around * 3 // 4) :]
-    after = mixed_tokens(vocabulary, gap.suffix)[: around // 4]
-    others = _other_files(vocabulary, gap.extra)
-    others = others[len(others) - min(len(others), room - len(before) - len(after)) :]
+    suffix_text = gap.suffix[:most] if isinstance(gap.suffix, str) else gap.suffix
+    after = mixed_tokens(vocabulary, suffix_text)[: around // 4]
+    others = _other_files(vocabulary, gap.extra, room - len(before) - len(after), most)
     bos = [vocabulary.bos] if vocabulary.add_bos else []
     return [*others, *bos, prefix, *before, suffix, *after, middle]
 
 
-def _other_files(vocabulary: Vocabulary, files: Sequence[tuple[str, str]]) -> list[int]:
+def _last(prompt: Prompt, most: int) -> Prompt:
+    return prompt[-most:] if isinstance(prompt, str) else prompt
+
+
+def _other_files(vocabulary: Vocabulary, files: Sequence[tuple[str, str]], room: int, most: int) -> list[int]:
+    """The last `room` tokens of other files; most: characters of each that are tokenized."""
     repository, separator = vocabulary.repository, vocabulary.file_separator
-    tokens = [] if repository is None else [repository, *vocabulary.tokenize(_PROJECT)]
-    for name, text in files:
-        if separator is None:
-            tokens += vocabulary.tokenize(_SNIPPET)
-        else:
-            tokens += [separator, *vocabulary.tokenize(f"{name}\n")]
-        tokens += vocabulary.tokenize(text)
-    return tokens if separator is None else [*tokens, separator, *vocabulary.tokenize(_FILE)]
+    parts = [] if separator is None else [[separator, *vocabulary.tokenize(_FILE)]]  # the last one first
+    n = sum(map(len, parts))
+    for name, text in reversed(files):
+        start = vocabulary.tokenize(_SNIPPET if separator is None else f"{name}\n")
+        before = [] if separator is None else [separator]
+        parts.append([*before, *start, *vocabulary.tokenize(text[-most:])])
+        n += len(parts[-1])
+        if n >= room:
+            break
+    else:
+        parts.append([] if repository is None else [repository, *vocabulary.tokenize(_PROJECT)])
+    tokens = [token for part in reversed(parts) for token in part]
+    return tokens[len(tokens) - min(len(tokens), room) :]

@@ -1,8 +1,8 @@
 """The JSON object in the body of an HTTP request, and its fields."""
 
-import asyncio
 import importlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,8 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from spec_local.errors import InvalidRequest
+from spec_local.server.work import in_thread
+from spec_local.system.cancellation import check_wanted
 
 _LARGE = 1 << 16  # bytes: what is larger is read in a thread, since others would wait
+_MAX_VALUES = 1 << 20  # in a body: `{"":[]},` is 8 bytes that become 300
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_MAX_ENCODINGS = 2  # one after another, each of which can make a large body of a small one
+_MAX_MEMBERS = 1 << 14  # of a file of gzip: one of 20 bytes takes as long as a thousand bytes
+_FIRST_PIECE, _PIECE = 1 << 9, 1 << 16  # bytes of a member that are read at a time; they double
 _ZLIB, _GZIP, _RAW = zlib.MAX_WBITS, zlib.MAX_WBITS | 16, -zlib.MAX_WBITS
 
 
@@ -21,7 +28,7 @@ class TooLarge(Exception):
 
 
 async def read_json(request: Request, max_body: int) -> dict[str, Any]:
-    """The JSON object in a request's body.
+    """The JSON object in a request's body; `request.state.is_large`: work on it takes long.
 
     Args:
         max_body: its maximum size in bytes, after decompression.
@@ -33,18 +40,39 @@ async def read_json(request: Request, max_body: int) -> dict[str, Any]:
     """
     body = await request.body()
     encoding = request.headers.get("content-encoding", "")
+    request.state.is_large = bool(encoding) or len(body) > _LARGE
 
     def read() -> Any:
-        return json.loads(decoded(body, encoding, max_body))
+        text = decoded(body, encoding, max_body)
+        _check_values(text)
+        return json.loads(text)
 
     try:
-        value = await asyncio.to_thread(read) if encoding or len(body) > _LARGE else read()
+        value = await in_thread(read, large=True) if request.state.is_large else read()
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidRequest(f"the body is not JSON ({reason}): send a JSON object") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the body is not a JSON object: send one")
     return value
+
+
+def _check_values(text: bytes) -> None:
+    """Refuse a body that would take many times its size of memory."""
+
+    def count(*part: int) -> int:
+        return text.count(b",", *part) + text.count(b"[", *part) + text.count(b"{", *part)
+
+    if count() <= _MAX_VALUES:
+        return
+    n, end = 0, 0
+    for string in _STRING.finditer(text):  # what is in strings does not count
+        check_wanted()
+        n, end = n + count(end, string.start()), string.end()
+        if n > _MAX_VALUES:
+            break
+    if n + count(end) > _MAX_VALUES:
+        raise InvalidRequest(f"the body has more than {_MAX_VALUES} values: send fewer")
 
 
 def completed(body: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,9 +110,11 @@ def decoded(body: bytes, encodings: str, max_size: int) -> bytes:
         TooLarge: it would be larger than `max_size` bytes.
         HTTPException: the encoding is not supported here.
     """
-    for name in reversed([name.strip().lower() for name in encodings.split(",")]):
-        if name in ("", "identity"):
-            continue
+    names = [name.strip().lower() for name in encodings.split(",")]
+    names = [name for name in names if name not in ("", "identity")]
+    if len(names) > _MAX_ENCODINGS:
+        raise InvalidRequest(f"the body has {len(names)} encodings: use one")
+    for name in reversed(names):
         decode = _DECODERS.get(name.removeprefix("x-"))
         try:
             if decode is None:
@@ -100,23 +130,40 @@ def decoded(body: bytes, encodings: str, max_size: int) -> bytes:
     return body
 
 
-def _inflated(body: bytes, max_size: int, bits: int) -> bytes:
-    parts, size = [], 0
-    while body and size < max_size:  # a file of gzip can have several members
-        inflater = zlib.decompressobj(bits)
-        parts.append(inflater.decompress(body, max_size - size))
-        size += len(parts[-1])
-        if not inflater.eof and size < max_size:
-            raise ValueError("it is cut short")
-        body = inflater.unused_data
+def _gzip(body: bytes, max_size: int) -> bytes:
+    parts, size, start = [], 0, 0
+    while start < len(body) and size < max_size:  # a file of gzip can have several members
+        part, start = _inflated(body, start, max_size - size, _GZIP)
+        parts.append(part)
+        size += len(part)
+        if len(parts) > _MAX_MEMBERS:
+            raise ValueError(f"it has more than {_MAX_MEMBERS} members")
     return b"".join(parts)
 
 
 def _deflate(body: bytes, max_size: int) -> bytes:
     try:
-        return _inflated(body, max_size, _ZLIB)
+        return _inflated(body, 0, max_size, _ZLIB)[0]
     except zlib.error:  # many clients leave out the header of zlib
-        return _inflated(body, max_size, _RAW)
+        return _inflated(body, 0, max_size, _RAW)[0]
+
+
+def _inflated(body: bytes, start: int, max_size: int, bits: int) -> tuple[bytes, int]:
+    """What a body has from an index on, up to the end of the data or the size; and the index after it.
+
+    Takes as long as the data that is read, however much follows it.
+    """
+    inflater, parts, size, n = zlib.decompressobj(bits), list[bytes](), 0, _FIRST_PIECE
+    while not inflater.eof and size < max_size:
+        check_wanted()
+        piece = memoryview(body)[start : start + n]
+        parts.append(inflater.decompress(piece, min(_PIECE, max_size - size)))
+        size += len(parts[-1])
+        start += len(piece) - len(inflater.unused_data if inflater.eof else inflater.unconsumed_tail)
+        n = min(2 * n, _PIECE)
+        if not piece and not parts[-1] and not inflater.eof:
+            raise ValueError("it is cut short")
+    return b"".join(parts), start
 
 
 def _brotli(body: bytes, max_size: int) -> bytes:
@@ -142,7 +189,7 @@ def _zstd(body: bytes, max_size: int) -> bytes:
 
 
 _DECODERS: Mapping[str, Callable[[bytes, int], bytes]] = {
-    "gzip": lambda body, max_size: _inflated(body, max_size, _GZIP),
+    "gzip": _gzip,
     "deflate": _deflate,
     "br": _brotli,
     "zstd": _zstd,

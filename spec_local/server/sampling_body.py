@@ -29,6 +29,8 @@ from spec_local.validation import first_error
 
 _MAX_STOPS = 64
 """Each stop string is searched for after every token."""
+_MAX_TEXTS = 1024
+"""Texts in a logit bias, and characters of one: each is tokenized."""
 _ANY_OBJECT = '{"type": "object"}'
 _SPEED = [field.name for field in dataclasses.fields(GenerationSettings) if field.metadata]
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -268,8 +270,16 @@ class SamplingBody(Part):
         return dict(biases)
 
     def more(self) -> dict[str, Any]:
-        """The fields of `AnswerRequest` that are the same for all protocols."""
+        """The fields of `AnswerRequest` that are the same for all protocols.
+
+        Raises:
+            InvalidRequest: the bias has too many texts, or too long ones.
+        """
         texts = [(key, bias) for key, bias in self.logit_bias or () if isinstance(key, str)]
+        if len(texts) > _MAX_TEXTS or any(len(text) > _MAX_TEXTS for text, _ in texts):
+            raise InvalidRequest(
+                f"logit_bias: give up to {_MAX_TEXTS} texts of up to {_MAX_TEXTS} characters"
+            )
         return {"marks": bool(self.marks), "ignore_end": bool(self.ignore_eos), "text_bias": texts}
 
     def _own_schema(self) -> Usable | None:

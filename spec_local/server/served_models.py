@@ -448,8 +448,9 @@ def _within(session: Mapping[str, Any], plan: MemoryPlan | None) -> Mapping[str,
 def _plain(name: str) -> str:
     """A name as names are compared."""
     plain = name.casefold()
-    for end in _FORGIVEN:
-        plain = plain.removesuffix(end)
+    while plain.endswith(_FORGIVEN):
+        for end in _FORGIVEN:
+            plain = plain.removesuffix(end)
     return plain
 
 

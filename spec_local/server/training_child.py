@@ -13,17 +13,21 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from pydantic import Field
 
 from spec_local.system.files import write_atomically
+from spec_local.system.json_file import read_record
 
 COMMAND = (sys.executable, "-P", "-m", "spec_local.training.learn")
 _LAST_NICE = 19  # the lowest priority there is
 _STOP_S = 0.3  # for the process to end by itself; it loses nothing when it is killed
 _LONGEST_LINE = 1 << 20  # bytes
 _END_OF_PIPES_S = 1.0  # for the rest of its output after its end
+_MAX_BYTES = 1 << 10  # of the record of a child
+_Pid = Annotated[int, Field(gt=1, lt=1 << 31)]
 _SAME_S = 1.0  # between two readings of the time at which a process began
 
 
@@ -136,8 +140,8 @@ class TrainingChild:
 
 def end_abandoned(record: Path) -> None:
     """End a child that a server has left behind that was killed, where the kernel has not; see `remember`."""
-    with contextlib.suppress(OSError, ValueError, TypeError, psutil.Error):
-        pid, created = json.loads(record.read_bytes())
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        pid, created = read_record(record, tuple[_Pid, float], _MAX_BYTES)
         if abs(psutil.Process(pid).create_time() - created) < _SAME_S:
             os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):

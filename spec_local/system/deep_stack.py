@@ -1,5 +1,6 @@
 """Call native code that recurses deeply, on a thread with a sufficiently large stack."""
 
+import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,10 +22,11 @@ def call_with_stack(size: int, function: Callable[[], _Result]) -> _Result:
         BackendError: there is not enough memory for the stack.
     """
     result: Future[_Result] = Future()
+    context = contextvars.copy_context()  # in which the work may be abandoned
 
     def work() -> None:
         try:
-            result.set_result(function())
+            result.set_result(context.run(function))
         except BaseException as error:
             result.set_exception(error)
 

@@ -1,6 +1,7 @@
-"""Write files atomically, and read files that a user names.
+"""Write files atomically; read those of specdec and of other programs, and those that a user names.
 
-After a crash during a write, the file has either its old or its new content.
+After a crash during a write, the file has either its old or its new content. Only regular files are read, as
+far as a size that is given: a pipe in the place of a file would be waited for, and a device can be endless.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import errno
 import glob
 import hashlib
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,15 +23,17 @@ _ABANDONED = 3600.0
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True, make_folder: bool = True) -> Iterator[Path]:
     """A temporary file next to `path` that replaces it if the block succeeds, and is deleted otherwise.
 
     durable: flush it to disk first, so that the old or the new content also survives a power loss.
+    make_folder: create its folder if there is none.
 
     Raises:
         OSError: it cannot be written; names a file, `path` if the system does not say which.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if make_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     prefix, suffix = f".{path.name}.", ".part"
     for left in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         with contextlib.suppress(OSError):
@@ -92,6 +96,42 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+class NotRegular(OSError):
+    """A path is that of a pipe, a device or a folder."""
+
+
+def opened(path: Path) -> BufferedReader:
+    """Open a regular file to read it, without waiting.
+
+    Raises:
+        NotRegular: it is something else.
+        OSError: it cannot be read.
+    """
+    return open(path, "rb", opener=_regular)
+
+
+def _regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe may have no writer
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise NotRegular(errno.EINVAL, "not a regular file", path)
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: it is something else, cannot be read, or is larger than `max_bytes`.
+    """
+    with opened(path) as file:
+        is_larger = os.fstat(file.fileno()).st_size > max_bytes
+        content = b"" if is_larger else file.read(max_bytes + 1)  # it may grow meanwhile
+    if is_larger or len(content) > max_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BufferedReader]:
     """Open a file at a path that a user gave.
@@ -101,10 +141,10 @@ def reading(path: Path) -> Iterator[BufferedReader]:
     """
     _check_name(path)
     try:
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise InvalidRequest(f"{path} is not a regular file: give another path")
-        with path.open("rb") as file:
+        with opened(path) as file:
             yield file
+    except NotRegular:
+        raise InvalidRequest(f"{path} is not a regular file: give another path") from None
     except FileNotFoundError:
         raise InvalidRequest(f"{path} does not exist: check the path") from None
     except OSError as error:
@@ -121,14 +161,19 @@ def _check_name(path: Path) -> None:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The text of a file or pipe at a path that a user gave.
+    """`read_input`, as text; raises InvalidRequest if it is not UTF-8, too."""
+    return decoded(read_input(path, max_bytes), str(path))
+
+
+def read_input(path: Path, max_bytes: int) -> bytes:
+    """The content of a file or pipe at a path that a user gave.
 
     Raises:
-        InvalidRequest: it cannot be read, has more than `max_bytes`, or is not UTF-8.
+        InvalidRequest: it cannot be read, or has more than `max_bytes`.
     """
     try:
         with path.open("rb") as file:
-            return decoded(file.read(max_bytes + 1), str(path), max_bytes)
+            return limited(file.read(max_bytes + 1), str(path), max_bytes)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check the file") from None
     except ValueError as error:
@@ -137,10 +182,15 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise InvalidRequest(f"{path} cannot be read ({error}): check the file") from None
 
 
-def decoded(raw: bytes, source: str, max_bytes: int) -> str:
-    """Decode UTF-8 with or without a byte order mark; raises as `read_text`, naming the source."""
+def limited(raw: bytes, source: str, max_bytes: int) -> bytes:
+    """The same; raises InvalidRequest, naming the source, if there are more than `max_bytes`."""
     if len(raw) > max_bytes:
         raise InvalidRequest(f"{source} is larger than {max_bytes >> 20} MiB: give a smaller text")
+    return raw
+
+
+def decoded(raw: bytes, source: str) -> str:
+    """Decode UTF-8 with or without a byte order mark; raises InvalidRequest, naming the source."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -164,5 +214,5 @@ def format_size(n: int) -> str:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

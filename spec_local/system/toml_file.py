@@ -1,13 +1,17 @@
 """TOML files written by users: errors name the file, the line and the key."""
 
+import bisect
+import os
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from spec_local.errors import ConfigError
+from spec_local.errors import ConfigError, SpecLocalError
+from spec_local.system.files import read_bytes
 from spec_local.validation import first_error
 
 Location = tuple[str, ...]
@@ -15,6 +19,8 @@ _Schema = TypeVar("_Schema", bound=BaseModel)
 _KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
 _ASSIGNMENT = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
 _TABLE = re.compile(rf"\s*\[\[?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
+_NONE = Path(os.devnull)  # an empty file, as users give it
+_MAX_BYTES = 1 << 20  # of a settings file; usual ones have a few thousand
 _LOCATION = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
 
 
@@ -22,12 +28,15 @@ class ConfigFile:
     """A TOML file, and errors about it.
 
     shown: name of the file in error messages. advice: what to do, at the end of each message.
+
+    Attributes:
+        text: its content.
     """
 
     def __init__(self, path: Path, shown: str, advice: str) -> None:
         self._shown, self._advice = shown, advice
         try:
-            self._text = path.read_text(encoding="utf-8")
+            self.text = "" if path == _NONE else read_bytes(path, _MAX_BYTES).decode()
         except OSError as error:
             raise ConfigError(f"{shown} cannot be read ({error.strerror}): {advice}") from None
         except UnicodeDecodeError as error:
@@ -52,26 +61,49 @@ class ConfigFile:
         Raises:
             ConfigError: it is not valid TOML.
         """
-        try:
-            return tomllib.loads(self._text)
-        except tomllib.TOMLDecodeError as error:
-            what, line = str(error), None
-            if found := _LOCATION.fullmatch(what):
-                what, line = found[1], int(found[2] or len(self._text.splitlines()) or 1)
-            raise self._error(line, what) from None
-        except RecursionError:
-            raise self._error(None, "is nested too deeply") from None
+        return parse(self.text, self._shown, self._advice, ConfigError)
 
     def place(self, location: Location) -> str:
         """The location of a key, as ``file:line``."""
-        return f"{self._shown}:{_line(self._text, location)}"
+        return f"{self._shown}:{_line(self.text, location)}"
 
     def error(self, location: Location, what: str) -> ConfigError:
         """An error about the value at this key."""
-        return self._error(_line(self._text, location), f"{'.'.join(location)}: {what}")
+        where = f"{self._shown}, line {_line(self.text, location)}, {'.'.join(location)}"
+        return ConfigError(f"{where}: {what}; {self._advice}")
 
-    def _error(self, line: int | None, what: str) -> ConfigError:
-        return ConfigError(f"{self._shown}, {f'line {line}, ' if line else ''}{what}; {self._advice}")
+
+def parse(text: str, shown: str, advice: str, kind: type[SpecLocalError]) -> dict[str, Any]:
+    """Parse TOML.
+
+    Args:
+        shown, advice: see `ConfigFile`. kind: of the error.
+
+    Raises:
+        kind: it is not valid, or nested too deeply, or has a number that is too long.
+    """
+    lines = text.split("\n")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what, line = str(error), 1
+        if found := _LOCATION.fullmatch(what):
+            what, line = found[1], int(found[2] or len(text.splitlines()) or 1)
+    except (RecursionError, ValueError) as error:
+        what = "is nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
+        line = bisect.bisect_left(range(len(lines)), True, key=lambda n: _exceeds(lines[:n]))
+    raise kind(f"{shown}, line {line}, {what}; {advice}")
+
+
+def _exceeds(lines: Sequence[str]) -> bool:
+    """Return whether a limit of the parser is exceeded before the end of the first lines of a file."""
+    try:
+        tomllib.loads("\n".join(lines))
+    except tomllib.TOMLDecodeError:
+        return False
+    except (RecursionError, ValueError):
+        return True
+    return False
 
 
 def _line(text: str, location: Location) -> int:

@@ -49,7 +49,7 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         gpu_layers=options["gpu_layers"],
     )
     material.check(recipe)
-    head = pipeline.run(recipe, UserTexts(), send.progress, answer_store_of(main).answers())
+    head = pipeline.run(recipe, UserTexts(), send.progress, answer_store_of(main))
     learned = head.learned
     assert learned
     names: list[tuple[Data, str]] = [("user", OWN), ("built_in", material.BUILT_IN)]
@@ -138,6 +138,8 @@ def main() -> None:
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         learn(options, send)
+    except pipeline.AnswersDeleted:
+        send(event="unchanged", why="the answers that it was learning from were deleted")
     except SpecLocalError as error:
         send(event="failed", message=str(error))
     except OSError as error:

@@ -1,6 +1,5 @@
 """Gather what a head is made from: general data, a head to continue, and the user's own answers."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +128,7 @@ def gather(
     own = read_again(
         answers,
         model,
-        _own(recipe),
+        recipe.own,
         layers=layers,
         threads=threads,
         on_progress=progress(f"reading {OWN}"),
@@ -137,7 +136,7 @@ def gather(
     further = answer_again(
         [answer for answer, document in zip(answers, own, strict=True) if not document.held_out],
         model,
-        _own(recipe) / "further",
+        recipe.own / "further",
         layers=layers,
         seconds=recipe.further_seconds,
         seed=recipe.seed,
@@ -146,15 +145,6 @@ def gather(
     )
     model.close()
     return Material(general, continued, own, further, built_in, answers[-1].number)
-
-
-def delete_answers(recipe: Recipe) -> None:
-    """Delete what was written about the user's answers."""
-    shutil.rmtree(_own(recipe), ignore_errors=True)
-
-
-def _own(recipe: Recipe) -> Path:
-    return recipe.folder / "own"
 
 
 def _to_learn_from(recipe: Recipe, journal: Journal, answers: Sequence[KeptAnswer]) -> Sequence[KeptAnswer]:

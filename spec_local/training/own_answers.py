@@ -82,7 +82,7 @@ def read_again(
     Args:
         answers: the result of `usable`.
         model: the main model.
-        folder: of the shards; those of other answers are deleted.
+        folder: of the shards, which exists; those of other answers are deleted. It is not created again.
         layers: the layers whose outputs are recorded.
         on_progress: called with the number of answers that have been read, and of all.
 
@@ -91,7 +91,6 @@ def read_again(
         OSError: a shard cannot be written.
     """
     n_done = _n_read(answers, folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # readable by the owner only, as the answers are
     new = answers[n_done:]
     if new:
         row = open_row(
@@ -133,7 +132,7 @@ def answer_again(
     Args:
         answers: those to train on, a part of the result of `usable`.
         model: the main model.
-        folder: of the shards; what an earlier run has finished is used as it is.
+        folder: of the shards, in an existing one; what an earlier run has finished is used as it is.
         layers: the layers whose outputs are recorded.
         seconds: maximum time; the prompts of the latest answers come first, and long ones are skipped.
         seed: random seed for sampling.
@@ -172,7 +171,6 @@ def answer_again(
                 last = now
                 if spent >= seconds:
                     break
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / _DONE).touch()
     return shards.read_documents(folder)
 
@@ -187,7 +185,8 @@ def _n_read(answers: Sequence[KeptAnswer], folder: Path) -> int:
             return n
     except InvalidRequest:  # damaged
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    for path in folder.iterdir():  # not the folder: where it is gone, the answers have been deleted
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return 0
 
 

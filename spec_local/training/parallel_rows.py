@@ -7,7 +7,6 @@ import psutil
 from numpy.typing import NDArray
 
 from spec_local.core.calls import together
-from spec_local.errors import SpecLocalError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
@@ -77,7 +76,7 @@ def next_outputs(
         if len(new) > 1
     ]
     for result in together(early):
-        if isinstance(result, SpecLocalError):
+        if isinstance(result, Exception):
             raise result
     calls = [row.call(new[-1:], [-1], 1) for row, new in zip(rows, tokens, strict=True)]
     logits = np.concatenate(rows[0].context.decode(calls), out=logits)

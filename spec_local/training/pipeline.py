@@ -8,12 +8,13 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from spec_local.bench.figures import VariantFigures
 from spec_local.datastore.answer_store import KeptAnswer
+from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.system.files import sha256
 from spec_local.system.machine import default_threads
@@ -26,7 +27,7 @@ from spec_local.training.export import write_head
 from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
 from spec_local.training.main_weights import MainWeights, read_feed_forward, read_main_weights
-from spec_local.training.material import BUILT_IN, Material, delete_answers, gather
+from spec_local.training.material import BUILT_IN, Material, gather
 from spec_local.training.measurement import Gain
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, open_journal
@@ -44,6 +45,22 @@ _EVALUATIONS = 24  # number of evaluations during the training
 _RATE_TIMES_WIDTH = 0.3  # of the peak learning rate, at most: the more inputs add up, the less each changes
 _CONTINUED_RATE = 0.5  # of the peak learning rate, for weights that are trained already
 _SAMPLES_PER_CHANNEL = 8  # positions of the regression for each channel that the head reads
+
+
+class AnswersDeleted(SpecLocalError):
+    """The user's answers that a head was learning from have been deleted."""
+
+
+class Answers(Protocol):
+    """What is needed of `spec_local.datastore.answer_store.AnswerStore`."""
+
+    def answers_to_copy(self, folder: Path) -> Sequence[KeptAnswer]:
+        """All answers, after creating a folder for what is made from them, which is deleted when they are."""
+        ...
+
+    def end_copy(self, folder: Path, head: Path) -> None:
+        """Delete that folder; the head has learned from them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +117,42 @@ def run(
     recipe: Recipe,
     user_texts: UserTexts,
     on_progress: Callable[[Event], None],
-    answers: Sequence[KeptAnswer] = (),
+    answers: Answers | None = None,
 ) -> TrainedHead:
     """Train a head, resuming an earlier run of the same recipe.
 
     Args:
-        answers: the user's own, if the recipe learns from them.
+        answers: the user's own; needed if the recipe learns from them.
 
     Raises:
+        AnswersDeleted: they were deleted in the meantime; nothing of them is left.
         InvalidRequest: the folder belongs to another main model or other settings, or is damaged; or there
             are too few answers.
         ModelError: the head that is to be continued is damaged or not one of this main model.
         OSError: the disk is full.
     """
     with open_journal(recipe) as journal:
-        return _Pipeline(recipe, journal, on_progress).run(user_texts, answers)
+        if not (recipe.learns and answers):
+            return _Pipeline(recipe, journal, on_progress).run(user_texts, ())
+
+        def checked(event: Event) -> None:
+            if not recipe.own.exists():
+                raise AnswersDeleted
+            on_progress(event)
+
+        kept = answers.answers_to_copy(recipe.own)
+        try:
+            trained = _Pipeline(recipe, journal, checked).run(user_texts, kept)
+        except (OSError, SpecLocalError):
+            if recipe.own.exists():
+                raise
+            recipe.checkpoint.unlink(missing_ok=True)
+            raise AnswersDeleted(
+                "the answers that this head was learning from were deleted, and nothing of them is left: "
+                "train again when there are new ones"
+            ) from None
+        answers.end_copy(recipe.own, recipe.target)
+        return trained
 
 
 def measure(recipe: Recipe, head: TrainedHead, on_progress: Callable[[Event], None]) -> Measured:
@@ -160,7 +198,6 @@ class _Pipeline:
         learned = self._compared(dataset, main, material, result) if material.own else None
         self._on_progress(Stage("exporting"))
         self._export(dataset, main, result)
-        delete_answers(recipe)
         return TrainedHead(
             path=recipe.target,
             n_generated=dataset.n_generated,

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import ConfigDict, ValidationError
 
+from spec_local.datastore import copies
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import replacing, sha256
+from spec_local.system.json_file import read_record
 from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
+from spec_local.validation import describe
 
 GENERATION_SHARE = 0.6
 """Share of the time for generating training data; training gets the rest."""
@@ -22,6 +26,7 @@ FURTHER_SHARE = 0.1
 SELF_GENERATED = "self-generated"
 """Category of the prompts that the main model generates."""
 _JOURNAL = "journal.json"
+_MAX_BYTES = 1 << 24  # of the journal; one of a day has 100 kB
 _USER_ROUNDS = 4  # how often a user prompt is used; the answers differ in temperature
 
 
@@ -61,7 +66,12 @@ class Recipe:
     @property
     def checkpoint(self) -> Path:
         """File with the state of the training."""
-        return self.folder / "checkpoint.pt"
+        return self.folder / copies.CHECKPOINT
+
+    @property
+    def own(self) -> Path:
+        """Folder of what is made from the user's own answers; once it is gone, they have been deleted."""
+        return self.folder / copies.OWN
 
     @property
     def generation_seconds(self) -> float:
@@ -103,6 +113,8 @@ class Journal:
         general: folder of training data that was used instead of generating it; empty: none was.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
     settings: dict[str, Any]
     generation_seconds: float = 0.0
     n_tokens: int = 0
@@ -124,7 +136,7 @@ def open_journal(recipe: Recipe) -> Iterator[Journal]:
 
     Raises:
         InvalidRequest: another run has locked it, or it belongs to another main model or other settings.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or the journal not be read.
     """
     recipe.folder.mkdir(parents=True, exist_ok=True)
     settings = {"main": sha256(recipe.main), "seed": recipe.seed}
@@ -143,13 +155,13 @@ def open_journal(recipe: Recipe) -> Iterator[Journal]:
 
 
 def _load(path: Path, settings: dict[str, Any]) -> Journal:
-    if not path.exists():
-        return Journal(settings)
     try:
-        return Journal(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return read_record(path, Journal, _MAX_BYTES)
+    except FileNotFoundError:
+        return Journal(settings)
+    except ValidationError as error:
         raise InvalidRequest(
-            f"{path} is damaged ({error}): delete it; the generated training data is kept"
+            f"{path} is damaged ({describe(error)}): delete it; the generated training data is kept"
         ) from None
 
 
@@ -164,7 +176,7 @@ def general_data(head: Path) -> Path | None:
 
 
 def _folder(head: Path) -> Path:
-    return head.parent / f"{head.name}.training"
+    return head.parent / f"{head.name}{copies.TRAINING}"
 
 
 def prompt_source(seed: int, user_texts: UserTexts) -> Callable[[int, Sequence[str]], Prompt]:

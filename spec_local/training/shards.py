@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.errors import InvalidRequest
-from spec_local.system.files import replacing
+from spec_local.system.files import opened, replacing
 
 TOP_K = 16
 """Number of candidates stored per token."""
@@ -63,14 +63,15 @@ def write(folder: Path, number: int, shard: Shard) -> None:
     """Write a shard atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or its folder has been deleted, and with it what it is made from.
     """
     docs = shard.documents
     # First the states: a shard exists once its archive does.
-    with replacing(folder / f"{number:05}{_STATES}") as temporary, temporary.open("wb") as file:
+    states, archive = (folder / f"{number:05}{suffix}" for suffix in (_STATES, ".npz"))
+    with replacing(states, make_folder=False) as temporary, temporary.open("wb") as file:
         for doc in docs:
             file.write(np.ascontiguousarray(doc.states).data)
-    with replacing(folder / f"{number:05}.npz") as temporary, temporary.open("wb") as file:
+    with replacing(archive, make_folder=False) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
             next_prompt=shard.next_prompt,
@@ -100,7 +101,7 @@ def read(folder: Path) -> Iterable[Shard]:
     """
     for path in sorted(folder.glob(_PATTERN)):
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
                 shard = _shard(path, {name: arrays[name] for name in arrays.files})
         except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
             raise InvalidRequest(

@@ -194,7 +194,7 @@ INVALID = [
     ("version = true", "line 1, version: there is no such option"),
     ("temp = 1\ntemp = 2", "line 2, cannot overwrite a value"),
     ("temp", "line 1, Expected '=' after a key in a key/value pair"),
-    ("x = " + "[" * 5000, "is nested too deeply"),
+    ("x = " + "[" * 5000, "line 1, is nested too deeply"),
 ]
 
 
@@ -221,7 +221,7 @@ def test_help_and_config_work_with_a_broken_file(configured, text):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("absent", "No such file"), (".", "Is a directory"), ("binary", "is not UTF-8")]
+    ("name", "why"), [("absent", "No such file"), (".", "not a regular file"), ("binary", "is not UTF-8")]
 )
 def test_files_that_cannot_be_read(inside, tmp_path, name, why):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")

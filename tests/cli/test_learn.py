@@ -71,17 +71,32 @@ def test_show_and_clear(isolated, main):
     assert re.search(f"delete {what}: pass --yes", isolated.one_line(isolated("datastore", "clear"), 2))
     assert len(store.answers()) == 2
     heads = isolated.folder / "data/specdec/heads"
-    (heads / store.key).mkdir(parents=True)
-    (heads / "fedcba9876543210").mkdir()
-    states = heads / store.key / "training/head.gguf.training/own/00000.states"
-    states.parent.mkdir(parents=True)
-    states.touch()
+    (heads / "fedcba9876543210").mkdir(parents=True)
+    # What trainings that were killed have left of them; the second one has lost its entry in the list.
+    copied = [isolated.folder / "h.gguf.training/own", heads / store.key / "training/head.gguf.training/own"]
+    store.answers_to_copy(copied[0])
+    copied[1].mkdir(parents=True)
+    for own in copied:
+        (own / "00000.states").touch()
+    moved = isolated.folder / "moved.gguf.training"
+    store.answers_to_copy(moved / "own")
+    moved.rename(isolated.folder / "elsewhere")
+    (heads / store.key / "head-1.gguf").touch()
+    ended = isolated.folder / "learned.gguf"
+    store.answers_to_copy(isolated.folder / "learned.gguf.training/own")
+    store.end_copy(isolated.folder / "learned.gguf.training/own", ended)
+    ended.touch()
     done = isolated("datastore", "clear", "--yes")
     assert done.returncode == 0
-    deleted, head = done.stderr.decode().splitlines()
-    assert re.fullmatch(f"deleted {what}", deleted)
-    assert head.endswith(f"delete the folder {heads / store.key}")
-    assert not states.parent.exists()  # what a training that was stopped has left of them
+    lines = done.stderr.decode().splitlines()
+    assert re.fullmatch(f"deleted {what}", lines[0])
+    assert lines[1:3] == [f"deleted what a training had read of these answers: {own}" for own in copied]
+    assert lines[3].startswith(f"a training kept copies of these answers in {moved / 'own'}: ")
+    assert lines[4].endswith(f"delete the file {ended}")
+    assert lines[5:] == [
+        f"a head that was trained on these answers stays: delete the folder {heads / store.key}"
+    ]
+    assert not [own for own in copied if own.exists()]
     assert not list(isolated.folder.rglob("texts/*"))
     _, notes = answer(isolated, main, "--learn")
     assert FIRST_USE in notes  # again: it is a new file
@@ -90,6 +105,7 @@ def test_show_and_clear(isolated, main):
 
 def test_without_heads_clear_does_not_mention_them(isolated, main):
     answer(isolated, main, "--learn")
+    (isolated.folder / "data/specdec/heads" / store_of(isolated).key / "training").mkdir(parents=True)
     assert len(isolated("datastore", "clear", "--yes").stderr.splitlines()) == 1
 
 
@@ -99,10 +115,19 @@ def test_a_damaged_file_is_reported_in_one_line(isolated, main):
     path.write_bytes(b"something else" * 1000)
     done = isolated("datastore", "show")
     assert done.returncode == 0
-    assert f"{path} cannot be read" in done.stderr.decode()
+    (line,) = done.stderr.decode().splitlines()
+    (aside,) = path.parent.glob("*.damaged-*")
+    assert line.startswith(f"{path} was damaged: the 0 answers that can be read are in it again")
+    assert line.endswith(aside.name)
+    assert ("damaged", f"{aside.name}, set aside (0.0 MB)") in shown(isolated)
     _, notes = answer(isolated, main, "--learn")
-    assert len([line for line in notes.splitlines() if str(path) in line]) == 1
+    assert str(path) not in notes
     assert kept(isolated) == 1
+    path.write_bytes(b"something else" * 500)
+    assert (
+        b"0 answers kept for learning and 2 damaged files" in isolated("datastore", "clear", "--yes").stderr
+    )
+    assert not path.parent.exists()
 
 
 def test_without_pytorch_the_first_use_says_what_is_missing(isolated, main, monkeypatch):

@@ -277,6 +277,28 @@ def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kin
 
 
 @pytest.mark.parametrize(
+    ("kind", "cache_type"),
+    [*((kind, "f16") for kind in MODELS if kind != "F16"), ("Q4_K_M", "q8_0"), ("experts Q8_0", "q8_0")],
+)
+def test_logits_do_not_depend_on_how_a_prompt_is_divided_into_calls(
+    quantized, make_context, kind, cache_type
+):
+    """Products of F16 weights with more than 64 tokens are left to llama.cpp."""
+    text = text_of(600)
+    context = make_context(
+        Model(quantized(kind)), n_ctx=700, max_tokens=512, threads=2, cache_type=cache_type
+    )
+    logits = {}
+    for size in (512, 1, 8, 64, 65, 96):
+        context.truncate(0)
+        for start in range(0, 600, size):
+            last = context.evaluate(text[start : start + size], 1)[-1].copy()
+        logits[size] = last
+    for size in (1, 8, 64, 65, 96):
+        assert (logits[size] == logits[512]).all()
+
+
+@pytest.mark.parametrize(
     ("kind", "temperature"), [("Q4_0", 1.0), ("Q4_K_M", 0.0), ("Q4_K_M", 1.0), ("Q8_0", 0.0)]
 )
 def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, kind, temperature):

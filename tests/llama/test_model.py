@@ -69,7 +69,7 @@ def test_a_file_without_read_permission(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(path), "open", refuse)
+    monkeypatch.setattr("spec_local.llama.model.opened", refuse)
     with pytest.raises(ModelFileError, match=r"cannot be read \(Permission denied\)"):
         Model(path)
 

@@ -1,6 +1,7 @@
 """A round of training in a process of its own: versions, what it reports, and being ended at any time."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -9,9 +10,11 @@ from contextlib import ExitStack
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session
+from spec_local.datastore import datastore
 from spec_local.datastore.answer_store import answer_store_of
 from spec_local.models.head_versions import HeadVersions
 from tests.llama.answers import tokens_of
+from tests.llama.test_training_learning import files_with
 from tests.llama.test_training_pipeline import QUICK, generate
 from tests.tiny_heads import write_tiny_main
 
@@ -140,6 +143,43 @@ def test_too_few_answers_are_an_event(kept, start):
     (event,) = events_of(start())
     assert event["event"] == "failed"
     assert "too few to learn from" in event["message"]
+
+
+def wait_for(process, name):
+    """Wait until a stage of a round has begun, and something of it is done."""
+    while json.loads(process.stdout.readline()).get("name") != name:
+        pass
+    while json.loads(process.stdout.readline()).get("share", 0) == 0:
+        pass
+
+
+@pytest.mark.slow
+def test_clearing_deletes_what_a_round_that_was_killed_has_left(main_path, kept, start, tmp_path):
+    answers = kept(0, 30)
+    versions, store = HeadVersions(main_path), answer_store_of(main_path)
+    process = start()
+    wait_for(process, "training")
+    process.kill()
+    process.wait()
+    assert files_with(versions.folder, answers)
+    made = datastore.clear(store.path.parent)
+    assert made.deleted == [versions.folder / "training" / "head.gguf.training" / "own"]
+    assert files_with(tmp_path, answers) == []
+
+
+@pytest.mark.slow
+def test_clearing_ends_a_round_that_is_running_or_paused(main_path, kept, start, tmp_path):
+    answers = kept(0, 30)
+    store, process = answer_store_of(main_path), start()
+    wait_for(process, "answering your prompts again")
+    process.send_signal(signal.SIGSTOP)
+    datastore.clear(store.path.parent)
+    process.send_signal(signal.SIGCONT)
+    event = events_of(process)[-1]
+    assert event["event"] == "unchanged"
+    assert "were deleted" in event["why"]
+    assert files_with(tmp_path, answers) == []
+    assert HeadVersions(main_path).all() == []
 
 
 @pytest.mark.slow

@@ -1,16 +1,18 @@
 """Train a head further on the user's answers: what it keeps, what it learns, and what it refuses."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session
-from spec_local.datastore.answer_store import KeptAnswer
+from spec_local.datastore import datastore
+from spec_local.datastore.answer_store import AnswerStore, KeptAnswer
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
-from spec_local.training import built_in, pipeline
+from spec_local.training import built_in, own_answers, pipeline
 from spec_local.training.events import Answering, Generating, Stage, Training
 from spec_local.training.pipeline import BUILT_IN, run
 from spec_local.training.prompts import UserTexts
@@ -62,6 +64,17 @@ def quick(monkeypatch):
     monkeypatch.setattr(built_in, "_MAX_TOKENS", 6)
 
 
+class Kept(list):
+    """In place of an answer store."""
+
+    def answers_to_copy(self, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return list(self)
+
+    def end_copy(self, folder, head):
+        shutil.rmtree(folder)
+
+
 def learning(trained, folder, **changes):
     base = {"continued": trained.target, "learns": True, "general": general_data(trained.target)}
     return replace(trained, **{"target": folder / "learned.gguf", "n_drafted": None} | base | changes)
@@ -71,7 +84,7 @@ def learning(trained, folder, **changes):
 def test_a_head_learns_from_the_users_answers(quick, general, answers, tmp_path, own_cache, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in general.target.parent.rglob("*")}
     recipe, events = learning(general, tmp_path), []
-    head = run(recipe, UserTexts(), events.append, answers)
+    head = run(recipe, UserTexts(), events.append, Kept(answers))
     assert not [e for e in events if isinstance(e, Generating)]
     assert {e.what for e in events if isinstance(e, Answering)} == {
         f"reading {OWN}",
@@ -114,9 +127,9 @@ def test_a_killed_run_goes_on_with_the_answers_it_began_with(quick, general, ans
             raise Killed
 
     with pytest.raises(Killed):
-        run(recipe, UserTexts(), kill, answers[:-3])
+        run(recipe, UserTexts(), kill, Kept(answers[:-3]))
     events = []
-    head = run(recipe, UserTexts(), events.append, answers)  # three have come in the meantime
+    head = run(recipe, UserTexts(), events.append, Kept(answers))  # three have come in the meantime
     assert next(e.progress.step for e in events if isinstance(e, Training)) == 3
     assert head.learned.last_answer == answers[-4].number
     assert (
@@ -127,7 +140,7 @@ def test_a_killed_run_goes_on_with_the_answers_it_began_with(quick, general, ans
 @pytest.mark.slow
 def test_a_new_head_starts_from_general_data_and_the_users(quick, general, answers, tmp_path):
     recipe, events = learning(general, tmp_path, continued=None, general=None), []
-    head = run(recipe, UserTexts(), events.append, answers)
+    head = run(recipe, UserTexts(), events.append, Kept(answers))
     assert [e for e in events if isinstance(e, Generating)]
     assert head.learned.before == {}
     assert head.evaluation.by_category[OWN].n > 10
@@ -137,10 +150,50 @@ def test_a_new_head_starts_from_general_data_and_the_users(quick, general, answe
 def test_few_answers_and_foreign_heads_are_refused_before_any_work(general, answers, tmp_path):
     events = []
     with pytest.raises(InvalidRequest, match="3 answers of this model are kept, too few"):
-        run(learning(general, tmp_path), UserTexts(), events.append, answers[:3])
+        run(learning(general, tmp_path), UserTexts(), events.append, Kept(answers[:3]))
     with pytest.raises(ModelError, match="is not a head that specdec has trained"):
-        run(learning(general, tmp_path, continued=general.main), UserTexts(), events.append, answers)
+        run(learning(general, tmp_path, continued=general.main), UserTexts(), events.append, Kept(answers))
     assert events == []
+
+
+def files_with(folder, answers):
+    """The files below a folder that have the prompt of an answer, as tokens of any type."""
+    prompts = [
+        each.tokens[: each.n_prompt].astype(kind).tobytes() for each in answers for kind in ("<i4", "<i8")
+    ]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if any(prompt in path.read_bytes() for prompt in prompts)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "n"),
+    [(f"reading {OWN}", 5), ("answering your prompts again", 3), ("Training", 2), ("evaluating", 1)],
+)
+def test_clearing_ends_a_training_at_any_stage_and_leaves_nothing(
+    quick, general, answers, tmp_path, monkeypatch, stage, n
+):
+    """At the n-th event of a stage."""
+    monkeypatch.setattr(pipeline.distillation, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(own_answers, "_SHARD_TOKENS", 60)
+    store = AnswerStore(tmp_path / "texts" / "vocabulary" / "key.answers")
+    for each in answers:
+        store.add(each.tokens[: each.n_prompt].tolist(), each.tokens[each.n_prompt :].tolist(), 0.0)
+    recipe, events = learning(general, tmp_path), []
+
+    def clear(event):
+        events.append(getattr(event, "name", None) or getattr(event, "what", None) or type(event).__name__)
+        if events.count(stage) == n and events[-1] == stage:
+            assert files_with(recipe.folder, answers)
+            assert datastore.clear(store.path.parent).deleted == [recipe.own]
+
+    with pytest.raises(pipeline.AnswersDeleted, match="were deleted, and nothing of them is left"):
+        run(recipe, UserTexts(), clear, store)
+    assert events.count(stage) == n
+    assert not recipe.own.exists()
+    assert not recipe.target.exists()
+    assert not recipe.checkpoint.exists()
+    assert files_with(tmp_path, answers) == []
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The user's answers and those to the built-in prompts, read by the main model for training."""
 
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +30,7 @@ def model(tmp_path_factory):
 
 
 def read(answers, model, folder, **options):
+    folder.mkdir(exist_ok=True)
     return read_again(answers, model, folder, layers=LAYERS, threads=1, **options)
 
 
@@ -89,6 +91,29 @@ def test_a_killed_run_reads_little_again(model, tmp_path, monkeypatch):
 
 def again(answers, model, folder, seconds=60.0, **options):
     return answer_again(answers, model, folder, layers=LAYERS, seconds=seconds, seed=5, threads=1, **options)
+
+
+@pytest.mark.parametrize("at", [0, 3, 6])
+@pytest.mark.parametrize("work", [read, again])
+def test_nothing_is_written_once_the_folder_is_gone(model, tmp_path, monkeypatch, work, at):
+    """Clearing the answers deletes it, wherever a training is."""
+    monkeypatch.setattr(own_answers, "_SHARD_TOKENS", 60)  # two answers
+    monkeypatch.setattr(own_answers, "_MAX_FURTHER", 8)
+    (tmp_path / "own").mkdir()
+    answers, calls = [answer(i) for i in range(1, 8)], iter(range(1000))
+
+    def delete(done, total):
+        if next(calls) == at:
+            shutil.rmtree(tmp_path / "own")
+
+    with pytest.raises(FileNotFoundError):
+        work(answers, model, tmp_path / "own", on_progress=delete)
+    assert list(tmp_path.iterdir()) == []
+    more = {"seconds": 60.0, "seed": 5} if work is again else {}
+    write = answer_again if work is again else read_again
+    with pytest.raises(FileNotFoundError):
+        write(answers, model, tmp_path / "own" / "further", layers=LAYERS, threads=1, **more)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_prompts_are_answered_again(model, make_context, tmp_path, monkeypatch):

@@ -3,14 +3,17 @@
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
-from spec_local.errors import BackendError, InvalidRequest
+from spec_local.core.text import bytes_of
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CONTROL_TOKENS, FIRST_BYTE, write_tiny_model
+from spec_local.llama.vocabulary import Vocabulary
+from spec_local.system.cancellation import Abandoned, abandoned_if
 
 TEXTS = {
     "nothing": "",
@@ -161,6 +164,60 @@ def test_long_texts_give_the_same_tokens_as_short_ones(vocabulary):
 def test_a_text_over_the_limit(vocabulary):
     with pytest.raises(InvalidRequest, match="too long to tokenize"):
         vocabulary.tokenize("a" * ((1 << 24) + 1))
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from([" ", "a", "▁", "\n", "é", "\udcff", "the ", "<|im_end|>", "x"]), st.integers(1, 300)
+    ),
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("model", ["tiny_model", "starter"])
+@settings(deadline=None)  # the first text reads the whole vocabulary
+@given(runs=RUNS)
+def test_no_text_that_fits_is_refused(request, model, runs):
+    """A text is refused only if it has more tokens than the context."""
+    vocabulary = request.getfixturevalue(model).vocabulary
+    text = "".join(part * n for part, n in runs)
+    for parse_special in (False, True):
+        n = len(vocabulary.tokenize(text, parse_special=parse_special))
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("_USUALLY_LONGEST", "_LONG_TEXT_BYTES"):
+                patch.setattr("spec_local.llama.vocabulary." + name, 0)
+            vocabulary.check_length(bytes_of(text), n)
+
+
+@pytest.mark.parametrize("character", [" ", "a", "▁", "é", "\udcff"])
+def test_a_text_that_cannot_fit_is_refused_at_once(vocabulary, monkeypatch, character):
+    monkeypatch.setattr(Vocabulary, "tokenize", None)
+    text = bytes_of(character * 10_000_000)
+    with pytest.raises(ContextOverflow, match=r"more than \d+ tokens but the context has 4096"):
+        vocabulary.check_length(text, 4096)
+    vocabulary.check_length(text, len(text))
+    vocabulary.check_length(text, None)
+
+
+def test_of_other_tokenizers_nothing_is_refused(vocabulary):
+    """They make one token of any unknown word, or leave out white space."""
+    other = Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
+    other.type = vocabulary._lib.LLAMA_VOCAB_TYPE_WPM
+    other.check_length(b"a" * 10_000_000, 1)
+
+
+def test_the_space_of_sentencepiece_is_one_byte_of_a_token(vocabulary):
+    other = Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
+    other._coverage = 128, b""
+    text = bytes_of("▁" * 128 * 100)
+    other.check_length(text, 100)
+    with pytest.raises(ContextOverflow):
+        other.check_length(text, 99)
+
+
+def test_tokenizing_ends_when_nobody_waits(vocabulary):
+    with pytest.raises(Abandoned), abandoned_if(lambda: True):
+        vocabulary.tokenize("a" * 5000)
 
 
 @pytest.fixture

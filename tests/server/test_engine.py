@@ -2,16 +2,21 @@
 
 import asyncio
 import itertools
+import multiprocessing
+import queue
+import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.core.text import bytes_of
-from spec_local.errors import ContextOverflow, ModelFileError
-from spec_local.llama.tiny import write_tiny_model
+from spec_local.errors import ContextOverflow, InternalError, ModelFileError
+from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
+from spec_local.server.engine_process import EngineProcess
 from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Refused, Started
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import write_scripted_model
@@ -101,6 +106,7 @@ def test_answers_are_those_of_a_session(arguments):
         tokens = [token for delta in events[1:-1] for token in delta.tokens]
         assert b"".join(token.piece for token in tokens) == bytes_of(text(events))
         steps, statistics = events[1:-1], events[-1].statistics
+        assert statistics.prompt_n + statistics.cached_n + bool(statistics.prompt_s) == events[0].n_prompt
         assert sum(delta.n_drafted for delta in steps) == statistics.draft_n
         assert sum(delta.draft_depth for delta in steps) == sum(statistics.tested_at)
     assert isinstance(long[-1], Refused)
@@ -179,6 +185,54 @@ def test_a_request_that_waits_loses_its_place_at_once(arguments):
             assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="two")])))[0])
 
     asyncio.run(main())
+
+
+def test_a_prompt_that_takes_long_delays_no_other_and_ends_with_its_client(tmp_path):
+    """Nor does a question about one. Templates may take 5 s."""
+    loop = "{% for i in range(99999) %}"
+    slow = f"{{% if messages[0].content == 'slow' %}}{loop}{loop}{'{% endfor %}' * 2}{{% endif %}}"
+    path = write_tiny_model(tmp_path / "slow.gguf", chat_template=slow + CHAT_TEMPLATE)
+
+    def long(content):
+        return replace(chat(content), variables={"padding": "x" * 40_000})
+
+    async def main():
+        async with running({"main": path, "n_ctx": 512, "threads": 1}) as engine:
+            assert text((await collect(engine.answer([chat("hi")])))[0])
+            asked = asyncio.create_task(engine.ask("prompt", long("slow")))
+            answers = engine.answer([long("slow")])
+            async with asyncio.timeout(4):
+                for _ in range(3):
+                    assert text((await collect(engine.answer([chat("hi")])))[0])
+            assert not asked.done()
+            asked.cancel()
+            engine.cancel(answers)
+            async with asyncio.timeout(4):
+                assert (await collect(answers))[0][0].reason == "cancelled"
+                with pytest.raises(asyncio.CancelledError):
+                    await asked
+                assert text((await collect(engine.answer([long("quick")])))[0])  # its thread is free
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
+    """And more messages than tokens."""
+
+    async def main():
+        async with running(arguments) as engine:
+            requests = [
+                AnswerRequest(GREEDY, prompt=" " * 8_000_000),
+                AnswerRequest(GREEDY, prompt="a" * 4_000_000, suffix="a" * 4_000_000),
+                chat("a" * 8_000_000),
+                chat(*["a"] * 4097),
+            ]
+            return await collect(engine.answer(requests))
+
+    for (refused,), what in zip(asyncio.run(main()), ["more than"] * 3 + ["4097 messages"], strict=True):
+        assert isinstance(refused.error, ContextOverflow)
+        assert what in str(refused.error)
+        assert "but the context has 4096" in str(refused.error)
 
 
 def test_the_end_can_be_ignored(arguments, tmp_path):
@@ -288,3 +342,37 @@ def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, paral
         assert events[-1].statistics.predicted_n <= 4
     assert calls[0][1] + "".join(arguments) == '{"city": "Paris"}' + "{}" * (calls[-1][1] == "" and parallel)
     assert text(events) == ""
+
+
+def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):
+    """A part of the process that fails unexpectedly for one request; the others are answered."""
+    parts = EngineProcess._parts
+
+    def broken(self, running, text, **options):
+        if running.settings.logprobs == 7:
+            raise ZeroDivisionError("a defect")
+        return parts(self, running, text, **options)
+
+    monkeypatch.setattr(EngineProcess, "_parts", broken)
+    ours, theirs = multiprocessing.Pipe()
+    sent = queue.SimpleQueue()
+    with Session.open(**arguments) as session:
+        process = EngineProcess(theirs, lambda *message: sent.put(message), session, "tiny")
+        thread = threading.Thread(target=process.run)
+        thread.start()
+        ends = {}
+        for id, prompt in enumerate(["one two three", "six", "four five"]):
+            settings = replace(GREEDY, logprobs=7) if prompt == "six" else GREEDY
+            ours.send(("answer", id, AnswerRequest(settings, prompt=prompt)))
+        while len(ends) < 3:
+            kind, *message = sent.get(timeout=60)
+            if kind == "event" and isinstance(message[1], Ended | Refused):
+                ends[message[0]] = message[1]
+        ours.close()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert isinstance(ends[0], Ended)
+    assert isinstance(ends[2], Ended)
+    assert isinstance(ends[1], Refused)
+    assert isinstance(ends[1].error, InternalError)
+    assert "ZeroDivisionError" in str(ends[1].error)

@@ -1,5 +1,6 @@
 """The prompts of a benchmark: built in, from a file, and errors in a file."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -56,7 +57,7 @@ def test_files(tmp_path, name, content, expected):
         ("p.toml", "", "has no prompts"),
         ("p.txt", " \n\n", "has no prompts"),
         ("p.jsonl", "\n", "has no prompts"),
-        ("p.toml", "[[prompt]\n", "is not valid TOML"),
+        ("p.toml", "[[prompt]\n", "line 1, Expected"),
         ("p.toml", "title = 1\n", "more than [[prompt]] tables"),
         ("p.toml", "prompt = 1\n", "more than [[prompt]] tables"),
         ("p.toml", '[[prompt]]\ncategory = "x"\ntext = "z"\n', "prompt 1 has category, text"),
@@ -77,11 +78,11 @@ def test_errors_in_a_file(tmp_path, name, content, what):
     assert what in message
     assert f"{tmp_path / name}" in message
     assert "\n" not in message
-    assert ": " in message  # what to do
+    assert re.search("[:;] ", message)  # what to do
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InvalidRequest, match="cannot be read"):
         load(tmp_path / "absent.toml")
 
 

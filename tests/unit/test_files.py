@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from spec_local.errors import InvalidRequest
-from spec_local.system.files import expanded, read_text, replacing, sha256, write_atomically
+from spec_local.system.files import (
+    NotRegular,
+    expanded,
+    opened,
+    read_bytes,
+    read_text,
+    reading,
+    replacing,
+    sha256,
+    write_atomically,
+)
 
 
 def test_expanded_replaces_home_directories(tmp_path, monkeypatch):
@@ -117,6 +127,28 @@ def test_read_text_and_its_errors(tmp_path):
     for wrong in (tmp_path, tmp_path / "absent", Path("a\0b")):
         with pytest.raises(InvalidRequest, match="cannot be read"):
             read_text(wrong, 8)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_only_regular_files_are_opened(tmp_path, make):
+    make(tmp_path / "file")
+    for read in (opened, sha256, lambda path: read_bytes(path, 8)):
+        with pytest.raises(NotRegular, match="not a regular file"):
+            read(tmp_path / "file")
+    with (
+        pytest.raises(InvalidRequest, match="not a regular file: give another path"),
+        reading(tmp_path / "file"),
+    ):
+        pass
+
+
+def test_as_many_bytes_are_read_as_are_allowed(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345678")
+    assert read_bytes(tmp_path / "file", 8) == b"12345678"
+    with pytest.raises(OSError, match="File too large"):
+        read_bytes(tmp_path / "file", 7)
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "absent", 7)
 
 
 def test_sha256(tmp_path):

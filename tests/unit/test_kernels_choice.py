@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from spec_local.kernels import Status
 from spec_local.kernels.choice import (
     FLOAT_SIZES,
     SIZES,
@@ -91,3 +92,19 @@ def test_impossible_times_are_refused():
     ):
         with pytest.raises(ValidationError):
             Times.model_validate(times({}).model_dump() | change)
+
+
+@pytest.mark.parametrize(
+    ("types", "limits", "cache_type", "expected"),
+    [
+        ({"Q4_K", "Q6_K"}, {"F16": 8}, "q8_0", []),
+        ({"Q4_K", "Q6_K"}, {"Q6_K": 0}, "f16", ["Q6_K weights"]),
+        ({"IQ2_XS", "Q4_K"}, {}, "q4_0", ["IQ2_XS weights", "a q4_0 cache"]),
+        ({"F16"}, {}, "f16", ["F16 in calls of more than 64 tokens"]),
+        ({"F16", "Q8_0"}, {"F16": 8}, "f16", ["F16 in calls of more than 8 tokens"]),
+        ({"F16"}, {"F16": 0}, "f16", ["F16 weights"]),
+    ],
+)
+def test_what_makes_logits_depend_on_the_size_of_a_call(types, limits, cache_type, expected):
+    assert Status("avx2", limits=limits).varying(types, cache_type) == expected
+    assert Status(None, "not built").varying(types, cache_type) == ["llama.cpp's kernels"]

@@ -297,20 +297,21 @@ def test_models_of_other_programs_need_no_download_and_are_not_deleted(home, lla
         assert file.exists()
 
 
-@pytest.mark.parametrize("function", ["stat", "open"])
-def test_files_that_cannot_be_read(llama, home, monkeypatch, function):
+@pytest.mark.parametrize(("module", "function"), [(Path, "stat"), (os, "open")], ids=["stat", "open"])
+def test_files_that_cannot_be_read(llama, home, monkeypatch, module, function):
     write_header(home / ".lmstudio" / "models" / "org" / "toy-GGUF" / "toy-Q4_0.gguf")
     add_to_hub_cache(home / "hub", "org/other-GGUF", "toy-Q4_0.gguf")
     assert len(listed()) == 3
 
-    original = getattr(Path, function)
+    original = getattr(module, function)
 
-    def refuse(path, *args, **kwargs):
+    def refuse(given, *args, **kwargs):
+        path = Path(os.fsdecode(given))
         if path.is_relative_to(home) and (path.suffix == ".gguf" or path.parent.name == "blobs"):
             raise PermissionError(13, "Permission denied")
-        return original(path, *args, **kwargs)
+        return original(given, *args, **kwargs)
 
-    monkeypatch.setattr(Path, function, refuse)
+    monkeypatch.setattr(module, function, refuse)
     monkeypatch.setattr(catalog, "_place", lambda entry: home / "nothing")
     assert listed() == {}
 

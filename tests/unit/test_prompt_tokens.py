@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.server.events import Infill
 from spec_local.server.prompt_tokens import infill_tokens, prompt_tokens
 
@@ -14,6 +14,10 @@ class Letters:
 
     n_tokens, bos, eos, eot, add_bos = 1000, BOS, 999, -1, True
     fill_in, repository, file_separator = (PRE, SUF, MID), REPO, SEP
+
+    def check_length(self, text, n_ctx):
+        if len(text) > n_ctx:
+            raise ContextOverflow("too long")
 
     def tokenize(self, text, *, add_special=False, parse_special=False):
         return ([self.bos] if add_special and self.add_bos else []) + self.continuation(
@@ -44,24 +48,24 @@ def letters(**changes):
     ],
 )
 def test_prompts(prompt, tokens):
-    assert prompt_tokens(letters(), prompt, parse_special=True) == tokens
+    assert prompt_tokens(letters(), prompt, 10, parse_special=True) == tokens
 
 
 def test_names_of_control_tokens_are_text_unless_they_are_parsed():
-    assert prompt_tokens(letters(), "<x>", parse_special=False) == [BOS, ord("<"), ord("x"), ord(">")]
+    assert prompt_tokens(letters(), "<x>", 10, parse_special=False) == [BOS, ord("<"), ord("x"), ord(">")]
 
 
 def test_an_empty_prompt_begins_a_text():
     no_bos = {"add_bos": False}
-    assert prompt_tokens(letters(**no_bos), "", parse_special=True) == [BOS]
-    assert prompt_tokens(letters(bos=-1, **no_bos), "", parse_special=True) == [999]
+    assert prompt_tokens(letters(**no_bos), "", 10, parse_special=True) == [BOS]
+    assert prompt_tokens(letters(bos=-1, **no_bos), "", 10, parse_special=True) == [999]
     with pytest.raises(InvalidRequest, match="prompt is empty"):
-        prompt_tokens(letters(bos=-1, eos=-1, **no_bos), "", parse_special=True)
+        prompt_tokens(letters(bos=-1, eos=-1, **no_bos), "", 10, parse_special=True)
 
 
 def test_tokens_that_do_not_exist():
     with pytest.raises(InvalidRequest, match="prompt has token 1000: give 0 to 999"):
-        prompt_tokens(letters(), [1, 1000], parse_special=True)
+        prompt_tokens(letters(), [1, 1000], 10, parse_special=True)
 
 
 def codes(text):

@@ -417,7 +417,8 @@ def test_the_end_of_the_server_refuses_those_that_wait(end):
 
 
 @pytest.mark.parametrize(
-    "name", ["Big-7B", "big-7b", "BIG-7b.gguf", "big-7b:latest", "coder", "Coder-Q4.GGUF"]
+    "name",
+    ["Big-7B", "big-7b", "BIG-7b.gguf", "big-7b:latest", "big-7b.gguf:latest", "coder", "Coder-Q4.GGUF"],
 )
 def test_names(name):
     served = ServedModels(

@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import sys
+import threading
+import time
 import zlib
 from contextlib import asynccontextmanager
 
@@ -16,9 +18,11 @@ from spec_local.models.head_versions import HeadVersion
 from spec_local.server import app, errors, guard, request_body, responding, run
 from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
-from spec_local.server.learning import Learner
+from spec_local.server.learning import IdleTraining, Learner
+from spec_local.server.metrics import Metrics
 from spec_local.server.served_models import ServedModel, ServedModels
 from spec_local.settings import GenerationSettings
+from spec_local.system.cancellation import Abandoned, check_wanted
 
 LOADED = Loaded("tiny", "draft.gguf", 512, 2, "{{ messages }}", {"version": "1"})
 DEFAULTS = {"top_k": 7, "speculative": {"policy": "fixed", "draft_max": 2}}
@@ -495,7 +499,7 @@ def test_a_small_body_that_becomes_large_is_cut(monkeypatch):
     bomb = gzip.compress(b" " * (64 << 20))
     assert len(bomb) < 1 << 20
     assert send(bomb, "gzip", max_body=1 << 20).status_code == 413
-    assert len(read[0]) == (1 << 20) + 1
+    assert len(read[0][0]) == (1 << 20) + 1
 
 
 @pytest.mark.parametrize("body", [BODY, packed("gzip")[:-9], b"", packed("zlib")])
@@ -521,6 +525,157 @@ def test_encodings_of_other_packages(encoding, module):
     assert len(send(library.compress(BODY), encoding).json()["texts"]) == 2
     assert send(library.compress(b" " * (8 << 20)), encoding, max_body=1 << 20).status_code == 413
     assert send(library.compress(BODY)[:-3], encoding).status_code == 400
+
+
+class Inflater:
+    """zlib's, which counts the bytes that it is given."""
+
+    given, real = 0, staticmethod(zlib.decompressobj)
+
+    def __init__(self, *arguments):
+        self._inflater = self.real(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self._inflater, name)
+
+    def decompress(self, data, limit):
+        Inflater.given += len(data)
+        return self._inflater.decompress(data, limit)
+
+
+@pytest.mark.parametrize("member", [b"", b"x" * 3000])
+def test_a_member_takes_as_long_as_its_own_bytes(monkeypatch, member):
+    monkeypatch.setattr(request_body.zlib, "decompressobj", Inflater)
+    read = {}
+    for n in (1000, 4000):
+        Inflater.given = 0
+        assert request_body.decoded(gzip.compress(member) * n, "gzip", 1 << 30) == member * n
+        read[n] = Inflater.given
+    assert read[4000] < 5 * read[1000]
+
+
+def test_pieces_of_any_size_are_decompressed(monkeypatch):
+    whole = bytes(range(256)) * 99
+    packs = [gzip.compress(whole) + gzip.compress(b"") * 3 + gzip.compress(whole, 0), zlib.compress(whole)]
+    for first, piece in ((1, 1), (1, 7), (512, 65536)):
+        monkeypatch.setattr(request_body, "_FIRST_PIECE", first)
+        monkeypatch.setattr(request_body, "_PIECE", piece)
+        assert request_body.decoded(packs[0], "gzip", 1 << 20) == whole * 2
+        assert request_body.decoded(packs[1], "deflate", 1 << 20) == whole
+        for pack, name in zip(packs, ("gzip", "deflate"), strict=True):
+            with pytest.raises(InvalidRequest, match="cut short"):
+                request_body.decoded(pack[:-1], name, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "message"),
+    [
+        (gzip.compress(b"") * 20_000, "gzip", "more than 16384 members"),
+        (b"", ", ".join(["gzip"] * 3), "3 encodings"),
+        (b'{"n": [' + b"[]," * 1_100_000 + b"1]}", "", "more than 1048576 values"),
+        (b'{"n": [' + b'"a",' * 1_100_000 + b"1]}", "", "more than 1048576 values"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "", "not JSON"),
+        (b'{"n": ' + b"[" * 99_999, "", "nested too deeply"),
+    ],
+)
+def test_small_bodies_that_would_take_long_or_much_memory(body, encoding, message):
+    response = send(body, encoding)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+def test_what_is_in_strings_does_not_count_as_values():
+    body = {"text": '[{,",\\' * 400_000, "n": 2}
+    assert len(send(json.dumps(body).encode(), "").json()["texts"]) == 2
+
+
+def in_turn(monkeypatch):
+    """Let bodies take long, until nobody waits; returns the threads that read them, and the ended ones."""
+    reading, ended = [], []
+
+    def slow(body, max_size):
+        reading.append(threading.current_thread().name)
+        try:
+            while True:
+                check_wanted()
+                time.sleep(0.001)
+        except Abandoned:
+            ended.append(body)
+            raise
+
+    monkeypatch.setitem(request_body._DECODERS, "gzip", slow)
+    return reading, ended
+
+
+def test_work_on_a_body_ends_when_its_client_has_gone(monkeypatch):
+    """One after another, and other requests do not wait for them."""
+    reading, ended = in_turn(monkeypatch)
+
+    async def main():
+        created = app.create(alone(ScriptedEngine(STARTED, ENDED)), app.Access(), {"/v1/echo": Echo})
+        headers = [(b"host", b"localhost"), (b"content-encoding", b"gzip")]
+        clients = [asyncio.Queue() for _ in range(8)]
+        for number, messages in enumerate(clients):
+            messages.put_nowait({"type": "http.request", "body": b"%d" % number})
+
+        async def send(message):
+            pass
+
+        serving = [
+            asyncio.create_task(created(scope() | {"headers": headers}, messages.get, send))
+            for messages in clients
+        ]
+        async with asyncio.timeout(20), client(ScriptedEngine(STARTED, ENDED)) as opened:
+            while not reading:
+                await asyncio.sleep(0.01)
+            assert (await opened.post("/v1/echo", json={})).status_code == 200
+            assert len(reading) == 1
+            for messages in clients:
+                messages.put_nowait({"type": "http.disconnect"})
+            await asyncio.gather(*serving)
+            while len(ended) < len(reading):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert len(set(reading)) == 1
+
+
+def test_two_lengths_of_a_body_are_refused():
+    """Programs before the server may believe the one that it does not."""
+    headers = {"content-length": "2", "transfer-encoding": "chunked"}
+    response = fetch("POST", "/v1/echo", content=b"{}", headers=headers)
+    assert response.status_code == 400
+    assert response.headers["connection"] == "close"
+    assert "Transfer-Encoding" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        AnswerRequest(GenerationSettings(), [{"role": "user", "content": ""}] * 513),
+        AnswerRequest(GenerationSettings(), prompt=[1] * 513),
+    ],
+)
+def test_prompts_that_cannot_fit_are_refused_before_they_are_sent_to_the_models(request_):
+    class Long(Echo):
+        def __init__(self, body, loaded):
+            super().__init__(body, loaded)
+            self.requests = [request_]
+
+    engine = ScriptedEngine()
+    response = fetch("POST", "/v1/echo", engine=lambda: engine, kinds={"/v1/echo": Long}, json={})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "513" in response.json()["error"]["message"]
+    assert not engine.tasks
+
+
+def test_all_tokens_of_prompts_are_counted():
+    """The last one, too, which the first step reads: as in the usage of an answer."""
+    metrics = Metrics(lambda: 0, lambda: 0)
+    metrics.observe(Ended(Delta(), "stop", Statistics(prompt_n=3, cached_n=2, prompt_s=0.1)), 1.0)
+    metrics.observe(Ended(Delta(), "cancelled", Statistics(prompt_n=1)), 1.0)  # before all were read
+    assert b"specdec:prompt_tokens_total 7.0" in metrics.text()
 
 
 def scope(path="/v1/echo"):
@@ -628,9 +783,61 @@ def learned(path, learning=None, **access):
 
 def test_what_a_head_has_learned():
     assert learned("/learning").json() == {"enabled": False}
-    assert learned("/learning", Learning(1)).json() == {"enabled": True, "model": "tiny"}
+    assert learned("/learning", Learning(1)).json() == {"enabled": True}
     assert learned("/learning", Learning(1), api_key="secret").status_code == 401
     assert learned("/props", Learning(1)).status_code == 403  # as of any name but this machine's
+
+
+class Broken(ScriptedEngine):
+    """An engine whose model cannot be loaded."""
+
+    def check_ready(self):
+        raise NotReady("the models are not loaded (/home/me/secret.gguf is damaged): try again soon")
+
+
+@pytest.mark.parametrize("n", [1, 2], ids=["one model", "several models"])
+@pytest.mark.parametrize(
+    ("access", "headers"),
+    [
+        ({}, {"host": "rebound.example:8080"}),
+        ({"api_key": "key"}, {}),
+        ({"api_key": "key"}, {"x-api-key": "k"}),
+    ],
+    ids=["foreign host", "no key", "wrong key"],
+)
+def test_strangers_learn_no_names_of_models_and_files(n, access, headers):
+    class Learning(IdleTraining):
+        def described(self, model):
+            return super().described(model) | {"state": "secret-draft drafts", "kept_answers": 5}
+
+    models = [ServedModel(f"secret-{i}", {"learn": True}, engine=Broken()) for i in range(n)]
+    served = ServedModels(models)
+    created = app.create(served, app.Access(**access), {"/v1/echo": Echo}, Learning(served, print))
+
+    async def main():
+        transport = httpx.ASGITransport(created, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
+            found = {}
+            for path in (*PATHS, "/learning?model=x", "/learning?model=secret-1", "/health?model=x"):
+                for method in ("GET", "POST", "HEAD", "OPTIONS"):
+                    response = await opened.request(method, path, headers=headers)
+                    assert "secret" not in response.text + str(response.headers), (method, path)
+                    found[method, path] = response
+            return found
+
+    found = asyncio.run(main())
+    assert found["GET", "/health"].status_code == 503
+    assert "not loaded" in found["GET", "/health"].json()["error"]["message"]
+    if "api_key" not in access:
+        for path in ("/learning", "/learning?model=x", "/learning?model=secret-1"):
+            assert found["GET", path].json()["kept_answers"] == 5
+            assert found["GET", path].json() == found["GET", "/learning"].json()
+
+
+PATHS = (
+    *("/", "/health", "/v1/health", "/metrics", "/learning", "/v1/models", "/v1/models/secret-0", "/props"),
+    *("/costs", "/slots", "/openapi.json", "/v1/echo", "/tokenize", "/none"),
+)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,13 @@ def test_biases_of_tokens_and_texts(kind, given, bias, texts):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", [{"x" * 1025: 1}, [["x", 1]] * 1025])
+def test_long_biases_of_texts(kind, given):
+    with pytest.raises(InvalidRequest, match="give up to 1024 texts of up to 1024 characters"):
+        kind(VALID | {"logit_bias": given}, LOADED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("seed", "used"), [(-1, None), (-2, 2**64 - 2), (2**63, 2**63)])
 def test_any_seed(kind, seed, used):
     body = {name: value for name, value in VALID.items() if name != "tools"}

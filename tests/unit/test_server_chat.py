@@ -328,6 +328,7 @@ def messages(**message):
         ({"json_schema": "x"}, "json_schema: give a JSON schema"),
         ({"functions": [{"name": "f"}]}, "functions and function_call are not supported: give tools"),
         ({"tools": [{"type": 7}]}, "tools[0].type: give 'function'"),
+        ({"tools": [WEATHER_TOOL] * 1025}, "tools has 1025 functions: give at most 1024"),
         ({"tools": [CUSTOM], "tool_choice": "required"}, "tool_choice needs tools that are functions"),
         (
             {"tools": [CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}},

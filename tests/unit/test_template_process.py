@@ -79,6 +79,17 @@ def test_limits_are_enforced_where_the_system_does_not(process, monkeypatch, lim
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
 
 
+def test_the_child_gets_none_of_the_keys_in_the_environment(process, monkeypatch):
+    for name in ("SPECDEC_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "ANYTHING"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    assert greet(process) == "Hello you!"
+    variables = psutil.Process(process._idle[0].pid).environ()
+    assert "secret" not in variables.values()
+    assert variables["TZ"] == "Asia/Kathmandu"  # for strftime_now
+    assert variables.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+
+
 @pytest.mark.slow
 def test_a_child_without_a_parent_ends():
     """As after kill -9 of the parent process: nobody watches the time."""
@@ -90,18 +101,19 @@ def test_a_child_without_a_parent_ends():
 
 def test_one_child_renders_everything(process):
     assert greet(process) == "Hello you!"
-    child = process._child
+    (child,) = process._idle
     with pytest.raises(TemplateFailed, match="zero"):
         process.request(template="{{ 1 / 0 }}", bos="", eos="", messages=MESSAGES)
     assert greet(process) == "Hello you!"
-    assert process._child is child
+    assert process._idle == [child]
     assert os.getpgid(child.pid) != os.getpgid(0)  # so that Ctrl-C in a terminal does not end it
 
 
 def test_a_child_that_died_is_replaced(process):
     greet(process)
-    psutil.Process(process._child.pid).kill()
-    process._child.wait()
+    (child,) = process._idle
+    psutil.Process(child.pid).kill()
+    child.wait()
     assert greet(process) == "Hello you!"
 
 
@@ -149,8 +161,8 @@ def test_a_forked_process_starts_a_child_of_its_own():
         "template='{{ messages[0].content }}', bos='', eos='', "
         "messages=[{'role': 'user', 'content': str(os.getpid())}])['text'] == str(os.getpid())\n"
         "assert text()\n"
-        "first, pid = process._child.pid, os.fork()\n"
-        "same = text() and process._child.pid == first\n"
+        "first, pid = process._idle[0].pid, os.fork()\n"
+        "same = text() and process._idle[0].pid == first\n"
         "if not pid: process.stop(); os._exit(0 if not same else 1)\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and same\n"
     )

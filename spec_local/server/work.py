@@ -1,0 +1,63 @@
+"""Work for a client: it ends when its client has gone, and large bodies delay no others."""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from spec_local.system.cancellation import abandoned_if
+
+_T = TypeVar("_T")
+# One thread: it competes with the event loop for Python's lock, and each of its bodies can take 500 MB.
+_large_bodies = ThreadPoolExecutor(1, "large-bodies")
+
+
+def until_gone(
+    respond: Callable[[Request], Coroutine[Any, Any, Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """A handler of requests that is cancelled when its client goes: ClientDisconnect."""
+
+    @functools.wraps(respond)
+    async def watched(request: Request) -> Response:
+        await request.body()  # what comes after it is the end of the connection
+        waiting, gone = asyncio.create_task(respond(request)), asyncio.create_task(_disconnection(request))
+        try:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise ClientDisconnect
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            gone.cancel()
+
+    return watched
+
+
+async def _disconnection(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def in_thread(work: Callable[[], _T], *, large: bool) -> _T:
+    """The result of work in a thread; if the task that waits for it is cancelled, it is abandoned.
+
+    Args:
+        work: calls `spec_local.system.cancellation.check_wanted` where it takes long.
+        large: it takes long; such work is done one after another.
+    """
+    gone = threading.Event()
+
+    def run() -> _T:
+        with abandoned_if(gone.is_set):
+            return work()
+
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(_large_bodies if large else None, run)
+    finally:
+        gone.set()
