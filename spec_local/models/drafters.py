@@ -153,8 +153,9 @@ class _Search:
         seen = {os.path.realpath(self._main.path)}
         versions = HeadVersions(self._main.path)
         for version in versions.usable():  # not compared here: one that cannot be loaded is rolled back
-            if version.size <= spare:
-                yield Drafter(versions.path(version), "a head that has learned from your answers")
+            head = versions.path(version)
+            if version.size <= spare and not _verdict(self._key, head).exists():
+                yield Drafter(head, "a head that has learned from your answers")
         sources = (self._heads(), self._of_pairs(), self._small_models())
         for candidate in itertools.chain.from_iterable(map(_readable, sources)):
             file, path = candidate.file, os.path.realpath(candidate.file.path)

@@ -145,7 +145,9 @@ def test_the_head_that_has_learned_comes_first(main, home):
         versions.add(write(home / "new.gguf", number * MB, "eagle3", tokens=[]))
     first, second = map(versions.path, versions.all())
     assert found(main)[0] == drafters.Drafter(second, "a head that has learned from your answers")
-    assert names(main) == [second.name, first.name, beside.name]  # in case the second one cannot be loaded
+    assert names(main) == [second.name, first.name, beside.name]  # loading rolls back those that are damaged
+    drafters.reject(main, second, "damaged")
+    assert names(main) == [first.name, beside.name]
     versions.rollback()
     assert names(main) == [first.name, beside.name]
     versions.rollback()
