@@ -152,7 +152,7 @@ class World:
             await self.served.stop()
         assert children() == []
 
-    async def until(self, condition, seconds=10):
+    async def until(self, condition, seconds=30):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, (self.lines, self.state)

@@ -97,7 +97,7 @@ def test_the_end_of_a_pause_between_two_attempts(arguments, tmp_path):  # noqa: 
         await engine.ready.wait()
         await asyncio.sleep(0)
         engine.stop()
-        async with asyncio.timeout(0.5):  # a pause takes 1 s at least
+        async with asyncio.timeout(0.9):  # a pause takes 1 s at least
             await task
         with pytest.raises(NotReady, match="is stopping"):
             engine.check_ready()
