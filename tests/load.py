@@ -102,7 +102,7 @@ class Load:
                 self.counts["refused"] += 1
                 await asyncio.sleep(rng.random())
                 return
-            assert response.status_code == 200
+            assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
                 if give_up and rng.random() < 0.2:
                     return
@@ -126,7 +126,7 @@ class Load:
 
     async def garbage(self, client, rng):
         response = await client.post("/v1/chat/completions", content=rng.choice(GARBAGE))
-        assert response.status_code == 400, response.text
+        assert response.status_code in (400, 404), response.text  # 404: it names none of several models
         assert "Traceback" not in response.text
 
     async def no_http(self, client, rng):

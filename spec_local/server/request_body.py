@@ -49,6 +49,8 @@ async def read_json(request: Request, max_body: int) -> dict[str, Any]:
 
     try:
         value = await in_thread(read, large=True) if request.state.is_large else read()
+    except InvalidRequest:  # of its encoding, or of its size
+        raise
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidRequest(f"the body is not JSON ({reason}): send a JSON object") from None
