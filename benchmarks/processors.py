@@ -57,7 +57,9 @@ def _completed(kind: str, known: Mapping[str, Sequence[float]]) -> Times:
     """The times of a type: linear between the measured sizes, without larger ones than were measured."""
     measured = sorted(map(int, known))
     sizes = [n for n in (FLOAT_SIZES if kind in FLOATS else SIZES) if n <= 16 or n in measured]
-    both = [np.interp(sizes, measured, [known[str(n)][i] for n in measured]) for i in (0, 1)]
+    # Most are in microseconds. The unit does not matter, but `Times` refuses seconds that no product takes.
+    seconds = {n: [1e-6 * each for each in known[str(n)]] for n in measured}
+    both = [np.interp(sizes, measured, [seconds[n][i] for n in measured]) for i in (0, 1)]
     return Times(sizes=tuple(sizes), kernels=tuple(both[0]), llama_cpp=tuple(both[1]))
 
 
