@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from spec_local.answers.text import Done, Text
-from spec_local.arguments import checked
+from spec_local.arguments import Int32, checked
 from spec_local.chat.messages import Message, check_last, messages_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate
@@ -74,7 +74,7 @@ class Conversation:
         template: ChatTemplate,
         messages: Sequence[Mapping[str, object]] = (),
         tool_use: ToolUse | None = None,
-        n_ctx: int | None = None,
+        n_ctx: Int32 | None = None,
     ) -> None:
         self.model, self.template, self.n_ctx = model, template, n_ctx
         self.messages, self.tool_use = messages_of(messages), tool_use
