@@ -185,17 +185,15 @@ def setting_lines(session: "Session") -> list[str]:
     models = [f"main {main.model.path.name} ({main.model.description})"]
     if draft:
         models.append(f"draft {draft.model.path.name} ({draft.model.description})")
-    vary = (
-        f"; logits depend on the size of a call: {', '.join(varying)}"
-        if (varying := session.logits_vary)
-        else ""
-    )
+    used = str(kernels.status())
+    if kernels.status().instruction_set and (varying := session.logits_vary):
+        used += f"; logits depend on the size of a call: {', '.join(varying)}"
     build = f"llama.cpp (llama-cpp-python {version('llama-cpp-python')})"
     uses = " ".join(runtime.features())
     return [
         " · ".join(models),
         " · ".join([build, session.device, threads(main) + limit_note(), uses]),
-        f"CPU kernels: {kernels.status()}{vary}",
+        f"CPU kernels: {used}",
     ]
 
 
