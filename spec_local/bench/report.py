@@ -140,7 +140,7 @@ def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
         *([kind, found["summary"]] for kind, found in record["kernel_choice"].items()),
-        ["logits", logits_summary(record["logits_vary"])],
+        ["logits", _logits(record["logits_vary"])],
         ["specdec", f"{record['specdec']}, {record['date']}"],
         ["prompts", f"{counted}, {_plural(runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
@@ -149,7 +149,7 @@ def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[
     ]
 
 
-def logits_summary(varying: Sequence[str]) -> str:
+def _logits(varying: Sequence[str]) -> str:
     """In words: what makes logits depend on the number of tokens in a call."""
     if not varying:
         return "have the same bits in calls of any size"
