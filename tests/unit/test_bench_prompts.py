@@ -1,7 +1,9 @@
-"""The prompts of a benchmark: built in, from a file, and errors in a file."""
+"""The prompts of a benchmark: built in, from a file or a folder, and errors in them."""
 
+import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +69,26 @@ def test_files(tmp_path, name, content, expected):
         ("p.jsonl", '\n{"category"\n', "line 2 is not valid JSON"),
         ("p.jsonl", "[1]\n", "line 1 has list"),
         ("p.jsonl", '{"category": "x", "name": "y", "text": "z"}\n' * 2, "two prompts named x/y"),
+        ("p.jsonl", '{"category": "x", "name": "y", "text": "z", "id": 1}', "has category, name, text, id"),
+        ("p.jsonl", '{"question_id": 1, "turns": []}', "line 1 has no turns"),
+        ("p.jsonl", '{"question_id": 1, "turns": "x"}', "line 1 has no turns"),
+        ("p.jsonl", '{"question_id": 1, "turns": null}', "line 1 has no turns"),
+        ("p.jsonl", '{"question_id": 1, "turns": ["x", " "]}', "line 1 has no turns"),
+        ("p.jsonl", '{"question_id": 1, "messages": [1]}', "messages that are not the user's"),
+        (
+            "p.jsonl",
+            '{"question_id": 1, "messages": [{"role": "system", "content": "x"}]}',
+            "messages that are not the user's",
+        ),
+        ("p.jsonl", '{"turns": ["x"]}', "line 1 has no question_id"),
+        ("p.jsonl", '{"question_id": true, "turns": ["x"]}', "line 1 has no question_id"),
+        ("p.jsonl", '{"question_id": 1, "category": 2, "turns": ["x"]}', "line 1 has no category"),
+        ("p.jsonl", '{"question_id": 1, "turns": ["x"]}\n' * 2, "two prompts named p/1"),
+        (
+            "p.jsonl",
+            '{"question_id": 1, "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}',
+            "run SPEED-Bench's prepare_data.py",
+        ),
         ("p.txt", b"Gr\xf6\xdfe", "is not UTF-8 (byte 2)"),
     ],
 )
@@ -79,6 +101,54 @@ def test_errors_in_a_file(tmp_path, name, content, what):
     assert f"{tmp_path / name}" in message
     assert "\n" not in message
     assert re.search("[:;] ", message)  # what to do
+
+
+def test_conversations_of_public_sets(tmp_path):
+    entries = [
+        {"question_id": 81, "category": "writing", "turns": ["Write.\n", "Again."], "reference": ["r"]},
+        {"question_id": "a1", "category": "qa", "turns": ["Who?"], "source": "s", "multiturn": False},
+        {"question_id": 0, "category": "", "turns": ["What?"]},
+        {"name": "x", "category": None, "messages": [{"role": "user", "content": c} for c in "abc"]},
+    ]
+    path = tmp_path / "stories.jsonl"
+    path.write_text("\n".join(map(json.dumps, entries)))
+    found = load(path)
+    assert found == [
+        Prompt("writing", "81", "Write.\n", ("Again.",)),  # exactly as it is
+        Prompt("qa", "a1", "Who?"),
+        Prompt("stories", "0", "What?"),
+        Prompt("stories", "x", "a", ("b", "c")),
+    ]
+    assert [prompt.n_turns for prompt in found] == [2, 1, 1, 3]
+    assert found[3].turn(1) is found[3]
+    assert [str(found[3].turn(n)) for n in (2, 3)] == ["stories/x turn 2", "stories/x turn 3"]
+    assert (found[3].turn(2).text, found[3].turn(2).later) == ("b", ("c",))
+
+
+def test_a_folder_of_sets(tmp_path, monkeypatch):
+    line = '{"question_id": 1, "category": "math", "turns": ["2 + 2?"]}'
+    for name in ("gsm8k", "alpaca"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "question.jsonl").write_text(line)
+    (tmp_path / "judge_prompts.jsonl").write_text('{"name": "no prompt"}')
+    assert load(tmp_path) == [Prompt(name, "1", "2 + 2?") for name in ("alpaca", "gsm8k")]
+    assert load(tmp_path / "gsm8k/question.jsonl") == [Prompt("math", "1", "2 + 2?")]
+    monkeypatch.chdir(tmp_path / "alpaca")  # its name is not in the path
+    Path("question.jsonl").write_text(line.replace("math", ""))
+    assert load(Path("question.jsonl")) == [Prompt("alpaca", "1", "2 + 2?")]
+
+
+def test_a_folder_of_files(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"question_id": 1, "turns": ["x"]}')
+    (tmp_path / "a.jsonl").write_text('{"category": "c", "name": "1", "text": "y"}')
+    (tmp_path / "notes.txt").write_text("no prompt")
+    assert load(tmp_path) == [Prompt("a", "1", "y"), Prompt("b", "1", "x")]
+    (tmp_path / "b.jsonl").write_text("{}")
+    with pytest.raises(InvalidRequest, match=r"b\.jsonl, line 1 has nothing: give "):
+        load(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidRequest, match=r"empty has no prompts: .* or a folder of NAME/question.jsonl"):
+        load(tmp_path / "empty")
 
 
 def test_a_missing_file(tmp_path):

@@ -286,6 +286,7 @@ KINDS = {
     "models.toml": named_models,
     "prompts.toml": prompts_in(".toml", b'[[prompt]]\ncategory = "a"\nname = "b"\ntext = "c"\n'),
     "prompts.jsonl": prompts_in(".jsonl", b'{"category": "a", "name": "b", "text": "c"}'),
+    "conversations.jsonl": prompts_in(".jsonl", b'{"question_id": 1, "category": "a", "turns": ["b", "c"]}'),
     "batch": batch,
     "answers of a batch": answers_of_a_batch,
     "head": head,
@@ -295,13 +296,13 @@ KINDS = {
 
 
 TOML = ("config", "models.toml", "prompts.toml")
-LINES = ("prompts.jsonl", "batch", "saved chat")
+LINES = ("prompts.jsonl", "conversations.jsonl", "batch", "saved chat")
 """JSON of users."""
 JSON = (
     *("costs", "experience", "versions of a head", "times of kernels", "self-tests of kernels", *LINES),
     *("manifest of ollama", "settings of LM Studio", "record of a training", "journal", "answers of a batch"),
 )
-NO_PIPES = [name for name in KINDS if name not in ("prompts.toml", "prompts.jsonl", "batch")]
+NO_PIPES = [name for name in KINDS if name not in ("prompts.toml", *LINES[:-1])]
 """The others are named by users, who may mean a pipe."""
 
 
