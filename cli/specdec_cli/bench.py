@@ -61,9 +61,10 @@ def bench(
     prompts: Annotated[
         Path | None,
         _Prompts(
-            metavar="FILE",
-            help="Prompts: TOML or .jsonl with category, name and text, or one prompt per line (default: "
-            "built-in prompts of 8 categories).",
+            metavar="FILE|FOLDER",
+            help="Prompts: TOML or .jsonl with category, name and text; a set in the format of Spec-Bench, "
+            "EAGLE or SPEED-Bench (.jsonl), or a folder of them; or one prompt per line (default: built-in "
+            "prompts of 8 categories).",
         ),
     ] = None,
     category: Annotated[
@@ -161,6 +162,9 @@ def bench(
             if not session.draft and any(each.settings.proposer == "draft" for each in variants):
                 raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
             how = _Conditions(runs, delay, verbose, not shows_lines(output, form), cancelled)
+            if rows and any(prompt.later for prompt in selected):
+                render.note("--parallel measures the first turn of each conversation only")
+                selected = [dataclasses.replace(prompt, later=()) for prompt in selected]
             questions = _questions(session, selected, variants[0].settings.max_tokens or 1)
             if rows:
                 check_prompts([question.prompt for question in questions], rows)  # some may have been skipped
@@ -184,7 +188,7 @@ def bench(
                     record=about,
                     variants=variants,
                     outcomes=_measured(session, questions, variants, how, target, programs),
-                    n_prompts=len(questions),
+                    n_prompts=_n_turns(questions),
                     peak_memory=peak_memory(),
                     other_programs=programs.cores(),
                 )
@@ -197,6 +201,10 @@ def bench(
                 plots.draw(results.figures()[1:], picture)
         if results.interrupted or cancelled():
             raise KeyboardInterrupt
+
+
+def _n_turns(questions: "Sequence[TokenizedPrompt]") -> int:
+    return sum(question.prompt.n_turns for question in questions)
 
 
 def _rows(parallel: str | None, prompts: "Sequence[Prompt]", plot: Path | None) -> list[int]:
@@ -308,7 +316,7 @@ def _measured(
                 break
             render.note(f"{reason}: measuring again ({number} of at most {MOST_RUNS})")
         earlier, n_done, runs = list(outcomes), 0, how.runs or 1
-        with _progress(len(questions) * len(variants) * runs, how) as advance:
+        with _progress(_n_turns(questions) * len(variants) * runs, how) as advance:
             for event in measure(
                 session,
                 questions,
@@ -324,7 +332,7 @@ def _measured(
                     outcomes[n_done : n_done + 1] = [event]
                     n_done += 1
                     if how.verbose:
-                        render.note(f"{n_done}/{len(questions)} {_line(event)}")
+                        render.note(f"{n_done}/{_n_turns(questions)} {_line(event)}")
     return outcomes
 
 
@@ -360,14 +368,14 @@ def _measured_parallel(
 
 
 def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[TokenizedPrompt]":
-    """Tokenize the prompts, and return those that fit into the context together with an answer."""
-    from spec_local.bench.runner import tokenize
+    """Tokenize the prompts, and return those that fit into the context together with their answers."""
+    from spec_local.bench.runner import longest, tokenize
 
     model, n_ctx = session.main.model, session.main.n_ctx
     if not model.chat_template:
         render.note("this model has no chat template: the prompts are used as they are")
     questions = tokenize(model, prompts)
-    fitting = [question for question in questions if len(question.tokens) + n_tokens <= n_ctx]
+    fitting = [question for question in questions if longest(question, n_tokens) <= n_ctx]
     if not fitting:
         raise InvalidRequest(
             f"no prompt fits into the context of {n_ctx} tokens with an answer of {n_tokens} tokens: "

@@ -32,10 +32,15 @@ _CONTROL_EVERY = 4  # prompts, of which one has a control: an eighth of the time
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt and its tokens, with the chat template if the model has one."""
+    """A prompt and its tokens, with the chat template if the model has one.
+
+    following: the next turn of the conversation, after the text and the tokens of an answer; None: there is
+        none.
+    """
 
     prompt: Prompt
     tokens: Sequence[int]
+    following: "Callable[[str, Sequence[int]], TokenizedPrompt] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +93,43 @@ def tokenize(model: Model, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
     """Tokenize prompts, with the model's chat template if it has one."""
     template = ChatTemplate(model) if model.chat_template else None
     return [
-        TokenizedPrompt(
-            prompt,
-            Conversation(model, template).ask(prompt.text)
-            if template
-            else model.vocabulary.tokenize(prompt.text, add_special=True),
-        )
+        _asked(Conversation(model, template), prompt) if template else _joined(model, [], prompt)
         for prompt in prompts
     ]
+
+
+def _asked(conversation: Conversation, whole: Prompt, n: int = 1) -> TokenizedPrompt:
+    """The n-th turn of a prompt, after those in the conversation."""
+    prompt = whole.turn(n)
+    tokens = conversation.ask(prompt.text)
+
+    def following(text: str, answer: Sequence[int]) -> TokenizedPrompt:
+        then = conversation.following(conversation.messages)
+        parts = then.splitter().finish(text)
+        then.answer(parts.answer, answer, parts.reasoning)
+        return _asked(then, whole, n + 1)
+
+    return TokenizedPrompt(prompt, tokens, following if prompt.later else None)
+
+
+def _joined(model: Model, before: Sequence[int], whole: Prompt, n: int = 1) -> TokenizedPrompt:
+    """The same without a chat template: an empty line separates an answer from the next turn."""
+    prompt = whole.turn(n)
+    text = f"\n\n{prompt.text}" if before else prompt.text
+    tokens = [*before, *model.vocabulary.tokenize(text, add_special=not before)]
+
+    def following(text: str, answer: Sequence[int]) -> TokenizedPrompt:
+        return _joined(model, [*tokens, *answer], whole, n + 1)
+
+    return TokenizedPrompt(prompt, tokens, following if prompt.later else None)
+
+
+def longest(prompt: TokenizedPrompt, n_answer: int) -> int:
+    """The tokens of a whole conversation if each answer has `n_answer` tokens."""
+    n_answers = prompt.prompt.n_turns
+    while prompt.following:
+        prompt = prompt.following("", [])
+    return len(prompt.tokens) + n_answers * n_answer
 
 
 def measure(
@@ -110,6 +144,9 @@ def measure(
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Iterator[Run | Outcome]:
     """Run every prompt in every variant, after a warm-up. Nothing is added to the session's datastore.
+
+    Each turn of a conversation is a prompt of its own. All variants continue the first plain answer, so that
+    they have the same prompt at any temperature.
 
     Args:
         variants: plain first; each has a token limit, and a seed to which the number of the run is added.
@@ -132,7 +169,8 @@ def measure(
         session.answer_store.read_only = True  # these are not the user's prompts
     for variant in [] if earlier else variants:
         _run(session, prompts[0], warming_up(variant), 0, cancelled, lambda share: None)
-    for i, prompt in enumerate(prompts):
+    turns = list(prompts)
+    for i, prompt in enumerate(turns):
         first = i % len(variants)
         known = earlier[i].runs if earlier else {}
         finished = {variant.name: list(known.get(variant.name, ())) for variant in variants}
@@ -152,6 +190,9 @@ def measure(
             if control.reason == "cancelled":
                 return
         yield _outcome(session, prompt, variants, finished, control)
+        if prompt.following:
+            answer = finished[PLAIN][0]
+            turns.insert(i + 1, prompt.following(answer.text, answer.tokens))
 
 
 def warming_up(variant: Variant) -> Variant:

@@ -157,6 +157,29 @@ def test_selected_and_skipped_prompts(inside, arguments, tmp_path):
     assert "no prompt fits into the context" in inside.one_line(inside(*arguments, "--prompts", lines), 2)
 
 
+def test_a_conversation(inside, arguments, tmp_path):
+    path = tmp_path / "mt_bench.jsonl"
+    path.write_text(
+        '{"question_id": 81, "category": "writing", "turns": ["one two one two", "a b a b"], "x": 1}\n'
+        '{"question_id": 82, "category": "", "turns": ["one two"]}\n'
+    )
+    done = inside(*arguments, "--prompts", path, "--format", "json", "-v")
+    names = ["1/3 writing/81", "2/3 writing/81 turn 2", "3/3 mt_bench/82"]
+    assert [line.split(":")[0] for line in notes(done)] == names
+    whole = json.loads(done.stdout)
+    assert (whole["prompts_done"], whole["prompts_wanted"]) == (3, 3)
+    assert whole["variants"][1]["differences"] == []
+    lengths = [[run["statistics"]["prompt_n"] for run in each["runs"]] for each in whole["prompts"]]
+    assert all(len(set(each)) == 1 for each in lengths)  # plain and speculative have the same prompt
+    assert lengths[1][0] > lengths[0][0] + 16  # the first turn, its answer, and the second turn
+    some = inside(*arguments, "--prompts", path, "--ctx", 256, "-n", 120)
+    assert notes(some)[0].endswith(" tokens: writing/81")  # the first turn alone would fit
+    assert "1 prompt of 1 category" in some.stdout.decode()
+    batch = inside(*arguments, "--prompts", path, "--parallel", 1)
+    assert notes(batch) == ["--parallel measures the first turn of each conversation only"]
+    assert "2 prompts of 2 categories" in batch.stdout.decode()
+
+
 KINDS = ["start", *["run", "run", "prompt"] * 2, "summary"]
 FORMATS = {
     "md": lambda text: "## Conclusion" in text,

@@ -101,6 +101,34 @@ def test_more_runs_of_an_earlier_benchmark():
             assert outcome.runs[variant][0] is earlier.runs[variant][0]
 
 
+def test_a_conversation_continues_the_first_plain_answer():
+    whole = Prompt("c", "x", "one", ("two", "three"))
+
+    def tokenized(n, tokens):
+        def following(text, answer):
+            assert text == "".join(chr(97 + t) for t in answer) + "!"
+            return tokenized(n + 1, [*tokens, *answer, 6 + n])
+
+        return TokenizedPrompt(whole.turn(n), tokens, following if n < 3 else None)
+
+    answers = {"none": [3, 4], "auto": [5]}
+    session, prompts = Scripted(lambda proposer, _: answers[proposer]), [tokenized(1, [1, 2]), *PROMPTS[:1]]
+    given, generate = [], session.generate
+    session.generate = lambda prompt, *args, **more: (
+        given.append(list(prompt)),
+        generate(prompt, *args, **more),
+    )[1]
+    turns = [[1, 2], [1, 2, 3, 4, 7], [1, 2, 3, 4, 7, 3, 4, 8], PROMPTS[0].tokens]
+    first = [event for event in measure(session, prompts, compared(), runs=2) if isinstance(event, Outcome)]
+    assert given[2:] == [turn for turn in turns for _ in range(2 * 2)]  # every variant and run has the same
+    assert [str(outcome.prompt) for outcome in first] == ["c/x", "c/x turn 2", "c/x turn 3", "c/x"]
+    given.clear()
+    answers["none"] = [6]  # a later answer does not change the prompts
+    later = [event for event in measure(session, prompts, compared(), earlier=first)]
+    assert given == [turn for turn in turns for _ in range(2)]
+    assert [len(event.runs["plain"]) for event in later if isinstance(event, Outcome)] == [3] * 4
+
+
 def test_a_control_run_shows_how_much_equal_runs_differ():
     session = Scripted(alike)
     many = [TokenizedPrompt(Prompt("c", f"p{i}", "p"), [1, 2, i]) for i in range(6)]
