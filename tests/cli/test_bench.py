@@ -175,7 +175,7 @@ def test_a_conversation(inside, arguments, tmp_path):
     some = inside(*arguments, "--prompts", path, "--ctx", 256, "-n", 120)
     assert notes(some)[0].endswith(" tokens: writing/81")  # the first turn alone would fit
     assert "1 prompt of 1 category" in some.stdout.decode()
-    batch = inside(*arguments, "--prompts", path, "--parallel", 1)
+    batch = inside(*arguments, "--prompts", path, "--ctx", 256, "-n", 120, "--parallel", 1)
     assert notes(batch) == ["--parallel measures the first turn of each conversation only"]
     assert "2 prompts of 2 categories" in batch.stdout.decode()
 
