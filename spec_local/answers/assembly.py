@@ -24,6 +24,7 @@ from spec_local.policies.base import Policy, PolicyOptions
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.experience import Answers, Experience, Kind, Learned
+from spec_local.policies.loss_budget import LossBudget
 from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
@@ -85,6 +86,7 @@ class ProposerFactory:
         self.planner = SharedCalls(lambda: self._shared)
         """Divides calls among requests."""
         self._recall = recall
+        self._budget = LossBudget()
 
     def names(self, settings: GenerationSettings) -> list[str]:
         """Names of the proposers in use; resolves ``auto``."""
@@ -213,7 +215,8 @@ class ProposerFactory:
     def _known(self, settings: GenerationSettings, slot: Slot) -> Experience:
         """Return the experience of earlier answers of the same kind, in all slots."""
         kind = self._kind(settings)
-        known = Experience(self._acceptance(settings), self._learned.answers.setdefault(kind, Answers()))
+        answers = self._learned.answers.setdefault(kind, Answers())
+        known = Experience(self._acceptance(settings), answers, self._budget.of_another_row())
         return slot.experience.setdefault(kind, known)
 
     @cached_property

@@ -125,7 +125,10 @@ class Adaptive(Policy):
     def choose(self, offer: Offer) -> Choice:
         if not offer.limit:
             reading = self._best_reading(offer.readings)
-            return Choice("draft", reading=reading) if reading else NOTHING
+            if not reading:
+                return NOTHING
+            self._budget.invest(self._reading_seconds(reading) / self._plain_seconds)
+            return Choice("draft", reading=reading)
         self._begin(offer)
         self._n_steps += 1
         if self._version != self._main_costs.version:
@@ -221,7 +224,8 @@ class Adaptive(Policy):
             seconds = min(2.0 * seconds, max(0.5 * seconds, took))
         seconds += self._spent + self._main_costs.seconds_again(n_verified + 1 - n_output, n_output)
         p_loss = 1.0 - self._acceptance.recent.mean if kind == "draft" else 1.0
-        self._budget.settle(kind, n_output - seconds / plain, seconds / plain, p_loss)
+        n_rows = self._main_costs.n_rows
+        self._budget.settle(kind, n_output - seconds / plain, seconds / plain, p_loss, n_rows)
         if kind == "draft":
             # Of each step only what it gained over the best option without the draft model.
             known.gained = (known.gained or 0.0) + (n_output / self._rate_without_draft - seconds) / plain
@@ -236,17 +240,22 @@ class Adaptive(Policy):
         known.n_running = n = self._main_costs.n_running
         if not readings or not self._any_draft_costs or (n == 1 and not self._draft_costs):
             return None
-        main, draft = self._main_costs.at(n), self._any_draft_costs.at(n)
-
-        def seconds(reading: Reading) -> float:
-            gain = known.answers.gain(n, _window(reading), self._usual_gain)
-            return gain * left * main.seconds(1) - float(chain_seconds(draft, reading.n_unread, 1)[0])
-
-        best = max(readings, key=seconds)
-        if seconds(best) <= 0.0:
-            return None
-        known.window = _window(best)
+        plain = self._main_costs.at(n).seconds(1)
+        best, most = None, 0.0
+        for reading in readings:
+            seconds = self._reading_seconds(reading)
+            gain = known.answers.gain(n, _window(reading), self._usual_gain) * left * plain - seconds
+            if gain > most and seconds <= self._budget.may_invest * plain:
+                best, most = reading, gain
+        if best:
+            known.window = _window(best)
         return best
+
+    def _reading_seconds(self, reading: Reading) -> float:
+        """Seconds that the draft model takes to read what it has not read of it."""
+        assert self._any_draft_costs
+        draft = self._any_draft_costs.at(self._experience.n_running)
+        return float(chain_seconds(draft, reading.n_unread, 1)[0])
 
     def _could_pay(self, candidates: Proposal) -> bool:
         """Return whether verifying these candidates may be worth the main model's time."""

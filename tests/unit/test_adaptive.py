@@ -109,7 +109,7 @@ def test_drafting_leaves_budget_for_verification():
     policy, clock = make({1: 1.0, 64: 1.3}, {1: 0.3, 64: 3.0})
     policy.choose(Offer(LIMIT, readings=[Reading(1)]))
     n = drafted(policy, seconds=0.3, clock=clock)
-    assert n == 7  # 7 × 0.3 + 0.03 is within 2.2 plain steps
+    assert n == 6  # 6 × 0.3 + 0.03 is within 2 plain steps
     assert len(policy.trim(Proposal.chain([0] * n)).tokens) == n
 
 
