@@ -7,7 +7,7 @@ the choice of prompts.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -42,7 +42,9 @@ class VariantFigures:
         tokens_per_step, draft_n, draft_n_accepted, tested_at, accepted_at, steps_by, profile: as in
             `Statistics`, over all runs.
         theory: geometric mean of the best possible speed-ups; None: unknown.
-        achieved: geometric mean of the speed-ups over the best possible ones; None: unknown.
+        achieved: geometric mean of the speed-ups over the best possible ones, at most 1; None: unknown.
+        theory_error: by how much the times of steps differ from those that `theory` assumes for them, as a
+            share: mean over prompts; None: unknown.
         differences: prompts whose output differs from that of plain decoding.
     """
 
@@ -61,6 +63,7 @@ class VariantFigures:
     profile: Mapping[str, float]
     theory: float | None
     achieved: float | None
+    theory_error: float | None
     differences: Sequence[tuple[Prompt, Difference]]
 
     @property
@@ -108,6 +111,24 @@ def speedup(outcome: Outcome, variant: str, figure: Callable[[Run], float] = dec
     return run_median(outcome, variant, figure) / run_median(outcome, PLAIN, figure)
 
 
+def achieved(outcome: Outcome, variant: str) -> float | None:
+    """Speed-up of a variant on one prompt over the best possible one; None: unknown."""
+    runs = outcome.hindsight.get(variant)
+    return median(run.achieved for run in runs) if runs else None
+
+
+def best_speedup(outcome: Outcome, variant: str) -> float | None:
+    """The best possible speed-up of a variant on one prompt, with any draft length; None: unknown."""
+    share = achieved(outcome, variant)
+    return speedup(outcome, variant) / share if share else None
+
+
+def best_error(outcome: Outcome, variant: str) -> float | None:
+    """The error of `best_speedup`, as a share: mean over runs; None: unknown."""
+    runs = outcome.hindsight.get(variant)
+    return fmean(run.error for run in runs) if runs else None
+
+
 def speedups(outcomes: Sequence[Outcome], variant: str) -> Estimate:
     """Speed-up of a variant over at least one prompt."""
     return geometric_mean([speedup(outcome, variant) for outcome in outcomes])
@@ -118,7 +139,9 @@ def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
     categories = dict.fromkeys(outcome.prompt.category for outcome in outcomes)
     runs = [run for outcome in outcomes for run in outcome.runs[variant]]
     total = sum((run.statistics for run in runs), Statistics())
-    bounded = [outcome for outcome in outcomes if variant in outcome.theory]
+    shares = [share for o in outcomes if (share := achieved(o, variant))]
+    best = [ratio for o in outcomes if (ratio := best_speedup(o, variant))]
+    errors = [error for o in outcomes if (error := best_error(o, variant)) is not None]
     differences = [(outcome.prompt, outcome.differences.get(variant)) for outcome in outcomes]
     return VariantFigures(
         name=variant,
@@ -139,9 +162,8 @@ def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
         accepted_at=total.accepted_at,
         steps_by=dict(total.steps_by),
         profile=dict(total.profile),
-        theory=geometric_mean([o.theory[variant] for o in bounded]).value if bounded else None,
-        achieved=geometric_mean([speedup(o, variant) / o.theory[variant] for o in bounded]).value
-        if bounded
-        else None,
+        theory=geometric_mean(best).value if best else None,
+        achieved=geometric_mean(shares).value if shares else None,
+        theory_error=fmean(errors) if errors else None,
         differences=[(prompt, difference) for prompt, difference in differences if difference],
     )

@@ -8,7 +8,15 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from spec_local.bench.conclusions import conclusion, disturbance, plain_spread
-from spec_local.bench.figures import VariantFigures, decode_rate, run_median, speedup, summarise
+from spec_local.bench.figures import (
+    VariantFigures,
+    best_error,
+    best_speedup,
+    decode_rate,
+    run_median,
+    speedup,
+    summarise,
+)
 from spec_local.bench.layout import bars, document, interval, table
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Outcome, Run
@@ -110,8 +118,16 @@ def markdown(results: Results, *, width: int | None = None) -> str:
         parts.append(table(["variant", *(str(i + 1) for i in shown)], rates, width))
     if any(variant.theory for variant in others):
         parts.append("## Best possible speed-up with any draft length")
-        best = [[w.name, f"{w.theory:.2f} ×", f"{w.achieved:.0%}"] for w in others if w.theory]
-        parts.append(table(["variant", "best", "achieved"], best, width))
+        best = [
+            [w.name, f"{w.theory:.2f} ×", f"± {w.theory_error:.0%}", f"{w.achieved:.0%}"]
+            for w in others
+            if w.theory
+        ]
+        parts.append(table(["variant", "best", "error", "achieved"], best, width))
+        parts.append(
+            "In hindsight, from the times of each run's own calls. The error is how far the steps' times are "
+            "from those assumed, on average."
+        )
     parts.append("## Output compared with plain decoding")
     parts += [_difference(variant, len(results.outcomes)) for variant in others]
     parts.append("## Conclusion")
@@ -227,7 +243,8 @@ def csv_rows(results: Results) -> str:
     """Format as CSV: one row for each prompt and variant, with medians over its runs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    head = ["category", "name", "variant", "runs", "tokens_per_second", "speedup", "best_speedup"]
+    head = ["category", "name", "variant", "runs", "tokens_per_second", "speedup"]
+    head += ["best_speedup", "best_error"]
     writer.writerow([*head, *_COLUMNS, "identical", "differs_after", "gap"])
     for outcome in results.outcomes:
         for variant, runs in outcome.runs.items():
@@ -240,7 +257,8 @@ def csv_rows(results: Results) -> str:
                     len(runs),
                     run_median(outcome, variant, decode_rate),
                     speedup(outcome, variant),
-                    outcome.theory.get(variant),
+                    best_speedup(outcome, variant),
+                    best_error(outcome, variant),
                     *(run_median(outcome, variant, figure) for figure in _COLUMNS.values()),
                     int(difference is None),
                     *((difference.at, difference.gap) if difference else ("", "")),
@@ -291,7 +309,8 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
     return {
         **_named(outcome.prompt),
         "speedup": {variant: speedup(outcome, variant) for variant in outcome.runs if variant != PLAIN},
-        "best_speedup": dict(outcome.theory),
+        "best_speedup": {variant: best_speedup(outcome, variant) for variant in outcome.hindsight},
+        "best_error": {variant: best_error(outcome, variant) for variant in outcome.hindsight},
         "differences": {variant: d and asdict(d) for variant, d in outcome.differences.items()},
     }
 
@@ -311,7 +330,7 @@ def run_object(run: Run) -> dict[str, Any]:
 
 
 def statistics_object(statistics: Statistics) -> dict[str, Any]:
-    found = {f.name: getattr(statistics, f.name) for f in fields(statistics)}
+    found = {f.name: getattr(statistics, f.name) for f in fields(statistics) if f.name != "last_calls"}
     # asdict cannot copy a defaultdict
     return {k: dict(v) if isinstance(v, Mapping) else v for k, v in found.items()}
 

@@ -5,6 +5,7 @@ variants alternate (A B A B), their order changes from prompt to prompt, and eve
 the start.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,9 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.core.calls import Logits, run
 from spec_local.core.language_model import LanguageModel, common_prefix, prefill
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.engine.events import FinishReason, Statistics
+from spec_local.engine.events import FinishReason, Prefilled, Statistics
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.model import Model
-from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.session import Done, Session, Text
 
@@ -45,7 +45,10 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer. number: 1, 2, … for this prompt and variant. tokens: without the end-of-answer token."""
+    """One answer. number: 1, 2, … for this prompt and variant. tokens: without the end-of-answer token.
+
+    steps: with their times, if they were recorded.
+    """
 
     prompt: Prompt
     variant: str
@@ -54,6 +57,7 @@ class Run:
     text: str
     reason: FinishReason
     statistics: Statistics
+    steps: Sequence[theory.Step] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +81,15 @@ class Difference:
 class Outcome:
     """All runs of one prompt, by variant.
 
-    differences: by variant except plain; None: identical outputs. theory: the best possible speed-up of
-    chains on the first plain answer; missing for variants with trees and for empty answers. control: a plain
-    run that only shows how much equal runs differ, for some prompts.
+    differences: by variant except plain; None: identical outputs. hindsight: each run, compared with the best
+    draft lengths; missing for plain, for trees, heads and empty answers. control: a plain run that only shows
+    how much equal runs differ, for some prompts.
     """
 
     prompt: Prompt
     runs: Mapping[str, Sequence[Run]]
     differences: Mapping[str, Difference | None]
-    theory: Mapping[str, float]
+    hindsight: Mapping[str, Sequence[theory.Hindsight]]
     control: Run | None = None
 
 
@@ -169,12 +173,14 @@ def measure(
         session.answer_store.read_only = True  # these are not the user's prompts
     for variant in [] if earlier else variants:
         _run(session, prompts[0], warming_up(variant), 0, cancelled, lambda share: None)
+    prices = {variant.name: theory.Prices(*session.costs()) for variant in variants[1:]}
     turns = list(prompts)
     for i, prompt in enumerate(turns):
         first = i % len(variants)
         known = earlier[i].runs if earlier else {}
         finished = {variant.name: list(known.get(variant.name, ())) for variant in variants}
         n_known = len(finished[PLAIN])
+        priced: dict[str, list[tuple[Run, theory.Prices]]] = {name: [] for name in prices}
         for number in range(n_known + 1, n_known + runs + 1):
             for variant in [*variants[first:], *variants[:first]]:
                 pause(delay, cancelled)
@@ -182,6 +188,11 @@ def measure(
                 if run.reason == "cancelled":
                     return
                 finished[variant.name].append(run)
+                for name, each in prices.items():
+                    if variant.name in (PLAIN, name):
+                        each.observe(run.steps)
+                if variant.name in prices:  # as they are now: later calls may be faster or slower
+                    priced[variant.name].append((run, copy.deepcopy(prices[variant.name])))
                 yield run
         control = earlier[i].control if earlier else None
         if runs == 1 and not earlier and i % _CONTROL_EVERY == 0:
@@ -189,7 +200,10 @@ def measure(
             control = _run(session, prompt, variants[0], n_known + runs, cancelled, lambda share: None)
             if control.reason == "cancelled":
                 return
-        yield _outcome(session, prompt, variants, finished, control)
+        found = _hindsight(session, prompt, variants[1:], priced)
+        if earlier:
+            found = {name: [*earlier[i].hindsight.get(name, ()), *each] for name, each in found.items()}
+        yield _outcome(session, prompt, variants, finished, found, control)
         if prompt.following:
             answer = finished[PLAIN][0]
             turns.insert(i + 1, prompt.following(answer.text, answer.tokens))
@@ -222,15 +236,21 @@ def _run(
             row.truncate(0)  # the time to the first token includes the whole prompt
     settings = replace(variant.settings, seed=(variant.settings.seed or 0) + number)
     limit = settings.max_tokens or session.main.n_ctx
-    text, tokens = "", list[int]()
+    text, tokens, steps = "", list[int](), list[theory.Step]()
+    live, n, seconds = Statistics(), 0, 0.0
     for event in session.generate(prompt.tokens, settings, cancelled=cancelled):
-        if isinstance(event, Text):
+        if isinstance(event, Prefilled):
+            live = event.statistics  # each step updates it
+        elif isinstance(event, Text):
             text += event.text
             tokens += event.tokens
+            if live.n_steps > len(steps):
+                steps.append(theory.Step(live.predicted_n - n, live.predicted_s - seconds, live.last_calls))
+                n, seconds = live.predicted_n, live.predicted_s
             on_progress(len(event.tokens) / limit)
     assert isinstance(event, Done)
     on_progress(1 - len(tokens) / limit)
-    return Run(prompt.prompt, variant.name, number, tokens, text, event.reason, event.statistics)
+    return Run(prompt.prompt, variant.name, number, tokens, text, event.reason, event.statistics, steps)
 
 
 def _outcome(
@@ -238,14 +258,14 @@ def _outcome(
     prompt: TokenizedPrompt,
     variants: Sequence[Variant],
     runs: Mapping[str, Sequence[Run]],
+    hindsight: Mapping[str, Sequence[theory.Hindsight]],
     control: Run | None,
 ) -> Outcome:
     differences = {
         variant.name: first_difference(session.main, prompt.tokens, runs[PLAIN], runs[variant.name])
         for variant in variants[1:]
     }
-    theory = _theory(session, prompt, variants[1:], runs[PLAIN][0].tokens)
-    return Outcome(prompt.prompt, runs, differences, theory, control)
+    return Outcome(prompt.prompt, runs, differences, hindsight, control)
 
 
 def first_difference(
@@ -271,39 +291,34 @@ def _gap(logits: Logits, tokens: Sequence[int]) -> float:
     return float(best - (logits[list(tokens)].min() if len(tokens) == 2 else second))
 
 
-def _theory(
-    session: Session, prompt: TokenizedPrompt, variants: Sequence[Variant], answer: Sequence[int]
-) -> dict[str, float]:
-    if not answer:
-        return {}
-    lookups: dict[str, Lookup] = {}
-    sources: dict[str, list[str]] = {}
+def _hindsight(
+    session: Session,
+    prompt: TokenizedPrompt,
+    variants: Sequence[Variant],
+    priced: Mapping[str, Sequence[tuple[Run, theory.Prices]]],
+) -> dict[str, list[theory.Hindsight]]:
+    """Compare runs with the best draft lengths; priced: runs by variant, with the prices at their times."""
+    found: dict[str, list[theory.Hindsight]] = {}
+    drafted: dict[tuple[int, ...], list[int]] = {}  # run lengths of the draft model by answer
     for variant in variants:
-        if variant.settings.shape == "chain":
-            # without recycling: the logits that it needs are gone
-            found = {
-                lookup.name: lookup
-                for lookup in session.lookups(variant.settings)
-                if not isinstance(lookup, Recycling)
+        settings, answers = variant.settings, priced[variant.name]
+        drafts = "draft" in session.proposers(settings)
+        if settings.shape != "chain" or not all(answer.tokens for answer, _ in answers):
+            continue
+        if drafts and isinstance(session.draft, HeadRow):
+            continue  # the hidden states that it needs are gone
+        found[variant.name] = []
+        for answer, prices in answers:
+            lengths = {
+                lookup.name: theory.lookup_run_lengths(lookup, prompt.tokens, answer.tokens, MAX_DRAFT)
+                for lookup in session.lookups(settings)
+                if not isinstance(lookup, Recycling)  # so are the logits that it needs
             }
-            drafts = [name for name in session.proposers(variant.settings) if name == "draft"]
-            if drafts and isinstance(session.draft, HeadRow):
-                continue  # so are the hidden states that a head needs
-            sources[variant.name] = [*found, *drafts]
-            lookups |= found
-    main_costs, draft_costs = session.costs()
-    lengths: dict[str, list[int]] = {}
-    for name, lookup in lookups.items():
-        lengths[name] = theory.lookup_run_lengths(lookup, prompt.tokens, answer, MAX_DRAFT)
-    if session.drafter and any("draft" in each for each in sources.values()):
-        lengths["draft"] = theory.draft_run_lengths(
-            session.drafter, prompt.tokens, answer, session.main.n_vocab
-        )
-    steps = dict.fromkeys(lookups, 0.0) | {"draft": draft_costs.seconds(1) if draft_costs else 0.0}
-    n = len(answer)
-    return {
-        name: n
-        * main_costs.seconds(1)
-        / theory.best_seconds({s: lengths[s] for s in each}, main_costs.seconds, steps, n, MAX_DRAFT)
-        for name, each in sources.items()
-    }
+            if drafts and session.drafter:
+                if (key := tuple(answer.tokens)) not in drafted:
+                    drafted[key] = theory.draft_run_lengths(
+                        session.drafter, prompt.tokens, key, session.main.n_vocab
+                    )
+                lengths["draft"] = drafted[key]
+            found[variant.name].append(theory.hindsight(answer.steps, lengths, prices))
+    return found

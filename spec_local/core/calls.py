@@ -136,7 +136,7 @@ def together(coroutines: Iterable[Calls[_Result]], timer: Timer | None = None) -
                 answers = calls[0].row.context.decode(calls)
             except SpecLocalError as error:
                 answers = [error] * len(group)
-            lap("draft model")
+            lap("draft model", sum(len(call.tokens) for call in calls))
             for task, answer in zip(group, answers, strict=True):
                 task.resume(answer)
             waiting += [task for task in group if task.call]
@@ -148,7 +148,7 @@ def together(coroutines: Iterable[Calls[_Result]], timer: Timer | None = None) -
     return [task.outcome for task in tasks]
 
 
-def _no_lap(part: str) -> None:
+def _no_lap(part: str, n: int = 0) -> None:
     pass
 
 

@@ -125,7 +125,7 @@ class Engine:
                 continue
             logits_of_calls = context.decode([call for _, call in [*steps, *chunks]])
             self.n_calls += 1
-            timer.lap("main model")
+            timer.lap("main model", sum(len(call.tokens) for _, call in [*steps, *chunks]))
             for (request, call), logits in zip(steps, logits_of_calls, strict=False):
                 try:
                     # 3 Verify: the output has exactly the main model's distribution, whatever was drafted.

@@ -8,6 +8,7 @@ from typing import Literal
 
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
+from spec_local.core.timer import TimedCall
 from spec_local.errors import InternalError, SpecLocalError
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -42,6 +43,8 @@ class Statistics:
     """Number of steps by source of the proposal; ``none`` if there was no proposal."""
     profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part of a step, over all steps."""
+    last_calls: Sequence[TimedCall] = ()
+    """The models' calls of the last step."""
 
     @property
     def tokens_per_second(self) -> float:

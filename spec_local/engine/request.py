@@ -231,6 +231,7 @@ class Request:
         statistics.predicted_s += timer.seconds
         for part, seconds in timer.parts.items():
             statistics.profile[part] += seconds
+        statistics.last_calls = timer.calls
         if statistics.n_steps and not statistics.first_token_s:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
 

@@ -358,6 +358,7 @@ def figures(low=0.9, high=1.0):
         profile={},
         theory=None,
         achieved=None,
+        theory_error=None,
         differences=[],
     )
 

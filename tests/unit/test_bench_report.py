@@ -13,6 +13,7 @@ from spec_local.bench import report
 from spec_local.bench.figures import geometric_mean, summarise
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
+from spec_local.bench.theory import Hindsight
 from spec_local.bench.variants import variants
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Statistics
@@ -33,7 +34,7 @@ def run(prompt, variant, rate, number=1, **statistics):
     return Run(prompt, variant, number, [1, 2], "a|b", "length", Statistics(**(values | statistics)))
 
 
-def outcome(category, name, plain, other, difference=None, theory=2.0, **statistics):
+def outcome(category, name, plain, other, difference=None, achieved=0.5, **statistics):
     prompt = Prompt(category, name, "text")
     runs = {"plain": plain, "speculative": other}
     made = {
@@ -43,7 +44,8 @@ def outcome(category, name, plain, other, difference=None, theory=2.0, **statist
         ]
         for variant, rates in runs.items()
     }
-    return Outcome(prompt, made, {"speculative": difference}, {"speculative": theory} if theory else {})
+    found = {"speculative": [Hindsight(achieved, error) for error in (0.02, 0.04)]} if achieved else {}
+    return Outcome(prompt, made, {"speculative": difference}, found)
 
 
 DRAFTING = {
@@ -56,8 +58,8 @@ DRAFTING = {
 }
 OUTCOMES = [
     outcome("code", "a", [10.0, 30.0, 11.0], [22.0, 1.0, 33.0], **DRAFTING),
-    outcome("code", "b", [10.0], [5.0], Difference(1, 7, 0.0125), **DRAFTING),
-    outcome("prose", "c", [8.0], [8.0], theory=None, **(DRAFTING | {"tested_at": [1], "accepted_at": [0]})),
+    outcome("code", "b", [10.0], [5.0], Difference(1, 7, 0.0125), achieved=0.25, **DRAFTING),
+    outcome("prose", "c", [8.0], [8.0], achieved=None, **(DRAFTING | {"tested_at": [1], "accepted_at": [0]})),
 ]
 
 
@@ -100,8 +102,9 @@ def test_figures_of_a_variant():
     assert figures.accepted_at == [4 * 3, 4 * 2]
     assert figures.steps_by == {"draft": 20, "none": 5}
     assert figures.shares == pytest.approx({"drafting": 1.5 / 4, "main": 0.5, "rest": 0.5 / 4})
-    assert figures.theory == pytest.approx(2.0)
-    assert figures.achieved == pytest.approx(((2 / 2) * (0.5 / 2)) ** 0.5)
+    assert figures.achieved == pytest.approx((0.5 * 0.25) ** 0.5)
+    assert figures.theory == pytest.approx(((2 / 0.5) * (0.5 / 0.25)) ** 0.5)
+    assert figures.theory_error == pytest.approx(0.03)
     assert [str(prompt) for prompt, _ in figures.differences] == ["code/b"]
 
 
@@ -126,7 +129,7 @@ def test_markdown():
     assert rates[:5] == ["8.0", "1.50 s", "2.00", "62% of 40", "37.5%"]
     assert rates[5:] == ["50.0%", "12.5%", "draft 80%, none 20%"]
     assert acceptance == ["71%", "50%"]
-    assert best == ["2.00 ×", "50%"]
+    assert best == ["2.83 ×", "± 3%", "35%"]
     assert "identical for 2 of 3 prompts" in text
     assert "code/b after 7 tokens (gap 0.0125)" in text
     assert "speculative: no difference from plain decoding shown" in text
@@ -139,7 +142,7 @@ def test_markdown():
 
 def test_parts_without_results_are_left_out():
     assert "**interrupted: 3 of 5 prompts**" in report.markdown(results(n_prompts=5))
-    bare = [replace(o, theory={}, differences={"speculative": None}) for o in OUTCOMES]
+    bare = [replace(o, hindsight={}, differences={"speculative": None}) for o in OUTCOMES]
     text = report.markdown(results(outcomes=bare))
     assert "Best possible" not in text
     assert "speculative: identical for all 3 prompts." in text
@@ -173,7 +176,8 @@ def test_csv():
         (c, n, w) for c, n in (("code", "a"), ("code", "b"), ("prose", "c")) for w in ("plain", "speculative")
     ]
     assert [float(r["speedup"]) for r in rows] == [1, 2, 1, 0.5, 1, 1]
-    assert [r["best_speedup"] for r in rows] == ["", "2.0", "", "2.0", "", ""]
+    assert [r["best_speedup"] for r in rows] == ["", "4.0", "", "2.0", "", ""]
+    assert [r["best_error"] for r in rows] == ["", "0.03", "", "0.03", "", ""]
     assert [r["identical"] for r in rows] == ["1", "1", "1", "0", "1", "1"]
     assert (rows[3]["differs_after"], rows[3]["gap"]) == ("7", "0.0125")
     assert (rows[1]["runs"], rows[1]["steps"], rows[1]["accepted"]) == ("3", "5", "5")
@@ -195,6 +199,7 @@ def test_json():
     assert speculative["differences"] == [{"category": "code", "name": "b", "run": 1, "at": 7, "gap": 0.0125}]
     first = whole["prompts"][0]
     assert first["speedup"] == {"speculative": 2.0}
+    assert (first["best_speedup"], first["best_error"]) == ({"speculative": 4.0}, {"speculative": 0.03})
     assert len(first["runs"]) == 6
     assert first["runs"][3]["statistics"]["profile"]["draft model"] == 1.0
     assert first["runs"][3]["statistics"]["tested_at"] == [4, 4]

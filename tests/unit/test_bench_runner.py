@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from spec_local.bench.figures import achieved, best_error, best_speedup
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run, TokenizedPrompt, measure
 from spec_local.bench.variants import variants
 from spec_local.core.fake import FakeModel
-from spec_local.engine.events import Statistics
+from spec_local.core.timer import TimedCall
+from spec_local.engine.events import Prefilled, Statistics
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Text
@@ -32,13 +34,19 @@ class Scripted:
         if self.draft:
             self.draft.evaluate(prompt, 0)
         answer = self._answers(settings.proposer, prompt[-1])[: settings.max_tokens]
+        statistics = Statistics()
+        yield Prefilled(statistics)
         for token in answer:
             if cancelled():
                 yield Done("cancelled", Statistics())
                 return
+            statistics.predicted_n += 1
+            statistics.predicted_s += 1.0
+            statistics.n_steps += 1
+            statistics.last_calls = [TimedCall("main model", 1, 1.0)]
             yield Text(chr(97 + token), [token])
         yield Text("!")  # what was held back
-        yield Done("length", Statistics(predicted_n=len(answer), predicted_s=1.0, n_steps=len(answer)))
+        yield Done("length", statistics)
 
     def proposers(self, settings):
         both = ["draft", "lookup"] if self.draft else ["lookup"]
@@ -173,23 +181,36 @@ def test_a_difference_in_the_second_run_counts():
     assert (difference.run, difference.at) == (2, 0)
 
 
-def test_theory_depends_on_the_proposers():
+def test_the_best_speedup_depends_on_the_proposers():
     # the end of the prompt occurs nowhere else: the lookup finds nothing before the answer repeats itself
     draft = FakeModel(seed=5)
-    events = measure(Scripted(alike, draft), PROMPTS[:1], compared(proposer=["lookup", "draft", "auto"]))
-    theory = list(events)[-1].theory
-    assert set(theory) == {"lookup", "draft", "auto"}
+    names = ["lookup", "draft", "auto"]
+    *_, outcome = measure(Scripted(alike, draft), PROMPTS[:1], compared(proposer=names))
+    assert set(outcome.hindsight) == set(names)
+    best = {name: best_speedup(outcome, name) for name in names}
     # after 3 4 5 6 3 4 5 it proposes the remaining 13 tokens, first only 4 as no more have followed yet
-    assert theory["lookup"] > 1.5
-    assert 1.0 <= theory["draft"] < theory["lookup"] <= theory["auto"]
+    assert best["lookup"] > 1.5
+    assert 1.0 <= best["draft"] < best["lookup"] <= best["auto"]
+    assert [achieved(outcome, name) for name in names] == pytest.approx([1 / best[name] for name in names])
+    assert [best_error(outcome, name) for name in names] == [0, 0, 0]
 
 
-def test_trees_and_empty_answers_have_no_theory():
+def test_more_runs_are_added_in_hindsight():
+    session = Scripted(alike)
+    first = [event for event in measure(session, PROMPTS, compared()) if isinstance(event, Outcome)]
+    events = measure(session, PROMPTS, compared(), runs=2, earlier=first)
+    for earlier, outcome in zip(first, (e for e in events if isinstance(e, Outcome)), strict=True):
+        assert outcome.hindsight["speculative"][:1] == earlier.hindsight["speculative"]
+        assert len(outcome.hindsight["speculative"]) == 3
+
+
+def test_trees_and_empty_answers_have_no_best_speedup():
     session = Scripted(alike, FakeModel())
     *_, outcome = measure(session, PROMPTS[:1], compared(shape=["chain", "tree"]))
-    assert set(outcome.theory) == {"chain"}
+    assert set(outcome.hindsight) == {"chain"}
+    assert best_speedup(outcome, "tree") is None
     *_, outcome = measure(Scripted(lambda *_: []), PROMPTS[:1], compared())
-    assert outcome.theory == {}
+    assert outcome.hindsight == {}
 
 
 def test_cancelling_ends_the_benchmark():

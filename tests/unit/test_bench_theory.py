@@ -1,5 +1,7 @@
 """The best possible speed-up of any draft length: against exhaustive search, and known cases."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,8 +15,10 @@ from tests.exact import greedy_output
 COSTS = st.lists(st.floats(0.1, 5), min_size=8, max_size=8)
 
 
-def exhaustive(runs, main, draft_step, n, most):
+def exhaustive(runs, main, draft_step, n, most, own):
     """The least time over all sequences of steps that generate n tokens."""
+    starts = accumulate((tokens for tokens, _ in own), initial=0)
+    taken = dict(zip(starts, own, strict=False))
     times, todo = [], [(0, 0.0)]
     while todo:
         done, time = todo.pop()
@@ -23,22 +27,28 @@ def exhaustive(runs, main, draft_step, n, most):
             continue
         todo.append((done + 1, time + main(1)))
         for source, lengths in runs.items():
-            for k in range(1, most + 1):
-                if k <= lengths[done]:
-                    todo.append((done + k + 1, time + k * draft_step[source] + main(k + 1)))
+            for m in range(1, most + 1):
+                seconds = m * draft_step[source] + main(m + 1)
+                todo.append((done + min(m, lengths[done]) + 1, time + seconds))
+        if done in taken:
+            tokens, seconds = taken[done]
+            todo.append((done + tokens, time + seconds))
     return min(times)
 
 
 @given(
-    correct=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=7),
+    correct=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5),
     costs=COSTS,
     draft_step=st.floats(0, 2),
-    most=st.integers(1, 5),
+    most=st.integers(1, 4),
+    own=st.lists(st.tuples(st.integers(1, 3), st.floats(0.1, 5)), max_size=3),
 )
-def test_it_equals_an_exhaustive_search(correct, costs, draft_step, most):
+def test_it_equals_an_exhaustive_search(correct, costs, draft_step, most, own):
     runs = {name: run_lengths([c[i] for c in correct]) for i, name in enumerate(("draft", "lookup"))}
     steps = {"draft": draft_step, "lookup": 0.0}
-    arguments = runs, lambda k: costs[k - 1], steps, len(correct), most
+    while sum(tokens for tokens, _ in own) > len(correct):
+        own.pop()
+    arguments = runs, lambda k: costs[k - 1], steps, len(correct), most, own
     assert best_seconds(*arguments) == pytest.approx(exhaustive(*arguments))
 
 

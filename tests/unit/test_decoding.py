@@ -357,6 +357,20 @@ def test_statistics_are_the_sums_over_the_steps(shape, rule):
     check_profile(statistics)
 
 
+def test_the_calls_of_each_step_are_timed():
+    ticks = itertools.count()
+    main, draft = FakeModel(), FakeModel(noise=0.4)
+    proposer = DraftModel(draft, Sampler(GREEDY), Chain(), n_vocab=16)
+    events = events_of(main, [1, 2, 3], proposer, clock=lambda: float(next(ticks)), max_tokens=20)
+    statistics, n_draft = next(events).statistics, len(draft.calls)
+    for event in events:
+        if isinstance(event, Step):
+            *drafted, verified = statistics.last_calls
+            assert drafted == [("draft model", n, 1.0) for n in draft.calls[n_draft:]]
+            assert verified == ("main model", 1 + len(event.proposal.tokens), 2.0)  # its start is read, too
+            n_draft = len(draft.calls)
+
+
 @EVERY_SHAPE
 def test_the_main_model_is_called_once_per_step_and_the_draft_model_once_per_level(shape, rule):
     how, main, small = GREEDY, main_model(8), main_model(8, noise=0.3)
