@@ -8,7 +8,9 @@ A row of the table is a mode on a machine: see `simulate.py` for the clock. Its 
 plain decoding of the same requests in the same order: 0.97 means that an answer took 1 / 0.97 of the time.
 `mean` is the geometric mean over the answers, `kind` that of the worst kind of prompt, `answer` the worst
 answer, `tenth` the worst decile, `< .97` the share of answers below that. The first group counts the time of
-the prompt, which both models read; the second one begins after it. `tokens/s` are those of all clients.
+the prompt, which both models read; the second one begins after it. Neither counts the time in which the main
+model reads the prompts of other clients: it is the same in all, but not for each. `tokens/s` are those of all
+clients, and of all that happens.
 
 A pair of models is *known* when an earlier session has taught the policy. It is *new* when nothing has: the
 costs were measured before the first answer, as in `chat` and `serve`, or are estimated from one call, as in
@@ -20,16 +22,30 @@ seconds. The policy sees these times, but the figures are computed without them.
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from common import geometric_mean, note, parser, table
 from processors import DRAFT, call_times, processors
-from simulate import PAIRS, Machine, Pair, Replay, ReplayContext, Role, Served, costs, draft_model, serve
+from simulate import (
+    PAIRS,
+    Machine,
+    Moment,
+    Pair,
+    Replay,
+    ReplayContext,
+    Role,
+    Served,
+    costs,
+    draft_model,
+    serve,
+)
 from traces import Group, Trace, recorded
 
 from spec_local.calibration.known_costs import ON_CPU
@@ -90,7 +106,7 @@ def machines(every: bool = False) -> list[Pair]:
     found = [machine("kernels off", _OFF), machine("Zen 4, Q6_K left", _Q6_K_LEFT)]
     found += [replace(there[key], name=name) for name, key in usual.items()]
     found[2] = replace(found[2], draft=costs(_MS, DRAFT))
-    found += [replace(pair, name=f"{pair.name} ") for pair in PAIRS if pair.name in _ALSO]
+    found += [pair for pair in PAIRS if pair.name in _ALSO]
     return found + list(there.values()) * every
 
 
@@ -192,20 +208,20 @@ _N_TOKENS = 128  # of the recorded answers, at most
 
 
 class _Counted(Machine):
-    """Its clock counts calls of the main model, and it records their sizes."""
+    """It counts its calls instead of seconds, and records their tokens and those of prompts among them."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(Pair("", np.ones(4097), None), group)
-        self.sizes: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
 
-    def call(self, role: Role, n: int, position: int, reads: bool = False) -> None:
-        self.sizes.append(n)
-        super().call(role, n, position, reads)
+    def call(self, role: Role, n: int, position: int, n_read: int = 0) -> None:
+        self.sizes.append((n, n_read))
+        super().call(role, n, position, n_read)
 
 
 @cache
-def _plain_calls(traces: tuple[Trace, ...], n_clients: int) -> tuple[list[int], list[Served]]:
-    """The sizes of all calls of plain decoding, and the number of calls before each event of the answers.
+def _plain_calls(traces: tuple[Trace, ...], n_clients: int) -> tuple[list[tuple[int, int]], list[Served]]:
+    """All calls of plain decoding, and the answers, with numbers of calls in place of seconds.
 
     Neither depends on costs, so one run serves all machines.
     """
@@ -216,12 +232,18 @@ def _plain_calls(traces: tuple[Trace, ...], n_clients: int) -> tuple[list[int], 
 
 def plain(pair: Pair, traces: Sequence[Trace], n_clients: int) -> list[Served]:
     """The same answers by plain decoding."""
-    sizes, answers = _plain_calls(tuple(traces), n_clients)
-    seconds = np.concatenate(([0.0], pair.main[sizes].cumsum()))
-    return [
-        Served(each.trace, *(float(seconds[round(n)]) for n in (each.began, each.read, each.ended)))
-        for each in answers
-    ]
+    calls, answers = _plain_calls(tuple(traces), n_clients)
+    n, n_read = np.transpose(calls)
+    seconds, rest = (
+        np.concatenate(([0.0], each.cumsum()))
+        for each in (pair.main[n], np.where(n > n_read, pair.main[n - n_read], 0.0))
+    )
+
+    def moment(counted: Moment) -> Moment:
+        i = round(counted.seconds)
+        return Moment(float(seconds[i]), float(rest[i]))
+
+    return [Served(each.trace, moment(each.began), moment(each.read), moment(each.ended)) for each in answers]
 
 
 @dataclass(frozen=True)
@@ -246,62 +268,71 @@ class Cell:
         return geometric_mean([gain.whole for gain in self.gains if gain.kind == kind])
 
 
-def simulate(pair: Pair, mode: Mode, kinds: Mapping[Trace, str], earlier: Sequence[Trace]) -> Cell:
+def simulate(pair: Pair, mode: Mode, kinds: Mapping[Trace, str], earlier: Learned | None) -> Cell:
     """Simulate one mode on one machine.
 
     Args:
         kinds: the answers, with the kind of each.
-        earlier: answers of the earlier session of a known pair.
+        earlier: what an earlier session has taught; None: a new pair.
     """
     traces = list(kinds)
-    sessions = [traces]
-    learned = None
-    if mode.pair == "known":
-        _, learned = session(pair, mode, earlier, 0)
-    elif mode.n_clients == 1:
-        sessions = [traces[i : i + _NEW] for i in range(0, len(traces), _NEW)]
+    n = _NEW if not earlier and mode.n_clients == 1 else len(traces)
     gains: list[Gain] = []
     took = plain_took = 0.0
-    for seed, several in enumerate(sessions, 1):
-        answers, _ = session(pair, mode, several, seed, copy.deepcopy(learned))
+    for seed, first in enumerate(range(0, len(traces), n), 1):
+        several = traces[first : first + n]
+        answers, _ = session(pair, mode, several, seed, copy.deepcopy(earlier))
         plainly = {each.trace: each for each in plain(pair, several, mode.n_clients)}
         for each in answers:
-            other = plainly[each.trace]
-            whole = (other.ended - other.began) / (each.ended - each.began)
-            after = (other.ended - other.read) / (each.ended - each.read)
+            other, reading = plainly[each.trace], float(pair.main[len(each.trace.prompt)])
+            whole = (reading + other.ended.rest - other.began.rest) / (
+                reading + each.ended.rest - each.began.rest
+            )
+            after = (other.ended.rest - other.read.rest) / (each.ended.rest - each.read.rest)
             gains.append(Gain(kinds[each.trace], whole, after))
-        took += max(each.ended for each in answers) - min(each.began for each in answers)
-        plain_took += max(each.ended for each in plainly.values())
+        took += _span(answers)
+        plain_took += _span(plainly.values())
     return Cell(mode.name, pair.name, gains, plain_took / took)
+
+
+def simulate_all(modes: Sequence[Mode], path: Path, n: int, pair: Pair) -> list[Cell]:
+    """Simulate modes on one machine; path, n: see `answers`."""
+    earlier: dict[tuple[int, Sequence[int]], Learned] = {}
+    found = []
+    for mode in modes:
+        note(f"{pair.name}: {mode.name}")
+        kinds, conditions = answers(path, n, mode.lengths), (mode.n_clients, mode.lengths)
+        if mode.pair == "known" and conditions not in earlier:
+            order = np.random.default_rng(0).permutation(len(kinds))
+            _, earlier[conditions] = session(pair, mode, [list(kinds)[i] for i in order], 0)
+        found.append(simulate(pair, mode, kinds, earlier[conditions] if mode.pair == "known" else None))
+    return found
+
+
+def _span(answers: Collection[Served]) -> float:
+    return max(each.ended.seconds for each in answers) - min(each.began.seconds for each in answers)
 
 
 _NEW = 8  # answers of a session of a new pair
 
 
-def answers(path: Path, n: int) -> dict[Trace, str]:
-    """The first n recorded answers of each kind, all kinds in turn.
+@cache
+def answers(path: Path, n: int, lengths: Sequence[int] = ()) -> dict[Trace, str]:
+    """The first n recorded answers of each kind, all kinds in turn, and the kind of each.
 
     The first token of each is unique, so that no two prompts have a prefix in common: tokens are numbered in
     each trace on its own.
+
+    Args:
+        lengths: of the answers, in turn; empty: as recorded.
     """
     kinds = recorded(path)
+    turns = itertools.cycle(lengths or (_N_TOKENS,))
     found: dict[Trace, str] = {}
     for several in itertools.islice(zip(*kinds.values(), strict=True), n):
         for kind, trace in zip(kinds, several, strict=True):
-            found[trace.from_token(-1 - len(found))] = kind
+            found[trace.from_token(-1 - len(found)).first(next(turns))] = kind
     return found
-
-
-def of_lengths(kinds: Mapping[Trace, str], lengths: Sequence[int]) -> dict[Trace, str]:
-    """The answers, cut to these lengths in turn."""
-    if not lengths:
-        return dict(kinds)
-    turns = itertools.cycle(lengths)
-    return {trace.first(next(turns)): kind for trace, kind in kinds.items()}
-
-
-def shuffled(traces: Sequence[Trace], seed: int) -> list[Trace]:
-    return [traces[i] for i in np.random.default_rng(seed).permutation(len(traces))]
 
 
 # Tables ---------------------------------------------------------------------------------------------------
@@ -359,31 +390,30 @@ def main() -> None:
     arguments.add_argument(
         "--traces", type=Path, default=Path(__file__).with_name("traces_q4_k_m.json"), help="recorded answers"
     )
-    arguments.add_argument("--answers", type=int, help="of each kind; default: 3, or 2 with --quick")
+    arguments.add_argument("--answers", type=int, help="of each kind; default: 2, or 1 with --quick")
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     options = arguments.parse_args()
 
-    n = options.answers or (2 if options.quick else 3)
-    recordings = answers(options.traces, n)
-    cells = []
-    for mode in MODES:
-        kinds = of_lengths(recordings, mode.lengths)
-        earlier = shuffled(list(kinds), 0)
-        for pair in machines(options.museum):
-            chosen = options.machine in pair.name and options.mode in mode.name
-            quick = pair.name in _QUICK and mode.name in _QUICK_MODES
-            if chosen and (quick or not options.quick):
-                note(f"{mode.name}: {pair.name}")
-                cells.append(simulate(pair, mode, kinds, earlier))
+    n = options.answers or (1 if options.quick else 2)
+    quick = options.quick
+    pairs = [
+        pair
+        for pair in machines(options.museum)
+        if options.machine in pair.name and (pair.name in _QUICK or not quick)
+    ]
+    modes = [mode for mode in MODES if options.mode in mode.name and (mode.name in _QUICK_MODES or not quick)]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        by_machine = list(pool.map(partial(simulate_all, modes, options.traces, n), pairs))
     note("")
+    cells = [cell for several in zip(*by_machine, strict=True) for cell in several]
     table(HEAD, [[cell.mode, cell.machine, *figures(cell)] for cell in cells])
-    modes = list(dict.fromkeys(cell.mode for cell in cells))
     rows = []
-    for kind in dict.fromkeys(recordings.values()):
+    for kind in dict.fromkeys(gain.kind for gain in cells[0].gains):
         means = [
-            geometric_mean([cell.of_kind(kind) for cell in cells if cell.mode == mode]) for mode in modes
+            geometric_mean([cell.of_kind(kind) for cell in cells if cell.mode == mode.name]) for mode in modes
         ]
         rows.append([kind, *(f"{mean:.3f}" for mean in means)])
-    table(["with the prompt", *modes], rows)
+    table(["with the prompt", *(mode.name for mode in modes)], rows)
     for line in summary(cells):
         print(line)
 

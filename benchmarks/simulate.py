@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from common import geometric_mean, note, parser, table
@@ -113,6 +113,14 @@ PAIRS = (
 # The virtual machine --------------------------------------------------------------------------------------
 
 
+class Moment(NamedTuple):
+    """Seconds of all calls so far without noise; rest: without the main model's reading of prompts."""
+
+    seconds: float = 0.0
+    rest: float = 0.0
+
+
+_START = Moment()
 _PHASES = 20.0, 15.0, 1.5  # seconds from one slow phase to the next, and of normal speed before it; factor
 
 
@@ -120,10 +128,9 @@ class Machine:
     """A clock that the models' calls advance, and a record of these calls."""
 
     def __init__(self, pair: Pair, group: Group, seed: int = 7) -> None:
-        self._now = 0.0
+        self._clock = 0.0
         self.pair, self._group = pair, group
-        self.undisturbed = 0.0
-        """Seconds of all calls without noise."""
+        self.now = _START
         self._rng = np.random.default_rng(seed)
         self._disturbed = 0  # number of the next calls that another process slows down
         self.calls: list[tuple[Role, int, int]] = []
@@ -132,19 +139,18 @@ class Machine:
         """The same for the calls that evaluate prompts."""
 
     def clock(self) -> float:
-        return self._now
+        return self._clock
 
-    def call(self, role: Role, n: int, position: int, reads: bool = False) -> None:
-        """Advance the clock by a call of n tokens; reads: it only evaluates prompts."""
-        (self.reading if reads else self.calls).append((role, n, position))
-        group = self._group
-        seconds = float(self.pair.seconds(role)[n])
-        if 2 * position >= group.n_tokens:
-            seconds *= group.slower[role == "draft"]
-        self.undisturbed += seconds
-        if group.slow_phases and self._now % _PHASES[0] > _PHASES[1]:
+    def call(self, role: Role, n: int, position: int, n_read: int = 0) -> None:
+        """Advance the clock by a call of n tokens, of which `n_read` belong to prompts."""
+        (self.reading if n == n_read else self.calls).append((role, n, position))
+        group, table = self._group, self.pair.seconds(role)
+        factor = group.slower[role == "draft"] if 2 * position >= group.n_tokens else 1.0
+        seconds, rest = factor * float(table[n]), factor * float(table[n - n_read]) if n > n_read else 0.0
+        self.now = Moment(self.now.seconds + seconds, self.now.rest + (rest if role == "main" else seconds))
+        if group.slow_phases and self._clock % _PHASES[0] > _PHASES[1]:
             seconds *= _PHASES[2]
-        self._now += seconds * (self._noise() if group.noisy else 1.0)
+        self._clock += seconds * (self._noise() if group.noisy else 1.0)
 
     def _noise(self) -> float:
         if not self._disturbed and self._rng.random() < 0.01:
@@ -183,8 +189,8 @@ class ReplayContext:
 
     def decode(self, calls: Sequence[Call["Replay"]]) -> Sequence[Logits]:
         rows, positions = zip(*(call.row.evaluated(call) for call in calls), strict=True)
-        reads = not any(call.n_logits for call in calls)
-        self._machine.call(self.role, sum(len(call.tokens) for call in calls), max(positions), reads)
+        n, n_read = (sum(len(c.tokens) for c in calls if c.n_logits <= most) for most in (self.max_logits, 0))
+        self._machine.call(self.role, n, max(positions), n_read)
         return rows
 
 
@@ -254,12 +260,12 @@ Variant = Callable[[Replay], Proposer | None]
 
 @dataclass
 class Served:
-    """An answer, and seconds without noise: when it began, when its prompt had been read, when it ended."""
+    """An answer, and when it began, when its prompt had been read, and when it ended."""
 
     trace: Trace
-    began: float
-    read: float = 0.0
-    ended: float = 0.0
+    began: Moment
+    read: Moment = _START
+    ended: Moment = _START
 
 
 def serve(
@@ -281,7 +287,7 @@ def serve(
     def begin(variant: Variant) -> None:
         nonlocal n_begun
         if trace := next(left, None):
-            served = Served(trace, machine.undisturbed)
+            served = Served(trace, machine.now)
             main, draft = (Replay(context, trace, n_begun) for context in contexts)
             request = Request(
                 main,
@@ -305,10 +311,10 @@ def serve(
             assert not isinstance(event, Failed), event
             served, variant = running[request]
             if isinstance(event, Prefilled):
-                served.read = machine.undisturbed
+                served.read = machine.now
             elif request.statistics.predicted_n == len(served.trace.answer):
                 assert request.history == [*served.trace.prompt, *served.trace.answer]
-                served.ended = machine.undisturbed
+                served.ended = machine.now
                 engine.remove(request)
                 del running[request]
                 yield served
