@@ -9,8 +9,9 @@ plain decoding of the same requests in the same order: 0.97 means that an answer
 `mean` is the geometric mean over the answers, `kind` that of the worst kind of prompt, `answer` the worst
 answer, `tenth` the worst decile, `< .97` the share of answers below that. The first group counts the time of
 the prompt, which both models read; the second one begins after it. Neither counts the time in which the main
-model reads the prompts of other clients: it is the same in all, but not for each. `tokens/s` are those of all
-clients, and of all that happens.
+model reads the prompts of other clients: it is the same in all, but not for each. `own` charges the draft
+tokens and draft calls of an answer to that answer, however many clients wait for them: it shows which answers
+should not have drafted. `tokens/s` are those of all clients, and of all that happens.
 
 A pair of models is *known* when an earlier session has taught the policy. It is *new* when nothing has: the
 costs were measured before the first answer, as in `chat` and `serve`, or are estimated from one call, as in
@@ -94,7 +95,7 @@ def museum() -> dict[str, Pair]:
 
 
 def machines(every: bool = False) -> list[Pair]:
-    """The usual machines, or also all of the museum."""
+    """The usual machines, or all that are known."""
     there = museum()
     usual = {
         "Zen 4": "Zen 4, AVX-512 VNNI: Q4_K + Q6_K, on",
@@ -106,11 +107,10 @@ def machines(every: bool = False) -> list[Pair]:
     found = [machine("kernels off", _OFF), machine("Zen 4, Q6_K left", _Q6_K_LEFT)]
     found += [replace(there[key], name=name) for name, key in usual.items()]
     found[2] = replace(found[2], draft=costs(_MS, DRAFT))
-    found += [pair for pair in PAIRS if pair.name in _ALSO]
-    return found + list(there.values()) * every
+    found.append(PAIRS[0])
+    return [*found, *PAIRS[1:], *there.values()] if every else found
 
 
-_ALSO = ("x86 F16 + 0.5B", "Metal 13B, draft 0.08")
 _QUICK = ("kernels off", "Zen 4", "Zen 3")
 
 # Modes ----------------------------------------------------------------------------------------------------
@@ -178,10 +178,9 @@ def session(
     if not learned and mode.pair != "estimated":
         learned = first_use(here, measured=True)
     shared: list[tuple[RowCosts, RowCosts | None]] = []
+    slots: list[list[Experience]] = [[] for _ in range(mode.n_clients)]
 
-    def slot() -> Callable[[Replay], Proposer]:
-        experience: list[Experience] = []
-
+    def of(experience: list[Experience]) -> Callable[[Replay], Proposer]:
         def variant(model: Replay) -> Proposer:
             nonlocal learned
             if not learned:  # in the first answer
@@ -199,7 +198,9 @@ def session(
         return variant
 
     planner = SharedCalls(lambda: shared[0] if shared else None)
-    answers = list(serve(here, traces, [slot() for _ in range(mode.n_clients)], planner=planner))
+    answers = list(serve(here, traces, [of(each) for each in slots], planner=planner))
+    for experience in itertools.chain(*slots):
+        experience.end()
     assert learned
     return answers, learned
 
@@ -248,11 +249,12 @@ def plain(pair: Pair, traces: Sequence[Trace], n_clients: int) -> list[Served]:
 
 @dataclass(frozen=True)
 class Gain:
-    """Speed of an answer relative to plain decoding."""
+    """Speed of an answer relative to plain decoding; see the top for each."""
 
     kind: str
     whole: float
     after: float
+    own: float
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,8 @@ class Cell:
     gains: Sequence[Gain]
     speed: float
 
-    def of_kind(self, kind: str) -> float:
-        return geometric_mean([gain.whole for gain in self.gains if gain.kind == kind])
+    def of_kind(self, kind: str, which: str = "whole") -> float:
+        return geometric_mean([getattr(gain, which) for gain in self.gains if gain.kind == kind])
 
 
 def simulate(pair: Pair, mode: Mode, kinds: Mapping[Trace, str], earlier: Learned | None) -> Cell:
@@ -289,7 +291,7 @@ def simulate(pair: Pair, mode: Mode, kinds: Mapping[Trace, str], earlier: Learne
                 reading + each.ended.rest - each.began.rest
             )
             after = (other.ended.rest - other.read.rest) / (each.ended.rest - each.read.rest)
-            gains.append(Gain(kinds[each.trace], whole, after))
+            gains.append(Gain(kinds[each.trace], whole, after, each.own.plain / each.own.seconds))
         took += _span(answers)
         plain_took += _span(plainly.values())
     return Cell(mode.name, pair.name, gains, plain_took / took)
@@ -341,26 +343,24 @@ def answers(path: Path, n: int, lengths: Sequence[int] = ()) -> dict[Trace, str]
 def figures(cell: Cell) -> list[str]:
     """A row of the table."""
     found = []
-    kinds = dict.fromkeys(gain.kind for gain in cell.gains)
-    for which in ("whole", "after"):
+    for which in ("whole", "after", "own"):
         values = [getattr(gain, which) for gain in cell.gains]
-        by_kind = {
-            kind: geometric_mean([getattr(gain, which) for gain in cell.gains if gain.kind == kind])
-            for kind in kinds
-        }
+        by_kind = {gain.kind: cell.of_kind(gain.kind, which) for gain in cell.gains}
         worst = min(by_kind, key=by_kind.__getitem__)
-        found += [
-            f"{geometric_mean(values):.3f}",
-            f"{by_kind[worst]:.3f} {worst}",
-            f"{min(values):.3f}",
-            f"{np.quantile(values, 0.1):.3f}",
-            f"{100 * float(np.mean(np.array(values) < 0.97)):.0f} %",
-        ]
+        found += [f"{geometric_mean(values):.3f}", f"{by_kind[worst]:.3f} {worst}"]
+        if which != "own":
+            below = f"{100 * float(np.mean(np.array(values) < 0.97)):.0f} %"
+            found += [f"{min(values):.3f}", f"{np.quantile(values, 0.1):.3f}", below]
     return [*found, f"{cell.speed:.3f}"]
 
 
 _FIGURES = ("mean", "kind", "answer", "tenth", "< .97")
-HEAD = ("mode", "machine", *_FIGURES, *(f"after: {name}" for name in _FIGURES), "tokens/s")
+HEAD = (
+    *("mode", "machine", *_FIGURES),
+    *(f"after: {name}" for name in _FIGURES),
+    *(f"own: {name}" for name in _FIGURES[:2]),
+    "tokens/s",
+)
 
 
 def summary(cells: Sequence[Cell]) -> Iterator[str]:
@@ -369,22 +369,27 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
         some = [cell for cell in cells if cell.mode == mode]
         means = {cell.machine: geometric_mean([gain.whole for gain in cell.gains]) for cell in some}
         lowest = min(means, key=means.__getitem__)
-        value, kind, where = min(
-            (cell.of_kind(gain.kind), gain.kind, cell.machine) for cell in some for gain in cell.gains
-        )
-        answer, of, on = min((gain.whole, gain.kind, cell.machine) for cell in some for gain in cell.gains)
-        below = float(np.mean([gain.whole < 0.97 for cell in some for gain in cell.gains]))
+        every = [(cell, gain) for cell in some for gain in cell.gains]
+        worst = {
+            "kind": min((cell.of_kind(gain.kind), gain.kind, cell.machine) for cell, gain in every),
+            "own": min((cell.of_kind(gain.kind, "own"), gain.kind, cell.machine) for cell, gain in every),
+            "answer": min((gain.whole, gain.kind, cell.machine) for cell, gain in every),
+        }
+        shown = (f"{name} {value:.3f} ({kind}, {on})" for name, (value, kind, on) in worst.items())
+        below = 100 * float(np.mean([gain.whole < 0.97 for _, gain in every]))
+        speed = geometric_mean([cell.speed for cell in some])
         yield (
             f"{mode}: {geometric_mean(list(means.values())):.3f}; worst machine {means[lowest]:.3f} "
-            f"({lowest}), kind {value:.3f} ({kind}, {where}), answer {answer:.3f} ({of}, {on}); "
-            f"{100 * below:.0f} % below .97; tokens/s {geometric_mean([cell.speed for cell in some]):.3f}"
+            f"({lowest}), {', '.join(shown)}; {below:.0f} % below .97; tokens/s {speed:.3f}"
         )
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--quick", action="store_true", help="few machines, modes and answers")
-    arguments.add_argument("--museum", action="store_true", help="also all machines of processors.toml")
+    arguments.add_argument(
+        "--all", action="store_true", help="all machines of processors.toml and simulate.py"
+    )
     arguments.add_argument("--machine", default="", help="only machines whose name contains this")
     arguments.add_argument("--mode", default="", help="only modes whose name contains this")
     arguments.add_argument(
@@ -398,7 +403,7 @@ def main() -> None:
     quick = options.quick
     pairs = [
         pair
-        for pair in machines(options.museum)
+        for pair in machines(options.all)
         if options.machine in pair.name and (pair.name in _QUICK or not quick)
     ]
     modes = [mode for mode in MODES if options.mode in mode.name and (mode.name in _QUICK_MODES or not quick)]

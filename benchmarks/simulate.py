@@ -178,6 +178,19 @@ class Machine:
         return CostModel({1: error * float(self.pair.seconds(role)[1])}, ON_CPU)
 
 
+@dataclass
+class Own:
+    """What an answer costs all clients, in seconds without noise, not counting the main model's prompt.
+
+    seconds: its share of plain calls, what its draft tokens add to calls, and the draft model's calls for it.
+    plain: its share of plain calls in plain decoding. share: of the last call, without draft tokens.
+    """
+
+    seconds: float = 0.0
+    plain: float = 0.0
+    share: float = 0.0
+
+
 class ReplayContext:
     """One of the models on a virtual machine, whose rows share calls."""
 
@@ -191,7 +204,21 @@ class ReplayContext:
         rows, positions = zip(*(call.row.evaluated(call) for call in calls), strict=True)
         n, n_read = (sum(len(c.tokens) for c in calls if c.n_logits <= most) for most in (self.max_logits, 0))
         self._machine.call(self.role, n, max(positions), n_read)
+        self._charge([call for call in calls if call.n_logits or self.role == "draft"], n)
         return rows
+
+    def _charge(self, calls: Sequence[Call["Replay"]], n: int) -> None:
+        """Divide the seconds of a call of n tokens among the answers that these are for."""
+        table = self._machine.pair.seconds(self.role)
+        is_main = self.role == "main"
+        share = float(table[len(calls)]) / len(calls) if is_main and calls else 0.0
+        n_fixed = len(calls) if is_main else 0
+        n_more = sum(len(call.tokens) for call in calls) - n_fixed
+        more = float(table[n] - (table[n - n_more] if n > n_more else 0.0)) / max(1, n_more)
+        for call in calls:
+            own = call.row.own
+            own.seconds += share + more * (len(call.tokens) - is_main)
+            own.share = share
 
 
 class Replay(RowMethods):
@@ -199,6 +226,7 @@ class Replay(RowMethods):
 
     Args:
         before: tokens that the session generated before this answer.
+        own: costs of the answer; grows.
 
     Attributes:
         window: the part of the history that a draft model has read.
@@ -207,11 +235,11 @@ class Replay(RowMethods):
     n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MAX_DRAFT + 1, 1
     rollback: Rollback = "any"
 
-    def __init__(self, context: ReplayContext, trace: Trace, before: int = 0) -> None:
+    def __init__(self, context: ReplayContext, trace: Trace, before: int = 0, own: Own | None = None) -> None:
         self.n_vocab = trace.n_vocab
         self.cached: list[int] = []
         self.window = Window()
-        self.context, self.trace = context, trace
+        self.context, self.trace, self.own = context, trace, own or Own()
         self._text, self._start = [*trace.prompt, *trace.answer], len(trace.prompt)
         self._tree: list[int] = []
         self._before = before - self._start
@@ -244,6 +272,8 @@ class Replay(RowMethods):
         return known[min(known, key=lambda each: abs(each - n_read))]
 
     def commit(self, path: Sequence[int]) -> None:
+        if self.context.role == "main":
+            self.own.plain += len(path) * self.own.share  # nothing while the prompt is read
         self.cached += [self._tree[node] for node in path]
         self._tree = []
 
@@ -266,6 +296,7 @@ class Served:
     began: Moment
     read: Moment = _START
     ended: Moment = _START
+    own: Own = field(default_factory=Own)
 
 
 def serve(
@@ -288,7 +319,7 @@ def serve(
         nonlocal n_begun
         if trace := next(left, None):
             served = Served(trace, machine.now)
-            main, draft = (Replay(context, trace, n_begun) for context in contexts)
+            main, draft = (Replay(context, trace, n_begun, served.own) for context in contexts)
             request = Request(
                 main,
                 trace.prompt,
