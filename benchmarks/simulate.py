@@ -385,16 +385,11 @@ class Spent:
 
 def one_by_one(machine: Machine, traces: Sequence[Trace], variant: Variant) -> Iterator[Spent]:
     """Generate the answers of a session one after the other."""
-    pair = machine.pair
-    for trace in traces:
-        machine.calls, machine.reading = [], []
-        group = Group("answer", [trace])
-        run(group, machine, variant, MAX_DRAFT)
-        by_main, by_draft = (
-            seconds([call for call in machine.reading if call[0] == role], pair, group) for role in ROLES
-        )
-        plain = len(trace.answer) * float(pair.main[1])
-        yield Spent(plain, seconds(machine.calls, pair, group), by_main, by_draft)
+    for each in serve(machine, traces, [variant]):
+        plain = len(each.trace.answer) * float(machine.pair.main[1])
+        by_draft = each.read.rest - each.began.rest
+        by_main = each.read.seconds - each.began.seconds - by_draft
+        yield Spent(plain, each.ended.seconds - each.read.seconds, by_main, by_draft)
 
 
 class WholeHistory(DraftModel):
