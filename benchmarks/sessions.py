@@ -286,7 +286,7 @@ def simulate(pair: Pair, mode: Mode, kinds: Mapping[Trace, str], earlier: Learne
         answers, _ = session(pair, mode, several, seed, copy.deepcopy(earlier))
         plainly = {each.trace: each for each in plain(pair, several, mode.n_clients)}
         for each in answers:
-            other, reading = plainly[each.trace], float(pair.main[len(each.trace.prompt)])
+            other, reading = plainly[each.trace], _reading(pair, len(each.trace.prompt) - 1)
             whole = (reading + other.ended.rest - other.began.rest) / (
                 reading + each.ended.rest - each.began.rest
             )
@@ -309,6 +309,12 @@ def simulate_all(modes: Sequence[Mode], path: Path, n: int, pair: Pair) -> list[
             _, earlier[conditions] = session(pair, mode, [list(kinds)[i] for i in order], 0)
         found.append(simulate(pair, mode, kinds, earlier[conditions] if mode.pair == "known" else None))
     return found
+
+
+def _reading(pair: Pair, n: int) -> float:
+    """Seconds in which the main model reads n tokens of a prompt alone."""
+    most = ReplayContext.max_tokens
+    return sum(float(pair.main[min(most, n - first)]) for first in range(0, n, most))
 
 
 def _span(answers: Collection[Served]) -> float:

@@ -192,13 +192,13 @@ class Own:
 
 
 class ReplayContext:
-    """One of the models on a virtual machine, whose rows share calls."""
+    """One of the models on a virtual machine, whose rows share calls of the size that a session has."""
 
-    max_tokens = 512
+    max_tokens = 96
 
     def __init__(self, role: Role, machine: Machine, n_rows: int = 1) -> None:
         self.role, self._machine = role, machine
-        self.max_logits = n_rows * Replay.max_logits
+        self.max_logits = Replay.max_logits if n_rows == 1 else self.max_tokens
 
     def decode(self, calls: Sequence[Call["Replay"]]) -> Sequence[Logits]:
         rows, positions = zip(*(call.row.evaluated(call) for call in calls), strict=True)
@@ -232,7 +232,7 @@ class Replay(RowMethods):
         window: the part of the history that a draft model has read.
     """
 
-    n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MAX_DRAFT + 1, 1
+    n_ctx, max_tokens, max_logits, max_branches = 4096, ReplayContext.max_tokens, MAX_DRAFT + 1, 1
     rollback: Rollback = "any"
 
     def __init__(self, context: ReplayContext, trace: Trace, before: int = 0, own: Own | None = None) -> None:
