@@ -26,7 +26,7 @@ from spec_local.kernels.choice import FLOAT_SIZES, FLOATS, SIZES, Times, most_to
 
 _FILE = Path(__file__).with_name("processors.toml")
 # A 0.5B in Q4_0 beside a 1.5B in Q4_K_M on two cores: of the main model's call of one token.
-_DRAFT = {1: 0.25, 2: 0.28, 4: 0.33, 8: 0.5, 16: 0.9}
+DRAFT = {1: 0.25, 2: 0.28, 4: 0.33, 8: 0.5, 16: 0.9}
 _PLAIN_MS = 40.0  # the unit: any is as good
 N_DRAFT = (1, 2, 3, 5, 7, 15)  # draft tokens of the calls in choice.py
 
@@ -81,7 +81,7 @@ def session_time(times: Mapping[int, float], answers: Sequence[Group]) -> float:
     """Time of all answers under the adaptive policy, and of reading their prompts if that is known."""
     unit = _PLAIN_MS / 1000
     ratios = {n: time / times[1] for n, time in times.items() if n <= 64}
-    pair = Pair("", costs(_PLAIN_MS * times[1], ratios), costs(_PLAIN_MS, _DRAFT))
+    pair = Pair("", costs(_PLAIN_MS * times[1], ratios), costs(_PLAIN_MS, DRAFT))
     n_prompt = sum(len(trace.prompt) for group in answers for trace in group.traces)
     prompts = n_prompt * times[512] / 512 if 512 in times else 0.0
     return prompts + sum(seconds(adaptive_calls(pair, each), pair, each) / unit for each in answers)

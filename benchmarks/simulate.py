@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from common import geometric_mean, note, parser, table
@@ -33,8 +33,9 @@ from spec_local.core.language_model import Rollback, RowMethods
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
-from spec_local.engine.events import Prefilled, Step
+from spec_local.engine.engine import Engine, Planner
+from spec_local.engine.events import Failed, Prefilled
+from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
@@ -48,6 +49,7 @@ from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 
 Role = Literal["main", "draft"]
+ROLES: tuple[Role, Role] = ("main", "draft")
 GREEDY = Sampler(SamplingSettings(temperature=0))
 
 # Machines -------------------------------------------------------------------------------------------------
@@ -111,12 +113,24 @@ PAIRS = (
 # The virtual machine --------------------------------------------------------------------------------------
 
 
+class Moment(NamedTuple):
+    """Seconds of all calls so far without noise; rest: without the main model's reading of prompts."""
+
+    seconds: float = 0.0
+    rest: float = 0.0
+
+
+_START = Moment()
+_PHASES = 20.0, 15.0, 1.5  # seconds from one slow phase to the next, and of normal speed before it; factor
+
+
 class Machine:
     """A clock that the models' calls advance, and a record of these calls."""
 
     def __init__(self, pair: Pair, group: Group, seed: int = 7) -> None:
-        self._now = 0.0
+        self._clock = 0.0
         self.pair, self._group = pair, group
+        self.now = _START
         self._rng = np.random.default_rng(seed)
         self._disturbed = 0  # number of the next calls that another process slows down
         self.calls: list[tuple[Role, int, int]] = []
@@ -125,14 +139,18 @@ class Machine:
         """The same for the calls that evaluate prompts."""
 
     def clock(self) -> float:
-        return self._now
+        return self._clock
 
-    def call(self, role: Role, n: int, position: int) -> None:
-        self.calls.append((role, n, position))
-        factor = self._group.slower[role == "draft"] if 2 * position >= self._group.n_tokens else 1.0
-        if self._group.noisy:
-            factor *= self._noise()
-        self._now += factor * float(self.pair.seconds(role)[n])
+    def call(self, role: Role, n: int, position: int, n_read: int = 0) -> None:
+        """Advance the clock by a call of n tokens, of which `n_read` belong to prompts."""
+        (self.reading if n == n_read else self.calls).append((role, n, position))
+        group, table = self._group, self.pair.seconds(role)
+        factor = group.slower[role == "draft"] if 2 * position >= group.n_tokens else 1.0
+        seconds, rest = factor * float(table[n]), factor * float(table[n - n_read]) if n > n_read else 0.0
+        self.now = Moment(self.now.seconds + seconds, self.now.rest + (rest if role == "main" else seconds))
+        if group.slow_phases and self._clock % _PHASES[0] > _PHASES[1]:
+            seconds *= _PHASES[2]
+        self._clock += seconds * (self._noise() if group.noisy else 1.0)
 
     def _noise(self) -> float:
         if not self._disturbed and self._rng.random() < 0.01:
@@ -160,60 +178,102 @@ class Machine:
         return CostModel({1: error * float(self.pair.seconds(role)[1])}, ON_CPU)
 
 
+@dataclass
+class Own:
+    """What an answer costs all clients, in seconds without noise, not counting the main model's prompt.
+
+    seconds: its share of plain calls, what its draft tokens add to calls, and the draft model's calls for it.
+    plain: its share of plain calls in plain decoding. share: of the last call, without draft tokens.
+    """
+
+    seconds: float = 0.0
+    plain: float = 0.0
+    share: float = 0.0
+
+
+class ReplayContext:
+    """One of the models on a virtual machine, whose rows share calls of the size that a session has."""
+
+    max_tokens = 96
+
+    def __init__(self, role: Role, machine: Machine, n_rows: int = 1) -> None:
+        self.role, self._machine = role, machine
+        self.max_logits = Replay.max_logits if n_rows == 1 else self.max_tokens
+
+    def decode(self, calls: Sequence[Call["Replay"]]) -> Sequence[Logits]:
+        rows, positions = zip(*(call.row.evaluated(call) for call in calls), strict=True)
+        n, n_read = (sum(len(c.tokens) for c in calls if c.n_logits <= most) for most in (self.max_logits, 0))
+        self._machine.call(self.role, n, max(positions), n_read)
+        self._charge([call for call in calls if call.n_logits or self.role == "draft"], n)
+        return rows
+
+    def _charge(self, calls: Sequence[Call["Replay"]], n: int) -> None:
+        """Divide the seconds of a call of n tokens among the answers that these are for."""
+        table = self._machine.pair.seconds(self.role)
+        is_main = self.role == "main"
+        share = float(table[len(calls)]) / len(calls) if is_main and calls else 0.0
+        n_fixed = len(calls) if is_main else 0
+        n_more = sum(len(call.tokens) for call in calls) - n_fixed
+        more = float(table[n] - (table[n - n_more] if n > n_more else 0.0)) / max(1, n_more)
+        for call in calls:
+            own = call.row.own
+            own.seconds += share + more * (len(call.tokens) - is_main)
+            own.share = share
+
+
 class Replay(RowMethods):
-    """A `Row` for chains that replays a trace and records its calls; the only one of its model.
+    """A `Row` for chains that replays a trace.
 
     Args:
         before: tokens that the session generated before this answer.
+        own: costs of the answer; grows.
 
     Attributes:
         window: the part of the history that a draft model has read.
     """
 
-    n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MAX_DRAFT + 1, 1
+    n_ctx, max_tokens, max_logits, max_branches = 4096, ReplayContext.max_tokens, MAX_DRAFT + 1, 1
     rollback: Rollback = "any"
 
-    def __init__(self, role: Role, trace: Trace, machine: Machine, before: int) -> None:
+    def __init__(self, context: ReplayContext, trace: Trace, before: int = 0, own: Own | None = None) -> None:
         self.n_vocab = trace.n_vocab
         self.cached: list[int] = []
         self.window = Window()
-        self._role, self._machine, self._trace = role, machine, trace
+        self.context, self.trace, self.own = context, trace, own or Own()
         self._text, self._start = [*trace.prompt, *trace.answer], len(trace.prompt)
         self._tree: list[int] = []
         self._before = before - self._start
-
-    @property
-    def context(self) -> "Replay":
-        return self
 
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["Replay"]:
         known = len(self._tree)
         assert list(parents) == list(range(known - 1, known - 1 + len(tokens)))
         return Call(self, tokens, parents, n_logits)
 
-    def decode(self, calls: Sequence[Call["Replay"]]) -> Sequence[Logits]:
-        (call,) = calls
+    def evaluated(self, call: Call["Replay"]) -> tuple[Logits, int]:
+        """The logits of this row's part of a call, and its position: see `Machine.calls`."""
         self._tree += call.tokens
         left_out = max(0, self.window.start - 1)  # tokens between the first one and the window
         begin = len(self.cached) + left_out
         end = begin + len(self._tree)
-        n_known = begin + 1 if self._role == "main" else end
-        self._machine.call(self._role, len(call.tokens), max(0, self._before + n_known))
+        is_main = self.context.role == "main"
+        n_known = begin + 1 if is_main else end
         first = end + 1 - call.n_logits
-        rows = self._trace.main_logits
-        if self._role == "draft":
+        rows = self.trace.main_logits
+        if not is_main:
             i = 0 if self.cached else 1  # the first token is followed by the window
             is_mistaken = self._tree[i:] != self._text[begin + i : end]
             rows = self._read().mistaken_logits if is_mistaken else self._read().draft_logits
-        return [rows[first - self._start : end + 1 - self._start]]
+        return rows[first - self._start : end + 1 - self._start], max(0, self._before + n_known)
 
     def _read(self) -> Trace:
         """The trace of a draft model that has read the same part of the prompt."""
         n_read = self._start - self.window.start
-        known = {self._start: self._trace, **self._trace.windows}
+        known = {self._start: self.trace, **self.trace.windows}
         return known[min(known, key=lambda each: abs(each - n_read))]
 
     def commit(self, path: Sequence[int]) -> None:
+        if self.context.role == "main":
+            self.own.plain += len(path) * self.own.share  # nothing while the prompt is read
         self.cached += [self._tree[node] for node in path]
         self._tree = []
 
@@ -228,39 +288,80 @@ Variant = Callable[[Replay], Proposer | None]
 """Creates the proposer that is compared, given the draft model."""
 
 
-def run(group: Group, machine: Machine, variant: Variant, draft_max: int) -> None:
-    """Generate all answers of a session; the calls are recorded in `machine`."""
-    n_generated = 0
-    for trace in group.traces:
-        calls = len(machine.calls)
-        main = Replay("main", trace, machine, n_generated)
-        draft = Replay("draft", trace, machine, n_generated)
-        text: list[int] = []
-        for event in decode(
-            main,
-            trace.prompt,
-            sampler=GREEDY,
-            rng=SeededRng(0),
-            proposer=variant(draft),
-            verifier=VERIFIERS["exact-match"],
-            draft_max=draft_max,
-            max_tokens=len(trace.answer),
-            clock=machine.clock,
-        ):
+@dataclass
+class Served:
+    """An answer, and when it began, when its prompt had been read, and when it ended."""
+
+    trace: Trace
+    began: Moment
+    read: Moment = _START
+    ended: Moment = _START
+    own: Own = field(default_factory=Own)
+
+
+def serve(
+    machine: Machine,
+    traces: Sequence[Trace],
+    variants: Sequence[Variant],
+    draft_max: int = MAX_DRAFT,
+    planner: Planner | None = None,
+) -> Iterator[Served]:
+    """Generate all answers of a session, as many at the same time as there are variants.
+
+    A slot begins the next answer as soon as its last one has ended. All rows of a model share calls.
+    """
+    contexts = [ReplayContext(role, machine, len(variants)) for role in ROLES]
+    engine = Engine(planner, clock=machine.clock)
+    left, n_begun = iter(traces), 0
+    running: dict[Request, tuple[Served, Variant]] = {}
+
+    def begin(variant: Variant) -> None:
+        nonlocal n_begun
+        if trace := next(left, None):
+            served = Served(trace, machine.now)
+            main, draft = (Replay(context, trace, n_begun, served.own) for context in contexts)
+            request = Request(
+                main,
+                trace.prompt,
+                sampler=GREEDY,
+                rng=SeededRng(0),
+                proposer=variant(draft),
+                verifier=VERIFIERS["exact-match"],
+                draft_max=draft_max,
+                max_tokens=len(trace.answer),
+                clock=machine.clock,
+            )
+            engine.add(request)
+            running[request] = served, variant
+            n_begun += len(trace.answer)
+
+    for variant in variants:
+        begin(variant)
+    while running:
+        for request, event in engine.step():
+            assert not isinstance(event, Failed), event
+            served, variant = running[request]
             if isinstance(event, Prefilled):
-                machine.reading += machine.calls[calls:]
-                del machine.calls[calls:]
-            elif isinstance(event, Step):
-                text += event.tokens
-        assert text == list(trace.answer)
-        n_generated += len(text)
+                served.read = machine.now
+            elif request.statistics.predicted_n == len(served.trace.answer):
+                assert request.history == [*served.trace.prompt, *served.trace.answer]
+                served.ended = machine.now
+                engine.remove(request)
+                del running[request]
+                yield served
+                begin(variant)
+
+
+def run(group: Group, machine: Machine, variant: Variant, draft_max: int) -> None:
+    """Generate all answers of a session, one after the other; the calls are recorded in `machine`."""
+    for _ in serve(machine, group.traces, [variant], draft_max):
+        pass
 
 
 def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) -> float:
     """Total duration of the calls, without noise."""
     total = 0.0
-    roles: tuple[Role, Role] = ("main", "draft")
-    for role, slower in zip(roles, group.slower, strict=True):
+    for role, slower in zip(ROLES, group.slower, strict=True):
         n = np.array(
             [(n, 2 * position >= group.n_tokens) for of, n, position in calls if of == role], np.intp
         )
@@ -284,17 +385,11 @@ class Spent:
 
 def one_by_one(machine: Machine, traces: Sequence[Trace], variant: Variant) -> Iterator[Spent]:
     """Generate the answers of a session one after the other."""
-    pair = machine.pair
-    for trace in traces:
-        machine.calls, machine.reading = [], []
-        group = Group("answer", [trace])
-        run(group, machine, variant, MAX_DRAFT)
-        roles: tuple[Role, Role] = ("main", "draft")
-        by_main, by_draft = (
-            seconds([call for call in machine.reading if call[0] == role], pair, group) for role in roles
-        )
-        plain = len(trace.answer) * float(pair.main[1])
-        yield Spent(plain, seconds(machine.calls, pair, group), by_main, by_draft)
+    for each in serve(machine, traces, [variant]):
+        plain = len(each.trace.answer) * float(machine.pair.main[1])
+        by_draft = each.read.rest - each.began.rest
+        by_main = each.read.seconds - each.began.seconds - by_draft
+        yield Spent(plain, each.ended.seconds - each.read.seconds, by_main, by_draft)
 
 
 class WholeHistory(DraftModel):
@@ -304,7 +399,7 @@ class WholeHistory(DraftModel):
         return super().readings(history)[-1:]
 
 
-def _draft(model: Replay, kind: type[DraftModel] = WholeHistory) -> DraftModel:
+def draft_model(model: Replay, kind: type[DraftModel] = WholeHistory) -> DraftModel:
     return kind(model, GREEDY, Chain("coupled"), n_vocab=model.n_vocab, window=model.window)
 
 
@@ -313,7 +408,7 @@ def _plain(model: Replay) -> None:
 
 
 def _fixed_draft(model: Replay) -> Proposer:
-    return CombinedProposer(Policy(), _draft(model))
+    return CombinedProposer(Policy(), draft_model(model))
 
 
 def _fixed_lookup(model: Replay) -> Proposer:
@@ -366,7 +461,7 @@ def adaptive(
 
     def variant(model: Replay) -> Proposer:
         policy = Adaptive(main, draft, experience, clock=machine.clock, max_tokens=max_tokens)
-        return CombinedProposer(policy, _draft(model, kind) if draft else None, [SuffixLookup()])
+        return CombinedProposer(policy, draft_model(model, kind) if draft else None, [SuffixLookup()])
 
     return variant
 

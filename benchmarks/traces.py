@@ -39,6 +39,11 @@ class Trace:
         windows = {window: trace.first(n) for window, trace in self.windows.items()}
         return Trace(self.prompt, self.answer[:n], self.right[:n], self.confidence[:n], windows)
 
+    def from_token(self, token: int) -> "Trace":
+        """The same with another first token, which no lookup finds."""
+        windows = {window: trace.from_token(token) for window, trace in self.windows.items()}
+        return replace(self, prompt=[token, *self.prompt[1:]], windows=windows)
+
     @cached_property
     def n_vocab(self) -> int:
         return max(*self.prompt, *self.answer) + 2  # the last token stands for a wrong draft token
@@ -157,6 +162,7 @@ class Group:
     slower: factors on the costs of the main and the draft model in the second half of the session.
     noisy: times vary by a few percent, and occasionally another process slows some calls by 10 to 30 times.
     draft: cost of a call of the draft model as a share of the main model's; None: as on the machine.
+    slow_phases: every few seconds, all calls take half as long again for some seconds.
     """
 
     name: str
@@ -165,6 +171,7 @@ class Group:
     slower: tuple[float, float] = (1.0, 1.0)
     noisy: bool = False
     draft: float | None = None
+    slow_phases: bool = False
 
     @property
     def n_tokens(self) -> int:

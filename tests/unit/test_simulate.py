@@ -1,6 +1,7 @@
 """The adaptive policy on recorded and synthetic answers, on a virtual clock: see benchmarks/simulate.py."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,43 @@ def test_a_draft_model_that_reads_a_part_of_the_prompt_drafts_as_recorded(sim, t
     n_read = sum(n for role, n, _ in machine.reading if role == "draft")
     assert n_read == (299 if reading < 1e-3 else 32)
     assert len([call for call in machine.calls if call[0] == "main"]) < 40  # most drafts are accepted
+
+
+@pytest.fixture(scope="module")
+def sessions(sim):
+    import sessions
+
+    yield sessions
+    for name in ("sessions", "processors"):
+        sys.modules.pop(name, None)
+
+
+def test_several_clients_get_their_answers_and_plain_decoding_takes_the_time_of_its_calls(sessions, traces):
+    """Three clients, each with two answers of 40 tokens after prompts that one call reads."""
+    every = [trace for seed in range(3) for trace in traces.drafted([0.8] * 40, seed=seed)]
+    every = [replace(trace, prompt=trace.prompt[:33]).from_token(-1 - i) for i, trace in enumerate(every)]
+    pair = next(pair for pair in sessions.machines() if pair.name == "Zen 4")
+    prompts, step = pair.main[3 * 32], pair.main[3]
+    plain = sessions.plain(pair, every, 3)
+    assert [each.trace for each in plain] == every
+    for i, each in enumerate(plain):
+        began = i // 3 * (prompts + 40 * step)
+        assert each.began.seconds == pytest.approx(began)
+        assert each.read.seconds == pytest.approx(began + prompts)
+        assert each.ended == pytest.approx((began + prompts + 40 * step, (i // 3 + 1) * 40 * step))
+
+    mode = sessions.Mode("clients", "measured", n_clients=3, lengths=(40,))
+    answers, _ = sessions.session(pair, mode, every, 1)  # it compares the texts
+    assert {each.trace for each in answers} == set(every)
+    assert max(each.ended.seconds for each in answers) < plain[-1].ended.seconds + answers[0].began.seconds
+
+
+def test_a_new_pair_pays_for_its_first_calls(sessions, traces):
+    (trace, _) = traces.drafted([0.0] * 40, [0.4] * 40)
+    pair = next(pair for pair in sessions.machines() if pair.name == "kernels off")
+    (answer,), _ = sessions.session(pair, sessions.Mode("new", "estimated"), [trace], 1)
+    assert answer.began.seconds == 0.0
+    n_calls = 2  # of each model, one of them counted: the first ones touch memory for the first time
+    calls = n_calls * (pair.main[1] + pair.draft[1])
+    (plain,) = sessions.plain(pair, [trace], 1)
+    assert answer.ended.seconds >= plain.ended.seconds + calls - 1e-9
