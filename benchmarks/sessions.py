@@ -49,7 +49,7 @@ from simulate import (
 )
 from traces import Group, Trace, recorded
 
-from spec_local.calibration.known_costs import ON_CPU
+from spec_local.calibration.known_costs import FIRST_DRAFT, FIRST_MAIN, ON_CPU
 from spec_local.calibration.measure import measure
 from spec_local.kernels.choice import most_tokens
 from spec_local.lookups.suffixes import SuffixLookup
@@ -163,7 +163,7 @@ def first_use(machine: Machine, *, measured: bool) -> Learned:
         row, rows = Replay(ReplayContext(role, machine), nothing), None if role == "main" else 1
         if measured:
             return measure(row, rows=rows, budget=budget, clock=machine.clock)
-        one = measure(row, (1,), 1, rows, clock=machine.clock)
+        one = measure(row, FIRST_MAIN if role == "main" else FIRST_DRAFT, 1, rows, clock=machine.clock)
         return CostModel(one.costs, ON_CPU)
 
     return Learned(timed("main", 1.5), None if machine.pair.draft is None else timed("draft", 0.5))

@@ -55,7 +55,8 @@ class Adaptive(Policy):
 
     Args:
         main, draft: seconds a call; kept up to date. draft None: there is no draft model. With `RowCosts`,
-            calls are shared with other rows.
+            the main model's calls are shared with other rows. Those of the draft model count in full: the
+            other rows wait for them, and rarely draft in the same step.
         experience: of earlier answers; grows.
         may_truncate: see `Policy`.
         tree: maximum nodes of a tree; 0: chains only.
@@ -162,7 +163,7 @@ class Adaptive(Policy):
         """Note the output of a call, and return whether to draw a draft token from it."""
         assert self._draft_costs
         if output.n_read:
-            if output.n_read <= _MAX_OBSERVED:
+            if output.n_read <= _MAX_OBSERVED and self._main_costs.is_alone:
                 self._draft_costs.observe(output.n_read, self._clock() - self._call_began)
             self._spent += self._draft_costs.seconds(output.n_read)
         self._n_calls += 1
@@ -244,7 +245,7 @@ class Adaptive(Policy):
         best, most = None, 0.0
         for reading in readings:
             seconds = self._reading_seconds(reading)
-            gain = known.answers.gain(n, _window(reading), self._usual_gain) * left * plain - seconds
+            gain = known.answers.gain(n, _window(reading), self._usual_gain) * left * plain - 2.0 * seconds
             if gain > most and seconds <= self._budget.may_invest * plain:
                 best, most = reading, gain
         if best:
@@ -254,8 +255,7 @@ class Adaptive(Policy):
     def _reading_seconds(self, reading: Reading) -> float:
         """Seconds that the draft model takes to read what it has not read of it."""
         assert self._any_draft_costs
-        draft = self._any_draft_costs.at(self._experience.n_running)
-        return float(chain_seconds(draft, reading.n_unread, 1)[0])
+        return float(chain_seconds(self._any_draft_costs, reading.n_unread, 1)[0])
 
     def _could_pay(self, candidates: Proposal) -> bool:
         """Return whether verifying these candidates may be worth the main model's time."""
@@ -313,6 +313,9 @@ class Adaptive(Policy):
         limit, readings = self._offer.limit, self._offer.readings
         if not self._draft_costs or not readings or not limit:
             return NOTHING
+        may_lose = self._budget.may_lose("draft") * self._plain_seconds
+        if self._reading_seconds(readings[0]) > may_lose:
+            return NOTHING
         if self._max_tree and self._n_steps - self._planned >= _REPLANNED_EVERY:
             self._plan_tree()
         reading: Reading | None = readings[0]
@@ -328,7 +331,7 @@ class Adaptive(Policy):
             limit = replace(limit, depth=min(limit.depth, n))
         first = float(chain_seconds(self._draft_costs, n_unread, n)[-1])
         loss = first + float(self._step_seconds[1]) - self._plain_seconds
-        if step.rate <= rate or loss > self._budget.may_lose("draft") * self._plain_seconds:
+        if step.rate <= rate or loss > may_lose:
             return NOTHING
         if not self._tree:
             return Choice("draft", limit, reading=reading)
@@ -344,7 +347,7 @@ class Adaptive(Policy):
         """`usual_gain` with so many answers at the same time, from this part of the history."""
         main, draft = self._main_costs.at(n_running), self._any_draft_costs
         acceptance = _DEFAULT_ACCEPTANCE * _BY_WINDOW[window]
-        return usual_gain(main, draft.at(n_running), self._max_calls, acceptance) if draft else 0.0
+        return usual_gain(main, draft, self._max_calls, acceptance) if draft else 0.0
 
     def _plan_tree(self) -> None:
         """Choose between chains and trees, and how large a tree."""

@@ -79,6 +79,10 @@ class Experience:
     gained: float | None = None
     _usual_gain: GainOf = field(default=lambda n_running, window: 0.0, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if any(gain > 0.0 for gain in self.answers.gains.values()):
+            self.budget.trust()
+
     def start(self, usual_gain: GainOf) -> None:
         """Begin an answer, after the last one has ended.
 

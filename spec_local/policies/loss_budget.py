@@ -11,9 +11,10 @@ Kind = Literal["lookup", "draft"]
 _FIRST = 2.0  # plain steps that a session may lose at first: 1 % of 200 tokens
 _SHARE = 0.008  # of the time that it may lose later; 0.2 % are left for the searches of lookups
 _MOST = 3.0  # plain steps that the balance is filled to: it forgives three bad steps in a row
-# Plain steps that reading a prompt may cost, at most and at first. Simulated sessions with 2 at first are as
+# Plain steps that reading a prompt may cost, at most and at first. Simulated sessions with 4 at first are as
 # fast as with 6, and their slowest answers faster.
-_MOST_CREDIT, _FIRST_CREDIT = 24.0, 2.0
+_MOST_CREDIT, _FIRST_CREDIT = 24.0, 4.0
+_RISK = 1.5  # plain steps of the balance that one step may lose
 _SAFETY = 6.0  # times the expected loss is charged: in full unless 5 of 6 tokens are accepted
 
 
@@ -60,6 +61,10 @@ class LossBudget:
         self._add(net + paid)
         self._gains, self._invested = {"lookup": 0.0, "draft": 0.0}, 0.0
 
+    def trust(self) -> None:
+        """Begin a session with models that gained in earlier ones: reading has all the credit."""
+        self._session.credit = _MOST_CREDIT
+
     def restore(self) -> None:
         """Forgive losses: they were measured against costs that have changed."""
         self._session.balance = max(self._session.balance, _FIRST)
@@ -80,7 +85,7 @@ class LossBudget:
             p_loss: probability that nothing is accepted. Where it is small, only `_SAFETY` times the
                 expected loss is charged, so that a long lookup after a long match need not be saved up for.
         """
-        return max(0.0, self._session.balance + self._gains[kind]) / min(1.0, _SAFETY * p_loss)
+        return max(0.0, min(_RISK, self._session.balance) + self._gains[kind]) / min(1.0, _SAFETY * p_loss)
 
     def settle(
         self, kind: Kind | None, gain: float, n_steps: float = 1.0, p_loss: float = 1.0, n_rows: int = 1

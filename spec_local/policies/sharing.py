@@ -156,10 +156,7 @@ class SharedCalls:
     def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
         """See `spec_local.engine.engine.Planner`."""
         if costs := self._costs():
-            main, draft = costs
-            main.share(n_rows, n_read, n_others, n_running)
-            if draft:
-                draft.share(n_rows, 0, n_others, n_running)
+            costs[0].share(n_rows, n_read, n_others, n_running)
 
     def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
         """The parts of the rows' proposals to verify, `spent` seconds after the step began.
