@@ -72,7 +72,9 @@ class LossBudget:
     @property
     def may_invest(self) -> float:
         """Plain steps that reading a prompt may take."""
-        return self._session.credit - self._invested if self._session.balance > 0.0 else 0.0
+        if self._session.balance <= 0.0:
+            return 0.0
+        return max(0.0, self._session.credit - self._invested)
 
     def invest(self, n_steps: float) -> None:
         """Account for plain steps spent on reading, which gains in this answer are to repay."""

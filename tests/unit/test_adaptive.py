@@ -72,7 +72,7 @@ def test_a_head_may_draft_few_tokens_only(may_truncate):
 
 
 def test_a_head_whose_few_tokens_cannot_repay_a_call_is_not_asked():
-    main, draft = {1: 1.0, 2: 2.5, 64: 2.5}, {1: 0.1, 64: 0.1}
+    main, draft = {1: 1.0, 2: 2.3, 64: 2.3}, {1: 0.1, 64: 0.1}
     sources = []
     for max_draft in (1, 16):
         policy, _ = make(main, draft, max_draft=max_draft)
@@ -109,7 +109,7 @@ def test_drafting_leaves_budget_for_verification():
     policy, clock = make({1: 1.0, 64: 1.3}, {1: 0.3, 64: 3.0})
     policy.choose(Offer(LIMIT, readings=[Reading(1)]))
     n = drafted(policy, seconds=0.3, clock=clock)
-    assert n == 6  # 6 × 0.3 + 0.03 is within 2 plain steps
+    assert n == 4  # 4 × 0.3 + 0.03 is within 1.5 plain steps
     assert len(policy.trim(Proposal.chain([0] * n)).tokens) == n
 
 
@@ -127,10 +127,10 @@ def test_gains_of_the_draft_model_are_counted_over_the_best_lookup():
 def test_plain_steps_are_not_charged():
     experience = Experience()
     policy, clock = make(draft=None, experience=experience)
-    before = experience.budget.may_lose("draft")
-    for _ in range(100):
+    experience.budget.settle("draft", -10.0)
+    for _ in range(2_000):
         assert step(policy, clock, Offer(LIMIT), 0, 0) == "none"
-    assert experience.budget.may_lose("draft") > before
+    assert experience.budget.may_lose("draft") > 0.0
 
 
 @pytest.mark.parametrize("branches", [1, 2, 3])

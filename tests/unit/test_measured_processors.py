@@ -49,7 +49,7 @@ def test_a_rule_that_looks_at_one_token_only_would_fail(replaying, answers, monk
     assert zen_4.name.startswith("Zen 4")
     monkeypatch.setattr(replaying, "most_tokens", slower_at_one_token)
     found = replaying.replay(zen_4, answers)
-    assert found.gain < 0.8 * found.best
+    assert found.gain < 0.85 * found.best
 
 
 @pytest.mark.slow

@@ -110,6 +110,8 @@ FLAT, CHEAP = {1: 1.0, 64: 1.3}, {1: 0.05, 64: 1.0}
 
 def chosen(n, experience=None, max_tokens=None):
     """The part of a prompt of n tokens that is read; None: all; "none": nothing."""
+    if experience:
+        experience.budget.trust()
     policy = Adaptive(CostModel(FLAT), CostModel(CHEAP), experience, max_tokens=max_tokens)
     windows = [Reading(1 + w, w) for w in WINDOWS if w < n]
     choice = policy.choose(Offer(None, readings=[*windows, Reading(n)]))
@@ -117,10 +119,14 @@ def chosen(n, experience=None, max_tokens=None):
 
 
 def test_the_longer_the_prompt_the_less_of_it_is_read():
-    assert chosen(100) is None
-    assert chosen(16_000) == 512
-    assert chosen(16_000, max_tokens=12) == 32
-    assert chosen(16_000, max_tokens=0) == "none"
+    assert chosen(100, Experience()) is None
+    assert chosen(16_000, Experience()) == 512
+    assert chosen(16_000, Experience(), max_tokens=12) == 32
+    assert chosen(16_000, Experience(), max_tokens=0) == "none"
+
+
+def test_a_new_draft_model_reads_little():
+    assert [chosen(n) for n in (50, 100, 16_000)] == [None, None, 128]
 
 
 @pytest.mark.parametrize(
