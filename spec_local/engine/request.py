@@ -119,6 +119,11 @@ class Request:
         return "stop" if constraint and constraint.is_complete(self._is_end) else reason
 
     @property
+    def plain_s(self) -> float | None:
+        """See `Proposer`; None also if there is none."""
+        return self._proposer.plain_s if self._proposer else None
+
+    @property
     def _n_left(self) -> int:
         return self._max_tokens - self.statistics.predicted_n
 
