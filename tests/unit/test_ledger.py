@@ -69,19 +69,20 @@ class World:
         self.costs, self.searched = RowCosts(CostModel(MAIN.costs)), 0.0
         self.draft_costs = RowCosts(CostModel(DRAFT.costs))
         self.engine = Engine(SharedCalls(lambda: (self.costs, self.draft_costs)), self.clock)
+        self.models = [(MAIN, self.main), (DRAFT, self.draft)]
         self.plain = {}  # seconds that each request would have taken in plain steps
 
     def clock(self):
-        calls = ((MAIN, self.main), (DRAFT, self.draft))
-        return self.searched + sum(c.seconds(sum(n)) for c, model in calls for n in model.context.calls)
+        times = (costs.seconds(sum(n)) for costs, model in self.models for n in model.context.calls)
+        return self.searched + sum(times)
 
-    def add(self, policy=None, prompt=PROMPT, n=40):
+    def add(self, policy=None, prompt=PROMPT, n=40, main=None):
         """A request; policy: a script, or a policy, or None for plain decoding."""
         policy = Scripted(self, policy) if isinstance(policy, str) else policy
         sampler = Sampler(GREEDY)
         chain = DraftModel(self.draft.new_row(), sampler, Chain(), n_vocab=8)
         request = Request(
-            self.main.new_row(),
+            (main or self.main).new_row(),
             prompt,
             sampler=sampler,
             rng=SeededRng(0),
@@ -151,11 +152,44 @@ def test_causes_of_single_steps():
 
 def test_plain_steps_are_the_reference_whatever_they_take():
     world = World()
-    request = world.add("n")
+    request, context = world.add("n"), world.main.context
     world.read()
-    world.main.context.calls.append([128])  # another program
+    decode = context.decode
+    context.decode = lambda calls: context.calls.append([128]) or decode(calls)  # another program
     world.step()
+    assert request.statistics.predicted_s > 13
     assert request.statistics.saved_s["searching"] == pytest.approx(-SEARCH)
+
+
+@pytest.mark.parametrize("script", ["l", "t"], ids=["by a lookup", "in vain"])
+def test_a_plain_row_waits_for_what_others_draft(script):
+    """Without a draft model, and if it drafts nothing that is verified."""
+    world = World()
+    drafting = world.add(script)
+    plain = world.add("n", [0, *PROMPT])
+    world.read()
+    for _ in range(5):
+        world.step()
+    assert plain.statistics.saved_s["others"] < -5 * SEARCH
+    assert "others" not in saved(drafting)
+
+
+def test_requests_with_models_of_their_own_wait_for_each_other():
+    world = World()
+    other = main_model(8, max_tokens=128, max_logits=128, n_ctx=400)
+    world.models.append((MAIN, other))
+    request = world.add("d")
+    world.read()
+    late = world.add("n", [5, 6, 7, 0, 2] * 20, main=other)
+    expected = request.statistics.net_saved_s
+    for _ in range(6):
+        before, n_calls = world.clock(), len(other.context.calls)
+        steps = {row: event for row, event in world.step() if isinstance(event, Step)}
+        expected += len(steps[request].tokens) * len(steps) - (world.clock() - before)
+        if late not in steps:
+            expected += sum(MAIN.seconds(sum(n)) for n in other.context.calls[n_calls:])
+    assert late.statistics.n_steps > 2
+    assert request.statistics.net_saved_s == pytest.approx(expected)
 
 
 def test_several_rows():
