@@ -121,7 +121,9 @@ def generate(
     show_drafts: ShowDraftsOption = False,
     hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False,
     no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
-    profile: Annotated[bool, _Output("--profile", help="Show how the time of a step is spent.")] = False,
+    profile: Annotated[
+        bool, _Output("--profile", help="Show how a step's time is spent, and what drafting saved.")
+    ] = False,
     verbose: VerboseOption = 0,
     *,
     models: ModelOptions,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from spec_local.answers.json import timings
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
@@ -252,4 +253,5 @@ def test_parts_of_an_answer_are_added():
     first, second = Statistics(saved_s={"draft": 1.0, "reading": -0.5}), Statistics(saved_s={"draft": 0.5})
     assert (first + second).saved_s == {"draft": 1.5, "reading": -0.5}
     made = Statistics(prompt_s=1.0, predicted_s=2.0, saved_s={"draft": 1.5, "measuring": -0.5})
+    assert timings(made)["saved_ms"] == {"draft": 1500.0, "measuring": -500.0}
     assert (made.net_saved_s, made.plain_s) == (1.0, 4.5)  # measuring is in neither of the other times
