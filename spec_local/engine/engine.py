@@ -273,9 +273,7 @@ class Engine:
             if isinstance(event, Failed | Finished):
                 self.remove(request)
 
-    def _count_time(
-        self, decoding: Sequence[Request], calls: Sequence[tuple[int, int]], events: Events
-    ) -> None:
+    def _count_time(self, decoding: Sequence[Request], calls: list[tuple[int, int]], events: Events) -> None:
         """Add the time of a step to its requests, their ledgers, and the totals; calls: see `book`."""
         self._timer.lap("commit")
         for request, event in events:

@@ -1,8 +1,7 @@
 """The ledger: seconds that drafting saved each answer, or cost it, by cause.
 
 A step is compared with the plain steps that would have generated its tokens at the same moment. Times are as
-measured: a disturbance of a step with draft tokens counts as their loss, so that all causes together are the
-difference that the answer saw. Plain steps are the reference, and their noise counts for nothing.
+measured: the causes add up to what the user saw. Plain steps are the reference, and their noise is no loss.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,8 @@ def book(
             continue
         cause = request.proposal.source
         if cause == "none":
-            cause = "others" if drafted or draft_model else "searching"
+            own = request.head and not drafted  # its head reads what steps without a draft have left
+            cause = ("draft" if own else "others") if drafted or draft_model else "searching"
         saved = -drafting
         if drafted:
             saved = n_tokens * n_calls * plain - timer.seconds + _reading(timer, calls, plain)
@@ -47,8 +47,8 @@ def book(
 def _reading(timer: Timer, calls: Sequence[tuple[int, int]], plain: float) -> float:
     """Seconds of the main model's calls that plain steps would also have spent on reading prompts.
 
-    A call with part of a prompt is long, and in long calls all tokens take equally long. What exceeds a plain
-    call and the draft tokens' part is therefore due to the prompt.
+    In a call with a part of a prompt, which is long, all tokens take about equally long. What exceeds a plain
+    call and the draft tokens' part is due to the prompt.
     """
     seconds = 0.0
     main = [call for call in timer.calls if call.part == "main model"]
