@@ -143,7 +143,7 @@ class RunningAnswers:
         sampler = Sampler(settings.sampling, self._constraint(settings, prompt), n_prompt=len(prompt.tokens))
         started = clock()
         proposer = self._factory.proposer(settings, sampler, clock, slot)
-        measuring = clock() - started  # at first use
+        measured = clock()  # the costs, at first use
         request = Request(
             slot.main,
             prompt.tokens,
@@ -160,7 +160,7 @@ class RunningAnswers:
             sampled_logprobs=settings.sampled_logprobs,
         )
         if request.plain_s is not None:
-            request.statistics.saved_s["measuring"] = -measuring
+            request.statistics.saved_s["measuring"] = started - measured
         text = AnswerText(
             vocabulary, settings.stops, settings.control_text, lambda output: self._store(prompt, output)
         )
