@@ -24,7 +24,7 @@ class AlwaysWrong:
     """A proposer whose draft tokens are unrelated to the main model."""
 
     needs_logits = False
-    head = None
+    head = plain_s = None
 
     async def prefill(self, history):
         pass
@@ -61,7 +61,7 @@ class LookupProposer:
     """A proposer that proposes all candidates of a lookup, without a policy."""
 
     needs_logits = True
-    head = None
+    head = plain_s = None
 
     def __init__(self, lookup, name=None):
         self.lookup = lookup

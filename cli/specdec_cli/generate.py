@@ -121,7 +121,7 @@ def generate(
     show_drafts: ShowDraftsOption = False,
     hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False,
     no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
-    profile: Annotated[bool, _Output("--profile", help="Show how the time of a step is spent.")] = False,
+    profile: Annotated[bool, _Output("--profile", help="Show where time goes and what drafts save.")] = False,
     verbose: VerboseOption = 0,
     *,
     models: ModelOptions,

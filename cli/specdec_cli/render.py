@@ -78,6 +78,7 @@ def answer(text: str, style: str = "") -> None:
 
 
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
+_LEAST_SAVED = 0.005  # seconds of a cause that are shown
 _ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
 DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -252,13 +253,23 @@ def cut_note(done: "Done", settings: "GenerationSettings") -> str | None:
 
 
 def profile_lines(s: "Statistics") -> list[str]:
-    """Return how the time of a step is spent, one line per part."""
+    """Return how the time of a step is spent, one line per part, and what drafting saved."""
     total = sum(s.profile.values())
     rows = sorted(s.profile.items(), key=lambda item: -item[1])
     return [
         f"{part:>15} {1e3 * seconds / max(1, s.n_steps):9.3f} ms per step {seconds / total:7.2%}"
         for part, seconds in rows
-    ]
+    ] + ([saved_line(s)] if s.saved_s else [])
+
+
+def saved_line(s: "Statistics") -> str:
+    """Return in one line what drafting saved an answer, and what it cost, by cause in seconds."""
+    net = s.net_saved_s
+    verb = f"saved {net:.2f} s of" if net >= 0 else f"lost {-net:.2f} s against"
+    causes = sorted(s.saved_s.items(), key=lambda item: -item[1])
+    parts = [f"{cause} {seconds:.2f}" for cause, seconds in causes if abs(seconds) >= _LEAST_SAVED]
+    line = f"drafting {verb} the {s.plain_s:.2f} s of plain decoding"
+    return ": ".join([line, *([", ".join(parts).replace("-", "−")] if parts else [])])
 
 
 # Signals that end a process. A closed terminal sends SIGHUP, which Windows does not have.

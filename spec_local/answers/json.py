@@ -98,6 +98,7 @@ def timings(s: Statistics) -> Object:
         "accepted_at": list(s.accepted_at),
         "steps_by": dict(s.steps_by),
         "profile_ms": {part: 1e3 * seconds for part, seconds in s.profile.items()},
+        "saved_ms": {cause: 1e3 * seconds for cause, seconds in s.saved_s.items()},
     }
 
 

@@ -141,12 +141,15 @@ class RunningAnswers:
         if vocabulary.suppressed:
             settings = settings.without(vocabulary.suppressed)
         sampler = Sampler(settings.sampling, self._constraint(settings, prompt), n_prompt=len(prompt.tokens))
+        started = clock()
+        proposer = self._factory.proposer(settings, sampler, clock, slot)
+        measured = clock()  # the costs, at first use
         request = Request(
             slot.main,
             prompt.tokens,
             sampler=sampler,
             rng=SeededRng(settings.seed),
-            proposer=self._factory.proposer(settings, sampler, clock, slot),
+            proposer=proposer,
             verifier=VERIFIERS[settings.rule],
             draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
@@ -156,6 +159,8 @@ class RunningAnswers:
             logprobs=settings.logprobs,
             sampled_logprobs=settings.sampled_logprobs,
         )
+        if request.plain_s is not None:
+            request.statistics.saved_s["measuring"] = started - measured
         text = AnswerText(
             vocabulary, settings.stops, settings.control_text, lambda output: self._store(prompt, output)
         )

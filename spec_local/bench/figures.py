@@ -39,8 +39,8 @@ class VariantFigures:
         by_category: the same for the prompts of each category.
         with_prompt: ratio of tokens/s including the time to read the prompt.
         tokens_per_second, first_token_s: medians over prompts.
-        tokens_per_step, draft_n, draft_n_accepted, tested_at, accepted_at, steps_by, profile: as in
-            `Statistics`, over all runs.
+        tokens_per_step, draft_n, draft_n_accepted, tested_at, accepted_at, steps_by, profile, saved_s,
+            plain_s: as in `Statistics`, over all runs.
         theory: geometric mean of the best possible speed-ups; None: unknown.
         achieved: geometric mean of the speed-ups over the best possible ones, at most 1; None: unknown.
         theory_error: by how much the times of steps differ from those that `theory` assumes for them, as a
@@ -61,6 +61,8 @@ class VariantFigures:
     accepted_at: Sequence[int]
     steps_by: Mapping[str, int]
     profile: Mapping[str, float]
+    saved_s: Mapping[str, float]
+    plain_s: float
     theory: float | None
     achieved: float | None
     theory_error: float | None
@@ -162,6 +164,8 @@ def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
         accepted_at=total.accepted_at,
         steps_by=dict(total.steps_by),
         profile=dict(total.profile),
+        saved_s=dict(total.saved_s),
+        plain_s=total.plain_s,
         theory=geometric_mean(best).value if best else None,
         achieved=geometric_mean(shares).value if shares else None,
         theory_error=fmean(errors) if errors else None,

@@ -26,6 +26,7 @@ from spec_local.engine.events import Statistics
 from spec_local.system.files import format_size
 
 _POSITIONS = 16  # positions of draft tokens shown in Markdown
+_LEAST_SAVED = 0.0005  # share of a cause that is shown in Markdown
 _NAMED = 5  # differing outputs listed in Markdown
 
 
@@ -111,6 +112,9 @@ def markdown(results: Results, *, width: int | None = None) -> str:
         "steps by",
     ]
     parts.append(table(head, [_rates(variant) for variant in figures], width))
+    if saved := [_saved(variant) for variant in figures if variant.saved_s]:
+        parts.append(table(["variant", "drafting saved", "by cause"], saved, width))
+        parts.append("Shares of the time that plain decoding would have taken; negative: lost.")
     if positions := max(len(variant.tested_at) for variant in figures):
         parts.append("## Acceptance rate by position")
         shown = range(min(positions, _POSITIONS))
@@ -193,6 +197,13 @@ def _rates(variant: VariantFigures) -> list[str]:
     return [variant.name, *rates, accepted, *shares, by]
 
 
+def _saved(variant: VariantFigures) -> list[str]:
+    """A row about what drafting saved: the largest gains first, the largest losses last."""
+    by = sorted(((s / variant.plain_s, cause) for cause, s in variant.saved_s.items()), reverse=True)
+    causes = [f"{cause} {share:.1%}" for share, cause in by if abs(share) >= _LEAST_SAVED]
+    return [variant.name, f"{sum(share for share, _ in by):.1%}", ", ".join(causes)]
+
+
 def _at(variant: VariantFigures, position: int) -> str:
     if position >= len(variant.tested_at) or not variant.tested_at[position]:
         return ""
@@ -236,6 +247,7 @@ _COLUMNS: Mapping[str, Callable[[Run], float]] = {
     "steps": lambda run: run.statistics.n_steps,
     "drafted": lambda run: run.statistics.draft_n,
     "accepted": lambda run: run.statistics.draft_n_accepted,
+    "saved_s": lambda run: run.statistics.net_saved_s,
 }
 
 

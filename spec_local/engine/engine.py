@@ -11,7 +11,8 @@ from spec_local.core.calls import Call, Calls, together
 from spec_local.core.language_model import Context
 from spec_local.core.proposal import Proposal
 from spec_local.core.timer import Timer
-from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics
+from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics, Step
+from spec_local.engine.ledger import book
 from spec_local.engine.prefill import Prefill
 from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, as_failure
@@ -116,6 +117,7 @@ class Engine:
         unread = [request for request in reading if request not in failed and request.prefill.n_unread]
         self._shorten(going_on)
 
+        calls: list[tuple[int, int]] = []  # requests that decode, and tokens of prompts
         for context in dict.fromkeys(request.main.context for request in [*going_on, *unread]):
             # 2 Evaluate: ONE call of the main model, with the proposals and chunks of new prompts.
             started = timer.clock()
@@ -126,6 +128,7 @@ class Engine:
             logits_of_calls = context.decode([call for _, call in [*steps, *chunks]])
             self.n_calls += 1
             timer.lap("main model", sum(len(call.tokens) for _, call in [*steps, *chunks]))
+            calls.append((len(steps), sum(len(call.tokens) for _, call in chunks)))
             for (request, call), logits in zip(steps, logits_of_calls, strict=False):
                 try:
                     # 3 Verify: the output has exactly the main model's distribution, whatever was drafted.
@@ -153,7 +156,7 @@ class Engine:
                 n_drafted = sum(len(call.tokens) - 1 for _, call in steps)
                 self._planner.observe(n_drafted, timer.clock() - started)
 
-        self._count_time(decoding, events)
+        self._count_time(decoding, calls, events)
         self._remove_ended(events)
         return events
 
@@ -270,14 +273,17 @@ class Engine:
             if isinstance(event, Failed | Finished):
                 self.remove(request)
 
-    def _count_time(self, decoding: Sequence[Request], events: Events) -> None:
-        """Add the time of a step to the requests that took part in it, and to the totals."""
+    def _count_time(self, decoding: Sequence[Request], calls: list[tuple[int, int]], events: Events) -> None:
+        """Add the time of a step to its requests, their ledgers, and the totals; calls: see `book`."""
         self._timer.lap("commit")
         for request, event in events:
             if isinstance(event, Prefilled):  # its first step begins when the others' calls have returned
                 request.prefill.count_time()
         for request in decoding:
             request.count_time(self._timer)
+        steps = [(request, len(event.tokens)) for request, event in events if isinstance(event, Step)]
+        waiting = [request for request in self.requests if not request.statistics.n_steps]
+        book(self._timer, calls, steps, waiting)
         if decoding:
             self.statistics.predicted_s += self._timer.seconds
         else:

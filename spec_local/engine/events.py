@@ -43,6 +43,14 @@ class Statistics:
     """Number of steps by source of the proposal; ``none`` if there was no proposal."""
     profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part of a step, over all steps."""
+    saved_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds that drafting saved, by cause; negative: lost. Empty if the cost of a plain step is unknown.
+
+    The causes are the sources of draft tokens, as in `steps_by`, and ``others``: this answer had no draft
+    tokens and waited for those of other answers; ``searching``: the search for draft tokens in plain steps;
+    ``reading``: the draft model before the first step; ``measuring``: measuring costs, before the prompt.
+    `Engine` does not count them over all answers.
+    """
     last_calls: Sequence[TimedCall] = ()
     """The models' calls of the last step."""
 
@@ -64,15 +72,25 @@ class Statistics:
         full = self.n_steps + sum(self.tested_at)
         return self.predicted_n / full if full else 0.0
 
+    @property
+    def net_saved_s(self) -> float:
+        """Seconds that drafting saved in all."""
+        return sum(self.saved_s.values())
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds that plain decoding would have taken, from the start of the prompt."""
+        return self.prompt_s + self.predicted_s + self.net_saved_s - self.saved_s.get("measuring", 0.0)
+
     def __add__(self, later: "Statistics") -> "Statistics":
         """Statistics of an answer generated in two parts, where the second part re-evaluated the first."""
 
         def added(first: list[int], second: list[int]) -> list[int]:
             return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
 
-        profile = self.profile.copy()
-        for part, seconds in later.profile.items():
-            profile[part] = profile.get(part, 0.0) + seconds
+        def summed(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
+            return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in first | second}
+
         return Statistics(
             prompt_n=self.prompt_n + later.prompt_n,
             cached_n=self.cached_n,
@@ -86,7 +104,8 @@ class Statistics:
             tested_at=added(self.tested_at, later.tested_at),
             accepted_at=added(self.accepted_at, later.accepted_at),
             steps_by=self.steps_by + later.steps_by,
-            profile=profile,
+            profile=summed(self.profile, later.profile),
+            saved_s=summed(self.saved_s, later.saved_s),
         )
 
     def count_step(self, n_tokens: int, proposal: Proposal, n_accepted: int) -> None:

@@ -91,7 +91,8 @@ class Request:
         self.proposal = EMPTY
         self._sampler, self._rng = sampler, rng
         self._proposer = proposer if draft_max and main.rollback != "none" else None
-        self._head = self._proposer.head if self._proposer else None
+        self.head = self._proposer.head if self._proposer else None
+        """See `Proposer`."""
         self._verifier = verifier
         self._draft_max = draft_max
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
@@ -119,6 +120,11 @@ class Request:
         return "stop" if constraint and constraint.is_complete(self._is_end) else reason
 
     @property
+    def plain_s(self) -> float | None:
+        """See `Proposer`; None also if there is none."""
+        return self._proposer.plain_s if self._proposer else None
+
+    @property
     def _n_left(self) -> int:
         return self._max_tokens - self.statistics.predicted_n
 
@@ -131,8 +137,8 @@ class Request:
 
     async def propose(self, max_tokens: int) -> None:
         """Draft tokens for a call of up to `max_tokens` tokens."""
-        if self._head:  # steps without a draft may have left tokens to read
-            await self._head.read()
+        if self.head:  # steps without a draft may have left tokens to read
+            await self.head.read()
         main, n_before = self.main, self.n_unevaluated
         nodes = min(main.n_ctx - len(self.history), max_tokens - n_before)
         if n_before > 1 + _MAX_REREAD:
@@ -215,7 +221,7 @@ class Request:
             self._sampler.constraint.commit(self.history)
         # The last token is not evaluated: it is the main model's own, or nothing follows it.
         nodes = [*range(n_before), *(node + n_before for node in verified.path[: len(output) - 1])]
-        commit_path(self.main, self._head, call, nodes, self._commit_draft)
+        commit_path(self.main, self.head, call, nodes, self._commit_draft)
         n_accepted = min(len(verified.path), len(output))
         self.statistics.count_step(len(output), proposal, n_accepted)
         return Step(output, proposal.without_distributions(), n_accepted, verified.logprobs)

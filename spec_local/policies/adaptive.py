@@ -126,6 +126,10 @@ class Adaptive(Policy):
             clock=options.clock,
         )
 
+    @property
+    def plain_s(self) -> float | None:
+        return self._main_costs.plain_s
+
     def choose(self, offer: Offer) -> Choice:
         if not offer.limit:
             reading = self._best_reading(offer.readings)

@@ -141,6 +141,11 @@ class Policy:
         """Create the policy for one answer."""
         return cls(options.may_truncate)
 
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of the main model's next call if no row has draft tokens; None: unknown."""
+        return None
+
     def choose(self, offer: Offer) -> Choice:
         """Choose what drafts in this step; before the first one, what the draft model reads of the prompt."""
         if offer.readings:

@@ -62,6 +62,11 @@ class RowCosts:
         return self.n_rows > 1 and self._n_speculative >= _PLAIN_AFTER
 
     @property
+    def plain_s(self) -> float:
+        """Seconds of the whole call of all rows without draft tokens, prompts and tokens evaluated again."""
+        return self._table.seconds(1)
+
+    @property
     def _table(self) -> CostModel:
         if self.n_rows not in self._tables:
             alone, n_rows = self._tables[1], self.n_rows

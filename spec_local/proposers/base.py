@@ -29,6 +29,10 @@ class Proposer(Protocol):
     def head(self) -> Head | None:
         """The head that reads the main model's hidden states, which it must receive; None: there is none."""
 
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of the main model's next call if no request has draft tokens; None: unknown."""
+
     async def prefill(self, history: Sequence[int]) -> None:
         """Read a prompt. The caller may stop after any of the calls."""
 

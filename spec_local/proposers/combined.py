@@ -46,6 +46,10 @@ class CombinedProposer:
         self._length: int | None = None  # of the history that was proposed for
         self._draft_used = False  # since the last commit
 
+    @property
+    def plain_s(self) -> float | None:
+        return self._policy.plain_s
+
     async def prefill(self, history: Sequence[int]) -> None:
         if not self._draft:
             return

@@ -55,6 +55,7 @@ class DraftModel:
     """
 
     needs_logits = False
+    plain_s: float | None = None
 
     def __init__(
         self,

@@ -55,6 +55,8 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", ("position",)
         )
         self._steps = counter("steps", "Steps by the source of their draft tokens.", ("proposer",))
+        self._saved = counter("drafting_saved_seconds", "Net savings of drafting in answers.", ("cause",))
+        self._lost = counter("drafting_lost_seconds", "Net losses of drafting in answers.", ("cause",))
         self._first = Histogram(
             "specdec:time_to_first_token_seconds",
             "From the start of the prompt to the first token.",
@@ -126,6 +128,8 @@ class Metrics:
             self._positions.labels(str(position)).inc(n)
         for source, n in s.steps_by.items():
             self._steps.labels(source).inc(n)
+        for cause, saved in s.saved_s.items():
+            (self._saved if saved > 0 else self._lost).labels(cause).inc(abs(saved))
 
     def text(self) -> bytes:
         """All counters in Prometheus's text format."""

@@ -356,6 +356,8 @@ def figures(low=0.9, high=1.0):
         accepted_at=[600, 400, 200],
         steps_by={},
         profile={},
+        saved_s={},
+        plain_s=1.0,
         theory=None,
         achieved=None,
         theory_error=None,

@@ -46,3 +46,18 @@ def test_the_gain_follows_the_speed():
         "20.0 tokens/s · so fast · 100 tokens"
     )
     assert render.statistics_line(statistics(5.0)).startswith("20.0 tokens/s · 100 tokens")
+
+
+def test_what_drafting_saved():
+    causes = {"searching": -0.1, "draft": 1.6, "reading": -0.4, "suffix": 0.2, "measuring": -0.0001}
+    made = Statistics(prompt_s=0.5, predicted_s=4.5, n_steps=9, profile={"main model": 4.5}, saved_s=causes)
+    line = "drafting saved 1.30 s of the 6.30 s of plain decoding: draft 1.60, suffix 0.20, searching −0.10, "
+    assert render.profile_lines(made)[1:] == [line + "reading −0.40"]
+    made.saved_s = {"reading": -0.4}
+    assert (
+        render.saved_line(made) == "drafting lost 0.40 s against the 4.60 s of plain decoding: reading −0.40"
+    )
+    made.saved_s = {"searching": -0.0001}  # too little to show
+    assert render.saved_line(made) == "drafting lost 0.00 s against the 5.00 s of plain decoding"
+    made.saved_s = {}
+    assert len(render.profile_lines(made)) == 1

@@ -270,6 +270,18 @@ def test_caches_after_any_number_of_tokens(make_session, prompt, settings):
         check_caches(session, [*prompt, *tokens])
 
 
+def test_the_ledger_counts_the_measuring_of_costs(make_session, prompt, monkeypatch):
+    session, measured = make_session(), []
+    now = simulate_costs(session, FLAT, CHEAP)
+    known = session._costs.of
+    monkeypatch.setattr(session._costs, "of", lambda *rows: measured.append(1) or known(*rows))
+    settings = {"max_tokens": 20, "clock": lambda: now() + min(1, len(measured))}  # seconds, the first time
+    saved = [run(session, prompt, policy="adaptive", **settings)[2].statistics.saved_s for _ in range(2)]
+    assert [each["measuring"] for each in saved] == pytest.approx([-1.0, 0.0])
+    assert all(set(each) > {"measuring"} for each in saved)
+    assert run(session, prompt, policy="off", **settings)[2].statistics.saved_s == {}
+
+
 def test_auto_drafts_trees_only_where_they_are_possible(make_session, prompt):
     def steps(session, **kwargs):
         settings = {"shape": "auto", "policy": "adaptive", "clock": simulate_costs(session, FLAT, CHEAP)}

@@ -140,6 +140,19 @@ def test_markdown():
     assert cells(text, "other programs") == [["other programs", "used 0.00 cores"]]
 
 
+def test_what_drafting_saved():
+    saved = {"reading": -1.0, "searching": -0.0001, "draft": 3.0}
+    made = results(outcomes=[outcome("code", "a", [1.0], [2.0], **DRAFTING, saved_s=saved)], n_prompts=1)
+    rows = cells(report.markdown(made), "speculative")
+    # 1 s for the prompt, 5 s for the tokens, and 2 s were saved
+    assert ["speculative", "25.0%", "draft 37.5%, reading -12.5%"] in rows
+    (plain, speculative) = csv.DictReader(io.StringIO(report.csv_rows(made)))
+    assert (plain["saved_s"], float(speculative["saved_s"])) == ("0", pytest.approx(1.9999))
+    variants = json.loads(report.as_json(made))["variants"]
+    assert [variant["saved_s"] for variant in variants] == [{}, saved]
+    assert variants[1]["plain_s"] == pytest.approx(7.9999)
+
+
 def test_parts_without_results_are_left_out():
     assert "**interrupted: 3 of 5 prompts**" in report.markdown(results(n_prompts=5))
     bare = [replace(o, hindsight={}, differences={"speculative": None}) for o in OUTCOMES]

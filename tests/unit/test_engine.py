@@ -31,7 +31,7 @@ def test_the_time_to_the_first_token_is_that_of_all_steps_before_it(n_prompt):
 class FailingProposer:
     """Proposes nothing, and fails in its second step."""
 
-    head, needs_logits = None, False
+    head, needs_logits, plain_s = None, False, None
 
     def __init__(self, sampler, n_vocab):
         self._n_steps = 0

@@ -1,5 +1,6 @@
 """The engine hands the main model's hidden states to a head: each once, in order, and of the right tokens."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -198,16 +199,21 @@ def test_rows_share_a_prompt(mode, forgetful):
 
 
 def test_steps_without_a_draft_leave_no_more_states_than_a_call_reads():
-    """Even if a policy never drafts."""
+    """Even if a policy never drafts. What the head reads of them is in the answer's ledger, as drafting."""
 
     class Never(Policy):
+        plain_s = 1.0
+
         def choose(self, offer):
             return NOTHING
 
     main, head = main_model(8, n_ctx=128), FakeHead(8, n_ctx=128)
     sampler = Sampler(GREEDY)
     made = proposer(head, sampler, "greedy", Never())
-    for event in events_of(main, [*range(8)] * 4, made, max_tokens=50):
+    ticks = itertools.count()
+    for event in events_of(main, [*range(8)] * 4, made, max_tokens=50, clock=lambda: float(next(ticks))):
         if isinstance(event, Step):
             assert head.n_received - len(head.cached) <= N_READ
     assert len(head.cached) > 70
+    assert set(event.statistics.saved_s) == {"draft", "reading", "searching"}
+    assert event.statistics.saved_s["draft"] < 0

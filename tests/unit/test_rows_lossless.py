@@ -34,7 +34,7 @@ class Valued:
     """Adds values to what a proposer proposes: of a 1 another than of a 0."""
 
     needs_logits = False
-    head = None
+    head = plain_s = None
 
     def __init__(self, proposer):
         self._proposer = proposer

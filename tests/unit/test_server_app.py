@@ -678,6 +678,16 @@ def test_all_tokens_of_prompts_are_counted():
     assert b"specdec:prompt_tokens_total 7.0" in metrics.text()
 
 
+def test_savings_and_losses_of_drafting_are_counters():
+    """A sum of both would fall, which a counter must not."""
+    metrics = Metrics(lambda: 0, lambda: 0)
+    for saved in ({"draft": 1.5, "reading": -0.5}, {"draft": -0.25}):
+        metrics.observe(Ended(Delta(), "stop", Statistics(saved_s=saved)), 1.0)
+    for line in ('saved_seconds_total{cause="draft"} 1.5', 'lost_seconds_total{cause="draft"} 0.25',
+                 'lost_seconds_total{cause="reading"} 0.5'):  # fmt: skip
+        assert f"specdec:drafting_{line}\n".encode() in metrics.text()
+
+
 def scope(path="/v1/echo"):
     headers = [(b"host", b"localhost")]
     return {
