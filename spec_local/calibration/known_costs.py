@@ -22,8 +22,7 @@ from spec_local.system.machine import OtherPrograms, is_busy
 # budget bounds what that costs, and calls correct them.
 ON_CPU = {2: 1.2, 4: 1.5, 8: 2.3, 16: 4.2, 32: 7.8, 64: 15.5}
 ON_GPU = {2: 1.03, 4: 1.08, 8: 1.15, 16: 1.35, 32: 2.2, 64: 3.6}
-# Sizes that are timed at first use: calls of few tokens of the
-# main model show most about whether drafts can pay.
+# Sizes that are timed at first use: the main model's calls of a few tokens show most about whether drafts pay.
 FIRST_MAIN, FIRST_DRAFT = (1, 4), (1,)
 _CHECKED_FOR = 86_400.0  # seconds; a machine that is hot, say, does not spoil the costs for longer than a day
 _BUSY_CHECKED_FOR = 600.0  # the same for costs that were measured while other programs were busy
@@ -104,9 +103,8 @@ def _known(row: LlamaRow | HeadRow, rows: int | None) -> StoredCosts:
                 costs.observe(1, timed.seconds(1))  # scales the costs of all sizes to the current speed
                 return StoredCosts(costs, now, 0.0)
         return StoredCosts(CostModel(timed.costs, estimates), now, 0.0)
-    return StoredCosts(
-        CostModel(_timed(row, FIRST_MAIN if rows is None else FIRST_DRAFT, rows).costs, estimates), now, 0.0
-    )
+    first = _timed(row, FIRST_MAIN if rows is None else FIRST_DRAFT, rows)
+    return StoredCosts(CostModel(first.costs, estimates), now, 0.0)
 
 
 def _estimates(row: LlamaRow | HeadRow) -> dict[int, float]:

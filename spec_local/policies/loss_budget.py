@@ -54,16 +54,17 @@ class LossBudget:
         return found
 
     def start(self) -> None:
-        """Begin an answer: what the last one gained or lost is the session's."""
-        net = sum(self._gains.values()) - self._invested
-        paid = min(self._session.credit, max(0.0, -net))
-        self._session.credit -= paid
-        self._add(net + paid)
+        """Begin an answer: what the last one gained repays its reading, and is then the session's."""
+        gains = sum(self._gains.values())
+        repaid = min(gains, self._invested)
+        self._session.credit += repaid
+        self._add(gains - repaid)
         self._gains, self._invested = {"lookup": 0.0, "draft": 0.0}, 0.0
 
     def trust(self) -> None:
         """Begin a session with models that gained in earlier ones: reading has all the credit."""
-        self._session.credit = _MOST_CREDIT
+        if not self._session.elapsed:
+            self._session.credit = _MOST_CREDIT
 
     def restore(self) -> None:
         """Forgive losses: they were measured against costs that have changed."""
@@ -72,13 +73,12 @@ class LossBudget:
     @property
     def may_invest(self) -> float:
         """Plain steps that reading a prompt may take."""
-        if self._session.balance <= 0.0:
-            return 0.0
-        return max(0.0, self._session.credit - self._invested)
+        return max(0.0, self._session.credit) if self._session.balance > 0.0 else 0.0
 
     def invest(self, n_steps: float) -> None:
         """Account for plain steps spent on reading, which gains in this answer are to repay."""
         self._invested += n_steps
+        self._session.credit -= n_steps
 
     def may_lose(self, kind: Kind, p_loss: float = 1.0) -> float:
         """Plain steps that a step may cost beyond a plain one.

@@ -78,18 +78,21 @@ def test_however_short_its_answers_a_session_loses_less_than_a_hundredth(length,
                 budget.settle("draft", -loss, 1.0 + loss, n_rows=n_rows)
                 lost += reading + loss / n_rows
                 elapsed += reading + (1.0 + loss) / n_rows
-        assert lost <= n_rows * at_first + 0.01 * elapsed
+        assert lost <= at_first + 0.1 * n_rows + 0.01 * elapsed
     assert lost > 0.005 * elapsed
 
 
-def test_reading_costs_no_step_its_draft_and_what_it_loses_is_the_sessions(budget):
+def test_reading_costs_no_step_its_draft_and_gains_repay_it_first(budget):
     reading = budget.may_invest
     budget.invest(reading + 1.0)
     assert (budget.may_lose("draft"), budget.may_invest) == (RISK, 0.0)
-    budget.settle("draft", 0.5, 0.0)
     budget.start()
     assert budget.may_invest == 0.0
-    assert exhausted(budget) == pytest.approx(exhausted(LossBudget()) - 0.5)
+    budget.invest(1.0)
+    budget.settle("draft", 3.0, 0.0)
+    budget.start()
+    assert 0.0 <= budget.may_invest < 1.0
+    assert exhausted(budget) > exhausted(LossBudget())
 
 
 def test_gains_allow_more_reading_but_not_without_end(budget):

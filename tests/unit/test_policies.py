@@ -28,6 +28,7 @@ from spec_local.policies.base import NOTHING, Choice, Offer, Policy, Reading
 from spec_local.policies.confidence import Confidence
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
+from spec_local.policies.loss_budget import LossBudget
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain, Coupled, Drawn
@@ -533,10 +534,10 @@ def test_earlier_answers_decide_whether_the_prompt_is_read():
 
     def worth(experience, max_tokens=None):
         def reads(n):
-            costs = CostModel(FLAT), CostModel({1: 0.05, 64: 3.2})
-            policy = Adaptive(*costs, experience, max_tokens=max_tokens)
+            experience.budget = LossBudget()
             experience.budget.trust()
-            return reads_prompt(policy, n)
+            costs = CostModel(FLAT), CostModel({1: 0.05, 64: 3.2})
+            return reads_prompt(Adaptive(*costs, experience, max_tokens=max_tokens), n)
 
         return max(filter(reads, range(1, 5_000, 20)), default=0)
 
