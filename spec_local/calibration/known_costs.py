@@ -22,7 +22,7 @@ from spec_local.system.machine import OtherPrograms, is_busy
 # budget bounds what that costs, and calls correct them.
 ON_CPU = {2: 1.2, 4: 1.5, 8: 2.3, 16: 4.2, 32: 7.8, 64: 15.5}
 ON_GPU = {2: 1.03, 4: 1.08, 8: 1.15, 16: 1.35, 32: 2.2, 64: 3.6}
-# Sizes that are timed at first use: the main model's calls of a few tokens show most about whether drafts pay.
+# Sizes timed at first use: the main model's calls of few tokens show most about whether drafts can pay.
 FIRST_MAIN, FIRST_DRAFT = (1, 4), (1,)
 _CHECKED_FOR = 86_400.0  # seconds; a machine that is hot, say, does not spoil the costs for longer than a day
 _BUSY_CHECKED_FOR = 600.0  # the same for costs that were measured while other programs were busy

@@ -40,6 +40,9 @@ _REPLANNED_EVERY = 16  # between two comparisons of trees with chains: one takes
 _PLAIN_AFTER = 32  # speculative ones in a row, before one that shows what plain decoding costs now
 # Tokens:
 _MAX_OBSERVED = 64  # of a draft call whose cost is observed: longer ones read prompts
+_SHORT = (
+    8  # of an answer that ends before a draft model could repay its reading; reading is considered as often
+)
 _MAX_TRIAL = 16  # that the draft model may read although only this step is known to repay it
 # Shares and ratios:
 _TREE_MARGIN = 1.03  # of a chain's speed that a tree must promise: trees cost the caches a copy
@@ -103,6 +106,7 @@ class Adaptive(Policy):
         # Of steps up to now:
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
+        self._considered = 0  # tokens of the answer when reading was last considered
         self._tree: tuple[int, int] | None = None  # its depth and nodes, if trees promise more than chains
         known.start(self._usual_gain)
 
@@ -132,11 +136,7 @@ class Adaptive(Policy):
 
     def choose(self, offer: Offer) -> Choice:
         if not offer.limit:
-            reading = self._best_reading(offer.readings)
-            if not reading:
-                return NOTHING
-            self._budget.invest(self._reading_seconds(reading) / self._plain_seconds)
-            return Choice("draft", reading=reading)
+            return NOTHING  # the draft model reads when the answer has turned out not to be short
         self._begin(offer)
         self._n_steps += 1
         if self._version != self._main_costs.version:
@@ -150,8 +150,12 @@ class Adaptive(Policy):
                 best, self._choice = step, choice
         self._rate_without_draft = best.rate
         drafting = self._draft_choice(best.rate)
-        if drafting.limit:
+        if drafting.limit and drafting.reading:
             self._choice, self._max_path = drafting, min(drafting.limit.depth, drafting.limit.nodes)
+            if drafting.reading.n_unread > _MAX_TRIAL:
+                seconds = self._reading_seconds(drafting.reading)
+                self._budget.invest(seconds / self._plain_seconds)
+                self._spent = -seconds  # later steps repay it, too
         if self._choice.source != "none":
             self._call_began = self._clock()
         return self._choice
@@ -321,16 +325,17 @@ class Adaptive(Policy):
         if not self._draft_costs or not readings or not limit:
             return NOTHING
         may_lose = self._budget.may_lose("draft") * self._plain_seconds
-        if self._reading_seconds(readings[0]) > may_lose:
-            return NOTHING
         if self._max_tree and self._n_steps - self._planned >= _REPLANNED_EVERY:
             self._plan_tree()
         reading: Reading | None = readings[0]
-        if len(readings) > 1 or readings[0].n_unread > _MAX_TRIAL:
-            reading = self._best_reading(readings)
+        n_unread = readings[0].n_unread
+        if len(readings) > 1 or n_unread > _MAX_TRIAL:
+            if self._experience.n_tokens < self._considered + _SHORT:
+                return NOTHING
+            self._considered = self._experience.n_tokens
+            reading, n_unread = self._best_reading(readings), 1
         if not reading:
             return NOTHING
-        n_unread = reading.n_unread
         step = self._draft_step(self._acceptance.recent.upper, n_unread)
         n = 1  # tokens that the first call drafts
         if self._draft_costs.drafts_blocks:

@@ -11,9 +11,9 @@ Kind = Literal["lookup", "draft"]
 _FIRST = 2.0  # plain steps that a session may lose at first: 1 % of 200 tokens
 _SHARE = 0.008  # of the time that it may lose later; 0.2 % are left for the searches of lookups
 _MOST = 3.0  # plain steps that the balance is filled to: it forgives three bad steps in a row
-# Plain steps that reading a prompt may cost, at most and at first. Simulated sessions with 4 at first are as
-# fast as with 6, and their slowest answers faster.
-_MOST_CREDIT, _FIRST_CREDIT = 24.0, 4.0
+# Plain steps that reading a prompt may cost, at most and at first. Simulated sessions with 6 at first are as
+# fast as with 12, and their slowest kind of answers is faster; with 4, some draft models are never tried.
+_MOST_CREDIT, _FIRST_CREDIT = 48.0, 6.0
 _RISK = 1.5  # plain steps of the balance that one step may lose
 _SAFETY = 6.0  # times the expected loss is charged: in full unless 5 of 6 tokens are accepted
 

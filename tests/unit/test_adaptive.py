@@ -87,8 +87,9 @@ def test_plain_steps_between_speculative_ones_show_what_they_cost_now():
 
 
 def test_reading_much_of_a_text_must_be_repaid_by_the_rest_of_the_answer():
-    for max_tokens, source in ((0, "none"), (None, "draft")):
-        policy, _ = make(max_tokens=max_tokens)
+    for n_tokens, max_tokens, source in ((8, 8, "none"), (8, None, "draft"), (7, None, "none")):
+        policy, _ = make(experience=(known := Experience()), max_tokens=max_tokens)
+        known.n_tokens = n_tokens
         assert policy.choose(Offer(LIMIT, readings=[Reading(100)])).source == source
 
 

@@ -173,8 +173,8 @@ def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
     assert could_gain(CostModel(MAIN), blocks(dear))
     clock = Clock()
     policy = Adaptive(CostModel(MAIN), blocks(dear), clock=clock, max_draft=5)
-    assert policy.choose(Offer(Limit(64, 64, 1), (), [Reading(20)])) == Choice(
-        "draft", Limit(5, 64, 1), reading=Reading(20)
+    assert policy.choose(Offer(Limit(64, 64, 1), (), [Reading(10)])) == Choice(
+        "draft", Limit(5, 64, 1), reading=Reading(10)
     )
     n = 0
     while policy.wants_more():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.fake import FakeContext, FakeModel
-from spec_local.core.proposal import ROOT, Proposal
+from spec_local.core.proposal import ROOT, Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler
 from spec_local.engine.engine import Engine
@@ -288,7 +288,8 @@ def test_a_prompt_is_read_for_the_answers_at_the_same_time_not_for_those_there_i
     for n_running in (8, 1, 8):
         for costs in shared:
             costs.share(1, n_running=n_running)
-        reads.append(Adaptive(*shared, known).choose(Offer(None, readings=[Reading(20)])).source)
+        policy, known.n_tokens = Adaptive(*shared, known), 8
+        reads.append(policy.choose(Offer(Limit(8, 8, 1), readings=[Reading(20)])).source)
         known.n_tokens = 200
     assert reads == ["none", "draft", "none"]
 

@@ -112,9 +112,12 @@ def chosen(n, experience=None, max_tokens=None):
     """The part of a prompt of n tokens that is read; None: all; "none": nothing."""
     if experience:
         experience.budget.trust()
+    else:
+        experience = Experience()
     policy = Adaptive(CostModel(FLAT), CostModel(CHEAP), experience, max_tokens=max_tokens)
+    experience.n_tokens = 8
     windows = [Reading(1 + w, w) for w in WINDOWS if w < n]
-    choice = policy.choose(Offer(None, readings=[*windows, Reading(n)]))
+    choice = policy.choose(Offer(Limit(8, 8, 1), readings=[*windows, Reading(n)]))
     return choice.reading.window if choice.reading else "none"
 
 
