@@ -105,7 +105,7 @@ def test_an_answer_begins_with_estimates_and_the_next_one_with_what_its_calls_to
 
     monkeypatch.setattr(LlamaRow, "decode_tree", recorded)
     answer("draft", {"max_tokens": 40, "proposer": "draft"})
-    assert calls == [1, 1, 1, 1]  # two of each model, one of which is timed
+    assert calls == [1, 4, 1, 4, 1, 1]  # each of them twice, and timed once; of the draft model one size
     (path,) = (path for path in files(own_cache) if stored(path)["model"] == "main.gguf")
     known = stored(path)
     seen = known["seconds"].keys() - {"1"}
