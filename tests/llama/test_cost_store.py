@@ -105,7 +105,10 @@ def test_an_answer_begins_with_estimates_and_the_next_one_with_what_its_calls_to
 
     monkeypatch.setattr(LlamaRow, "decode_tree", recorded)
     answer("draft", {"max_tokens": 40, "proposer": "draft"})
-    assert calls == [1, 4, 1, 4, 1, 1]  # each of them twice, and timed once; of the draft model one size
+    # Twice each, and timed once; again where a call of one token seems slower than one of four.
+    assert calls[:4] == [1, 4, 1, 4]
+    assert {*calls[4:]} == {1}
+    assert len(calls) < 10
     (path,) = (path for path in files(own_cache) if stored(path)["model"] == "main.gguf")
     known = stored(path)
     seen = known["seconds"].keys() - {"1"}
