@@ -169,7 +169,7 @@ class ProposerFactory:
     def _could_gain(self, slot: Slot) -> bool:
         """Return whether the adaptive policy may ask the head."""
         main, draft = self._shared_costs(slot)
-        return not draft or not slot.head or could_gain(main.at(1), draft.at(1), slot.head.max_draft)
+        return not draft or not slot.head or could_gain(main.at(1), draft, slot.head.max_draft)
 
     def _lookup(self, name: str, calibrated: bool, recycling: Recycling) -> Lookup:
         if name == recycling.name:

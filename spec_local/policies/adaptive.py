@@ -40,9 +40,8 @@ _REPLANNED_EVERY = 16  # between two comparisons of trees with chains: one takes
 _PLAIN_AFTER = 32  # speculative ones in a row, before one that shows what plain decoding costs now
 # Tokens:
 _MAX_OBSERVED = 64  # of a draft call whose cost is observed: longer ones read prompts
-_SHORT = (
-    8  # of an answer that ends before a draft model could repay its reading; reading is considered as often
-)
+# Of an answer too short to repay the reading of its prompt, and between two times that reading is considered.
+_SHORT = 8
 _MAX_TRIAL = 16  # that the draft model may read although only this step is known to repay it
 # Shares and ratios:
 _TREE_MARGIN = 1.03  # of a chain's speed that a tree must promise: trees cost the caches a copy
@@ -324,7 +323,6 @@ class Adaptive(Policy):
         limit, readings = self._offer.limit, self._offer.readings
         if not self._draft_costs or not readings or not limit:
             return NOTHING
-        may_lose = self._budget.may_lose("draft") * self._plain_seconds
         if self._max_tree and self._n_steps - self._planned >= _REPLANNED_EVERY:
             self._plan_tree()
         reading: Reading | None = readings[0]
@@ -343,7 +341,7 @@ class Adaptive(Policy):
             limit = replace(limit, depth=min(limit.depth, n))
         first = float(chain_seconds(self._draft_costs, n_unread, n)[-1])
         loss = first + float(self._step_seconds[1]) - self._plain_seconds
-        if step.rate <= rate or loss > may_lose:
+        if step.rate <= rate or loss > self._budget.may_lose("draft") * self._plain_seconds:
             return NOTHING
         if not self._tree:
             return Choice("draft", limit, reading=reading)
