@@ -57,6 +57,7 @@ from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Answers, Experience
+from spec_local.policies.loss_budget import LossBudget
 from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
@@ -178,6 +179,7 @@ def session(
     if not learned and mode.pair != "estimated":
         learned = first_use(here, measured=True)
     shared: list[tuple[RowCosts, RowCosts | None]] = []
+    budget = LossBudget()
     slots: list[list[Experience]] = [[] for _ in range(mode.n_clients)]
 
     def of(experience: list[Experience]) -> Callable[[Replay], Proposer]:
@@ -188,7 +190,8 @@ def session(
             if not shared:
                 shared.append((RowCosts(learned.main), RowCosts(learned.draft) if learned.draft else None))
             if not experience:
-                experience.append(Experience(learned.acceptance, learned.answers))
+                known = Experience(learned.acceptance, learned.answers, budget.of_another_row())
+                experience.append(known)
             n_tokens = len(model.trace.answer) if mode.lengths else _N_TOKENS
             policy = Adaptive(*shared[0], experience[0], max_tokens=n_tokens, clock=here.clock)
             return CombinedProposer(
