@@ -200,7 +200,7 @@ def session(
 
         return variant
 
-    planner = SharedCalls(lambda: shared[0] if shared else None)
+    planner = SharedCalls(lambda: shared[0][0] if shared else None)
     answers = list(serve(here, traces, [of(each) for each in slots], planner=planner))
     for experience in itertools.chain(*slots):
         experience.end()

@@ -83,7 +83,7 @@ class ProposerFactory:
         self._slots = slots
         self._costs = costs
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
-        self.planner = SharedCalls(lambda: self._shared)
+        self.planner = SharedCalls(lambda: self._shared[0] if self._shared else None)
         """Divides calls among requests."""
         self._recall = recall
         self._budget = LossBudget()

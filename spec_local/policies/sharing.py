@@ -151,17 +151,17 @@ class SharedCalls:
     keeps the part with the highest expected tokens per second.
 
     Args:
-        costs: returns those that the rows' policies use, of the main and the draft model (None: there is no
-            draft model); None: no policy needs costs, and all that is proposed is verified.
+        costs: returns those of the main model that the rows' policies use; None: no policy needs costs, and
+            all that is proposed is verified.
     """
 
-    def __init__(self, costs: Callable[[], tuple[RowCosts, RowCosts | None] | None]) -> None:
+    def __init__(self, costs: Callable[[], RowCosts | None]) -> None:
         self._costs = costs
 
     def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
         """See `spec_local.engine.engine.Planner`."""
         if costs := self._costs():
-            costs[0].share(n_rows, n_read, n_others, n_running)
+            costs.share(n_rows, n_read, n_others, n_running)
 
     def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
         """The parts of the rows' proposals to verify, `spent` seconds after the step began.
@@ -178,7 +178,7 @@ class SharedCalls:
         nodes = np.concatenate([np.arange(len(found[i].tokens)) for i in rows])
         order = (-values).argsort(kind="stable")  # a parent comes before its equals
         n_fixed = sum(len(p.tokens) for p in found) - len(values)
-        seconds = spent + costs[0].shared(n_fixed + len(values))[n_fixed:]
+        seconds = spent + costs.shared(n_fixed + len(values))[n_fixed:]
         kept = order[: best_prefix(values[order], seconds, len(found)).n]
         for i in rows:
             mine = nodes[kept[owners[kept] == i]]
@@ -189,7 +189,7 @@ class SharedCalls:
     def observe(self, n_drafted: int, seconds: float) -> None:
         """See `spec_local.engine.engine.Planner`."""
         if costs := self._costs():
-            costs[0].observe_shared(n_drafted, seconds)
+            costs.observe_shared(n_drafted, seconds)
 
 
 def best_rows(costs: CallCosts, n_max: int) -> int:

@@ -69,7 +69,7 @@ class World:
         self.main, self.draft = main_model(8, **limits), main_model(8, noise=0.3, **limits)
         self.costs, self.searched = RowCosts(CostModel(MAIN.costs)), 0.0
         self.draft_costs = RowCosts(CostModel(DRAFT.costs))
-        self.engine = Engine(SharedCalls(lambda: (self.costs, self.draft_costs)), self.clock)
+        self.engine = Engine(SharedCalls(lambda: self.costs), self.clock)
         self.models = [(MAIN, self.main), (DRAFT, self.draft)]
         self.plain = {}  # seconds that each request would have taken in plain steps
 

@@ -86,7 +86,7 @@ def test_two_rows_are_independent(mode, later):
             for i, ((make, rule), prompt, n) in enumerate(zip(kinds, prompts, lengths, strict=True))
         ]
         shared = RowCosts(CostModel(costs), 0), None
-        engine, found, n_steps = Engine(SharedCalls(lambda: shared)), {}, 0
+        engine, found, n_steps = Engine(SharedCalls(lambda: shared[0])), {}, 0
         engine.add(rows[0])
         while len(engine.requests) or n_steps <= later:
             if n_steps == later:
@@ -150,7 +150,7 @@ def test_the_policy_learns_what_evaluating_again_costs():
         shared = RowCosts(costs, main.max_rollback), RowCosts(CostModel({1: 0.05, 64: 3.2}))
         policy = Adaptive(*shared, clock=lambda: 0.0)
         proposer = CombinedProposer(policy, DraftModel(small, how, Chain(), n_vocab=8))
-        engine = Engine(SharedCalls(lambda: shared), clock=lambda: 0.0)
+        engine = Engine(SharedCalls(lambda: shared[0]), clock=lambda: 0.0)
         row = new_row(main, [1], lambda sampler, n: proposer, "block", rng=SeededRng(1), max_tokens=400,
                       draft_max=16)  # fmt: skip
         engine.add(row)

@@ -441,7 +441,7 @@ class Recording(SharedCalls):
     """Records its arguments."""
 
     def __init__(self, costs):
-        known = RowCosts(CostModel(costs)), None
+        known = RowCosts(CostModel(costs))
         super().__init__(lambda: known)
         self.begun, self.chosen, self.observed = [], [], []
 

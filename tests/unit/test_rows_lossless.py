@@ -54,7 +54,7 @@ def valued(make):
 
 
 def planner(kind=SharedCalls):
-    costs = RowCosts(CostModel(COSTS)), None
+    costs = RowCosts(CostModel(COSTS))
     return kind(lambda: costs)
 
 

@@ -143,7 +143,7 @@ def parts(proposal):
 )
 def test_no_division_has_a_higher_expected_rate(proposals, costs, spent):
     main = RowCosts(CostModel(costs))
-    planner = SharedCalls(lambda: (main, None))
+    planner = SharedCalls(lambda: main)
     planner.begin(len(proposals), 0, 0, len(proposals))
     chosen = planner.choose(proposals, spent)
     seconds = main.shared(12)
@@ -170,7 +170,7 @@ def test_drawn_tokens_and_those_without_values_are_all_verified():
     unknown = Proposal.chain([1, 2, 3])
     valued = Proposal([1, 2, 3], [-1, 0, 1], values=[0.3, 0.1, 0.01], source="draft")
     costs = RowCosts(CostModel({1: 1.0, 2: 2.0, 64: 64.0}))
-    planner = SharedCalls(lambda: (costs, None))
+    planner = SharedCalls(lambda: costs)
     planner.begin(3, 0, 0, 3)
     first, second, third = planner.choose([drawn, unknown, valued], 0.0)
     assert first is drawn
@@ -227,7 +227,7 @@ def answer(n_rows, machine, noise, n_prompt=3):
         models.append(model)
     now = lambda: clock[0]  # noqa: E731
     shared = RowCosts(CostModel(main_costs)), RowCosts(CostModel(draft_costs))
-    engine = Engine(SharedCalls(lambda: shared), now)
+    engine = Engine(SharedCalls(lambda: shared[0]), now)
     sampler = Sampler(unfiltered(temperature=0.9))
     for i in range(n_rows):
         main, small = (model.new_row() for model in models)
