@@ -77,17 +77,18 @@ def test_a_client_that_goes_frees_its_row(server, stream):
 
 
 def test_drafts_are_counted(server):
-    answer = server.chat("one two three", max_tokens=40)
-    details = answer["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] > 0
-    assert server.metric("spec_decode_num_draft_tokens_total") >= details["rejected_prediction_tokens"]
-    before = server.metric("spec_decode_num_draft_tokens_total")
-    plain = server.chat("one two three", max_tokens=40, speculative=False)
-    assert plain["choices"] == answer["choices"]
-    assert server.metric("spec_decode_num_draft_tokens_total") == before
     fixed = server.chat("one two three", max_tokens=40, speculative={"policy": "fixed", "draft_max": 2})
     assert fixed["timings"]["draft_n"] > 0
-    assert fixed["choices"] == answer["choices"]
+    details = fixed["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == fixed["timings"]["draft_n"]
+    counted = server.metric("spec_decode_num_draft_tokens_total")
+    assert counted >= fixed["timings"]["draft_n"]
+    plain = server.chat("one two three", max_tokens=40, speculative=False)
+    assert server.metric("spec_decode_num_draft_tokens_total") == counted
+    # The adaptive policy drafts where that pays, which a busy machine may deny.
+    adaptive = server.chat("one two three", max_tokens=40)
+    assert server.metric("spec_decode_num_draft_tokens_total") == counted + adaptive["timings"]["draft_n"]
+    assert fixed["choices"] == plain["choices"] == adaptive["choices"]
 
 
 def test_the_models_are_loaded_again_after_a_crash(specdec, arguments):
