@@ -15,7 +15,7 @@ LAYERS = (
     ("errors", "validation"),
     ("arguments", "system"),
     ("core",),
-    ("kernels", "verifiers", "lookups", "grammar"),
+    ("kernels", "verifiers", "lookups", "grammar", "prompt_cache"),
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models"),

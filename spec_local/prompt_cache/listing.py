@@ -1,0 +1,82 @@
+"""Follow which files of one identity are on disk, as this and other processes write and delete them."""
+
+import os
+import time
+from collections.abc import Callable, Set
+from pathlib import Path
+
+from spec_local.prompt_cache.entry import Entry
+from spec_local.prompt_cache.entry_file import Damaged, OtherVersion, read_entry
+from spec_local.prompt_cache.folder import SUFFIX
+
+_SETTLED = 2_000_000_000
+"""Nanoseconds. A file system's clock has steps of up to 2 s; a second change within a step is not visible."""
+
+
+class Listing:
+    """on_damage: called with the number of damaged files, and the folder."""
+
+    def __init__(
+        self, path: Path, identity: bytes, block: int, on_damage: Callable[[int, Path], None]
+    ) -> None:
+        self._path, self._identity, self._block = path, identity, block
+        self._on_damage = on_damage
+        self._listed: int | None = None  # the folder's time of change when it was listed last
+        self._ignored: dict[str, tuple[int, ...]] = {}
+
+    def changes(self, on_disk: Callable[[], Set[bytes]]) -> tuple[list[Entry], Set[bytes]]:
+        """Entries that appeared, and keys of those that vanished, compared with those that are on disk."""
+        try:
+            changed = os.stat(self._path).st_mtime_ns
+        except OSError:
+            changed = -1
+        if changed == self._listed:
+            return [], set()
+        self._listed = changed if abs(time.time_ns() - changed) > _SETTLED else None
+        known = on_disk()
+        names = self._names()
+        self._ignored = {name: facts for name, facts in self._ignored.items() if name in names}
+        keys = {name: bytes.fromhex(name.removesuffix(SUFFIX)) for name in names}
+        new = [name for name, key in keys.items() if key not in known]
+        read = [self._read(name) for name in new]
+        if n_damaged := sum(isinstance(each, Damaged) for each in read):
+            self._on_damage(n_damaged, self._path)
+        return [each for each in read if isinstance(each, Entry)], known - set(keys.values())
+
+    def ignore(self, name: str) -> None:
+        """Leave a file out from now on, until it is another one."""
+        self._ignored[name] = self._facts(name)
+
+    def _names(self) -> set[str]:
+        try:
+            names = os.listdir(self._path)
+        except OSError:
+            return set()
+        return {name for name in names if name.endswith(SUFFIX) and _is_key(name.removesuffix(SUFFIX))}
+
+    def _read(self, name: str) -> Entry | Damaged | None:
+        if self._ignored.get(name) == (facts := self._facts(name)):
+            return None
+        try:
+            return read_entry(self._path / name, self._identity, self._block)
+        except FileNotFoundError:
+            if not os.path.lexists(self._path / name):  # another process deleted it; not a link to nothing
+                return None
+        except OtherVersion:
+            self._ignored[name] = facts
+            return None
+        except (OSError, Damaged):
+            pass
+        self._ignored[name] = facts
+        return Damaged(name)
+
+    def _facts(self, name: str) -> tuple[int, ...]:
+        try:
+            facts = os.lstat(self._path / name)
+        except OSError:
+            return ()
+        return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def _is_key(text: str) -> bool:
+    return len(text) == 32 and set(text) <= set("0123456789abcdef")
