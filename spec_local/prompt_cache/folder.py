@@ -24,9 +24,10 @@ import platformdirs
 
 from spec_local.system.files import read_bytes
 
-SUFFIX = ".prompt"
+_SUFFIX = ".prompt"
 _ABOUT, _MAX_ABOUT = "about.json", 1 << 16
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
+_ENTRY = re.compile(r"[0-9a-f]{32}\.prompt")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}-(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-(?P<run>[0-9a-f]{8})-\d+\.part")
 _ABANDONED = 3600.0  # seconds after its last write when a temporary file is left over, whoever wrote it
 
@@ -67,7 +68,7 @@ def usage(folder: Path) -> list[Usage]:
     """The files of each identity that has some, the most recently used identity first."""
     found = []
     for identity in _identities(folder):
-        facts = [facts for path, facts in _files(identity) if path.suffix == SUFFIX]
+        facts = [facts for path, facts in _files(identity) if path.endswith(_SUFFIX)]
         if facts:
             n_bytes, last_used = sum(each.st_size for each in facts), max(each.st_mtime for each in facts)
             found.append(Usage(identity, _name(identity), len(facts), n_bytes, last_used))
@@ -80,12 +81,20 @@ def clear(folder: Path) -> int:
     for identity in _identities(folder):
         for path, facts in list(_files(identity)):
             with contextlib.suppress(OSError):
-                path.unlink()
+                os.unlink(path)
                 freed += facts.st_size
         with contextlib.suppress(OSError):
             (identity / _ABOUT).unlink(missing_ok=True)
             identity.rmdir()
     return freed
+
+
+def file_name(key: bytes) -> str:
+    return f"{key.hex()}{_SUFFIX}"
+
+
+def is_entry(name: str) -> bool:
+    return bool(_ENTRY.fullmatch(name))
 
 
 def prepare(identity_dir: Path, name: str) -> None:
@@ -125,18 +134,21 @@ def make_room(folder: Path, size: int, limit: int, kept: Collection[Path]) -> bo
     """
     files = [file for identity in _identities(folder) for file in _files(identity)]
     excess = sum(facts.st_size for _, facts in files) + size - limit
+    if excess <= 0:
+        return True
+    not_deleted = {str(path) for path in kept}
     victims = []
     for path, facts in sorted(files, key=lambda file: file[1].st_mtime_ns):
-        if excess <= 0:
-            break
-        if path not in kept and path.suffix == SUFFIX:
+        if path not in not_deleted and path.endswith(_SUFFIX):
             victims.append(path)
             excess -= facts.st_size
-    if excess > 0:
+            if excess <= 0:
+                break
+    else:
         return False
     for path in victims:
         with contextlib.suppress(OSError):  # it vanished, or another process may not delete it
-            path.unlink()
+            os.unlink(path)
     return True
 
 
@@ -155,9 +167,9 @@ def remove_left_overs(folder: Path) -> None:
     """Delete temporary files of processes that were killed."""
     for identity in _identities(folder):
         for path, facts in list(_files(identity)):
-            if path.suffix != SUFFIX and _is_left_over(path.name, facts):
+            if not path.endswith(_SUFFIX) and _is_left_over(os.path.basename(path), facts):
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    os.unlink(path)
 
 
 def _is_left_over(name: str, facts: os.stat_result) -> bool:
@@ -187,16 +199,15 @@ def _identities(folder: Path) -> Iterator[Path]:
                 yield Path(each.path)
 
 
-def _files(identity: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _files(identity: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Entries and temporary files; links, but no pipes, devices or folders."""
     with contextlib.suppress(OSError), os.scandir(identity) as found:
         for each in found:
-            is_entry = each.name.endswith(SUFFIX) and _IDENTITY.fullmatch(each.name.removesuffix(SUFFIX))
-            if is_entry or _TEMPORARY.fullmatch(each.name):
+            if is_entry(each.name) or _TEMPORARY.fullmatch(each.name):
                 with contextlib.suppress(OSError):
                     facts = each.stat(follow_symlinks=False)
                     if stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
-                        yield Path(each.path), facts
+                        yield each.path, facts
 
 
 def _name(identity: Path) -> str:

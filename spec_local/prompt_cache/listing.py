@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spec_local.prompt_cache.entry import Entry
 from spec_local.prompt_cache.entry_file import Damaged, OtherVersion, read_entry
-from spec_local.prompt_cache.folder import SUFFIX
+from spec_local.prompt_cache.folder import file_name, is_entry
 
 _SETTLED = 2_000_000_000
 """Nanoseconds. A file system's clock has steps of up to 2 s; a second change within a step is not visible."""
@@ -33,26 +33,21 @@ class Listing:
         if changed == self._listed:
             return [], set()
         self._listed = changed if abs(time.time_ns() - changed) > _SETTLED else None
-        known = on_disk()
-        names = self._names()
+        known = {file_name(key): key for key in on_disk()}
+        try:
+            names = set(os.listdir(self._path))
+        except OSError:
+            names = set()
         self._ignored = {name: facts for name, facts in self._ignored.items() if name in names}
-        keys = {name: bytes.fromhex(name.removesuffix(SUFFIX)) for name in names}
-        new = [name for name, key in keys.items() if key not in known]
-        read = [self._read(name) for name in new]
+        read = [self._read(name) for name in sorted(names - known.keys()) if is_entry(name)]
         if n_damaged := sum(isinstance(each, Damaged) for each in read):
             self._on_damage(n_damaged, self._path)
-        return [each for each in read if isinstance(each, Entry)], known - set(keys.values())
+        appeared = [each for each in read if isinstance(each, Entry)]
+        return appeared, {known[name] for name in known.keys() - names}
 
     def ignore(self, name: str) -> None:
         """Leave a file out from now on, until it is another one."""
         self._ignored[name] = self._facts(name)
-
-    def _names(self) -> set[str]:
-        try:
-            names = os.listdir(self._path)
-        except OSError:
-            return set()
-        return {name for name in names if name.endswith(SUFFIX) and _is_key(name.removesuffix(SUFFIX))}
 
     def _read(self, name: str) -> Entry | Damaged | None:
         if self._ignored.get(name) == (facts := self._facts(name)):
@@ -76,7 +71,3 @@ class Listing:
         except OSError:
             return ()
         return facts.st_ino, facts.st_size, facts.st_mtime_ns
-
-
-def _is_key(text: str) -> bool:
-    return len(text) == 32 and set(text) <= set("0123456789abcdef")

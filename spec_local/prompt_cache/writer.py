@@ -54,7 +54,7 @@ class Writer:
         self.n_bytes = 0  # still to be written
 
     def path(self, index: Index, entry: Entry) -> Path:
-        return self._folder / index.identity.hex() / f"{entry.key.hex()}{folder.SUFFIX}"
+        return self._folder / index.identity.hex() / folder.file_name(entry.key)
 
     def add(self, item: Item, name: str, history: Collection[Entry]) -> None:
         """Write an entry later. name: of the model. history: entries of the same history that are stored."""
