@@ -21,11 +21,13 @@ class Listing:
     ) -> None:
         self._path, self._identity, self._block = path, identity, block
         self._on_damage = on_damage
+        self.is_read = False
         self._listed: int | None = None  # the folder's time of change when it was listed last
         self._ignored: dict[str, tuple[int, ...]] = {}
 
     def changes(self, on_disk: Callable[[], Set[bytes]]) -> tuple[list[Entry], Set[bytes]]:
         """Entries that appeared, and keys of those that vanished, compared with those that are on disk."""
+        self.is_read = True
         try:
             changed = os.stat(self._path).st_mtime_ns
         except OSError:

@@ -122,6 +122,8 @@ class Prompts:
         data.flags.writeable = False
         entry = Entry.of(kind, parent, i * self.block, tokens, data.nbytes)
         with self._lock:
+            if self._listing and not self._listing.is_read:
+                self._refresh()
             whole = self._index.find(history).whole()
             stored = self._index.get(entry.key)
             if stored or (kind == "cells" and self._index.covers(parent, tokens)):

@@ -49,7 +49,7 @@ class Writer:
         self._used: dict[bytes, list[tuple[Path, int]]] = {}
         self._touched: dict[bytes, float] = {}  # by the last entry of a history
         self._thread: threading.Thread | None = None
-        self._closing = self._failed = False
+        self._closing = self._stopped = False
         self._deadline: float | None = None
         self.n_bytes = 0  # still to be written
 
@@ -59,7 +59,7 @@ class Writer:
     def add(self, item: Item, name: str, history: Collection[Entry]) -> None:
         """Write an entry later. name: of the model. history: entries of the same history that are stored."""
         size = entry_file.file_size(item.entry, item.index.identity, item.index.block)
-        if self._failed or self._closing or size > self._limit:
+        if self._stopped or self._closing or size > self._limit:
             return
         paths = [(self.path(item.index, entry), entry.end) for entry in history]
         self._jobs[item.entry.key] = _Job(item, name, paths)
@@ -78,7 +78,7 @@ class Writer:
     def use(self, index: Index, entries: Sequence[Entry]) -> None:
         """Mark the files of a history as used; all of them, so that its beginning stays the newest."""
         last, now = entries[0].key, time.monotonic()
-        if self._failed or self._closing or now - self._touched.get(last, -_TOUCH_EVERY) < _TOUCH_EVERY:
+        if self._stopped or self._closing or now - self._touched.get(last, -_TOUCH_EVERY) < _TOUCH_EVERY:
             return
         if len(self._touched) >= _MAX_TOUCHED:
             self._touched.clear()
@@ -111,18 +111,19 @@ class Writer:
         self._work.notify_all()
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not (self._jobs or self._used or self._closing):
-                    self._work.wait()
-                if not (self._jobs or self._used):
-                    return
-            try:
-                self._pause()
-                self._step()
-            except _TooLate:
-                self._give_up()
-                return
+        try:
+            with contextlib.suppress(_TooLate):
+                while self._wait_for_work():
+                    self._pause()
+                    self._step()
+        finally:  # nothing waits for a thread that is gone, even after a defect
+            self._give_up()
+
+    def _wait_for_work(self) -> bool:
+        with self._lock:
+            while not (self._jobs or self._used or self._closing):
+                self._work.wait()
+            return bool(self._jobs or self._used)
 
     def _pause(self, job: _Job | None = None) -> None:
         """Wait while a request is running.
@@ -181,7 +182,6 @@ class Writer:
         except IsADirectoryError:  # in the place of the file
             return False
         except OSError as error:
-            self._failed = True
             self._give_up()
             advice = "free some space" if is_full(error) else "check its permissions"
             self._log(
@@ -209,6 +209,7 @@ class Writer:
 
     def _give_up(self) -> None:
         with self._lock:
+            self._stopped = True
             for job in list(self._jobs.values()):
                 self.discard(job.item)
             self._used.clear()
