@@ -73,7 +73,12 @@ def main() -> None:
     parallel = max(options.rows)
     n_ctx = options.n_prompt + options.n
     with Session.open(
-        options.main, n_ctx=max(256, n_ctx), threads=options.threads, gpu_layers=0, parallel=parallel
+        options.main,
+        n_ctx=max(256, n_ctx),
+        threads=options.threads,
+        gpu_layers=0,
+        parallel=parallel,
+        prompt_cache="off",
     ) as session:
         specdec(session, parallel, options)  # warm-up
         found: list[list[object]] = []

@@ -112,7 +112,12 @@ def answers(device: DeviceOption, mode: kernels.Mode, options: argparse.Namespac
     settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=options.n, seed=0)
     chosen = prompts.select(prompts.load(), [], 1)[: options.prompts]
     with Session.open(
-        options.main, options.draft, n_ctx=options.ctx, threads=options.threads, device=device
+        options.main,
+        options.draft,
+        n_ctx=options.ctx,
+        threads=options.threads,
+        device=device,
+        prompt_cache="off",
     ) as session:
         questions = runner.tokenize(session.main.model, chosen)
         found = []

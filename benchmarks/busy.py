@@ -42,7 +42,9 @@ def answer_when_asked(options: argparse.Namespace) -> None:
         max_tokens=options.n,
         proposer="auto" if options.variant == "drafts" else "none",
     )
-    with Session.open(options.main, draft, n_ctx=options.ctx, threads=options.threads) as session:
+    with Session.open(
+        options.main, draft, n_ctx=options.ctx, threads=options.threads, prompt_cache="off"
+    ) as session:
         print(flush=True)
         for _ in sys.stdin:
             *_, done = session.chat([{"role": "user", "content": QUESTION}], settings)

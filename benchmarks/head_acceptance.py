@@ -75,7 +75,7 @@ def drafted(row: HeadRow, history: Sequence[int], wanted: Sequence[int]) -> Iter
 def _to_built_in(given: argparse.Namespace) -> list[_Answer]:
     """The main model's answers to the built-in prompts."""
     texts = []
-    with Session.open(given.main, "none", n_ctx=N_CTX) as session:
+    with Session.open(given.main, "none", n_ctx=N_CTX, prompt_cache="off") as session:
         settings = GenerationSettings(
             SamplingSettings(temperature=0), max_tokens=given.max_tokens, proposer="none"
         )

@@ -57,7 +57,9 @@ def main() -> None:
     )
     variants = [replace(drafting, proposer="none"), drafting]
     rows, speedups, n_different = [], list[float](), 0
-    with Session.open(options.main, options.draft, n_ctx=options.ctx, threads=options.threads) as session:
+    with Session.open(
+        options.main, options.draft, n_ctx=options.ctx, threads=options.threads, prompt_cache="off"
+    ) as session:
         for settings in variants:  # measures costs, and compiles a first schema
             answer(session, tools[0], replace(settings, json_schema=tools[0]["schema"], max_tokens=16))
         for tool in tools:

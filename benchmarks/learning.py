@@ -60,7 +60,9 @@ def main() -> None:
     first, second = requests[: len(requests) // 2], requests[len(requests) // 2 :]
     usual = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(options.cache.absolute())
-    opened = partial(Session.open, options.main, n_ctx=options.ctx, threads=options.threads)
+    opened = partial(
+        Session.open, options.main, n_ctx=options.ctx, threads=options.threads, prompt_cache="off"
+    )
     if options.keep:
         with opened("none", learn=True, parallel=8, log=print) as session:
             _keep(session, first, options.n)

@@ -99,7 +99,9 @@ def main() -> None:
 
     traces = []
     # All logits of the draft model are computed, and those that it would not compute are left out.
-    with Session.open(options.main, options.draft, n_ctx=2048, branches=64, draft_vocab="all") as session:
+    with Session.open(
+        options.main, options.draft, n_ctx=2048, branches=64, draft_vocab="all", prompt_cache="off"
+    ) as session:
         assert session.draft
         model = session.main.model
         for entry in select(load(options.prompts), per_category=options.per_category):

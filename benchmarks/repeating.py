@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         def open_session() -> Session:
-            return Session.open(options.main, n_ctx=options.ctx, threads=options.threads)
+            return Session.open(options.main, n_ctx=options.ctx, threads=options.threads, prompt_cache="off")
 
         def open_datastore(session: Session, *, read_only: bool) -> Datastore:
             datastore = Datastore(Path(folder) / "texts", session.main.model.vocabulary.n_tokens)

@@ -103,7 +103,12 @@ def main() -> None:
             draft = quantize(options.main, Path(folder) / "draft-Q4_0.gguf", "Q4_0")
         branches = 1 if options.shape == "chain" else MAX_DRAFT
         with Session.open(
-            options.main, draft, n_ctx=options.ctx, threads=options.threads, branches=branches
+            options.main,
+            draft,
+            n_ctx=options.ctx,
+            threads=options.threads,
+            branches=branches,
+            prompt_cache="off",
         ) as session:
             name = draft.name if draft else "none"
             print(

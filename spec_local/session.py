@@ -23,6 +23,7 @@ from spec_local.answers.loading import OF_A_HEAD, LoadSettings, Rows, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.placing import placed
 from spec_local.answers.running import ChatPrompt, Prompt, RunningAnswers
+from spec_local.answers.saving import PromptSaver, memory_budget
 from spec_local.answers.text import Done, RowEvent, Text
 from spec_local.answers.vocabulary_store import vocabulary_map
 from spec_local.arguments import Int32, Printable, checked
@@ -52,6 +53,8 @@ from spec_local.lookups.recycling import Recycling
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, is_pair, resolve_pair
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
+from spec_local.prompt_cache.cache import PromptCache
+from spec_local.prompt_cache.folder import default_folder
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.settings import GenerationSettings
 
@@ -86,6 +89,7 @@ class Session:
         main: LlamaRow,
         draft: LlamaRow | HeadRow | None = None,
         more: Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]] = (),
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
@@ -108,7 +112,8 @@ class Session:
         )
         self._resources = ExitStack()
         self._lock = SessionLock[Any](_is_left, lambda event: isinstance(event, Done), self._free)
-        self._answers = RunningAnswers(self._slots, self._factory, lambda: self._lock.ending)
+        self._saver = PromptSaver(self._slots, prompt_cache)
+        self._answers = RunningAnswers(self._slots, self._factory, self._saver, lambda: self._lock.ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
 
     def _drafter(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> LanguageModel | None:
@@ -163,6 +168,7 @@ class Session:
         draft_vocab: Int32 | Literal["auto", "all"] = "auto",
         mtp: bool = True,
         workers: Sequence[str] = (),
+        prompt_cache: int | Literal["off"] = 0,
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft model if one is given or the main model's name is that of a pair.
@@ -203,6 +209,10 @@ class Session:
             workers: addresses, host:port, of ``specdec worker`` on other machines, which hold the layers of
                 the main model in proportion to their memory; the draft model stays here. If one of them dies,
                 llama.cpp ends this process. See docs/several-machines.md.
+            prompt_cache: bytes on disk, in the user's cache folder, for what the models have read: a prompt
+                that begins as an earlier one, also of an earlier session, is read from there on. 0: in memory
+                only, a quarter of what is free; ``off``: only the caches of the last answers are reused. See
+                docs/prompt-cache.md.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -248,7 +258,10 @@ class Session:
         else:
             rows, resources = load_with(draft)
         with resources:
-            session = cls(*rows[0], rows[1:])
+            cache = None
+            if prompt_cache != "off":
+                cache = PromptCache(memory_budget(), folder=default_folder(), limit=prompt_cache, log=log)
+            session = cls(*rows[0], rows[1:], cache)
             if (notice := _notice_of_draft(session, given=draft is not None)) and not (
                 draft and is_pair(main, draft)  # chosen for what it gains
             ):
@@ -272,6 +285,7 @@ class Session:
         self._lock.check_open()
 
     def _free(self) -> None:
+        self._saver.close()
         if learned := self._factory.learned():
             experience_store.save(self.main, self.draft, learned)
         self._costs.save(self.main, self.draft)
@@ -569,6 +583,11 @@ class Session:
     @property
     def _contexts(self) -> dict[str, LlamaRow]:
         return {"main": self.main} | ({"draft": self.draft} if isinstance(self.draft, LlamaRow) else {})
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the prompt cache has all that was read; for each None, `generate_many` saves a part."""
+        return self._saver.is_done
 
     @property
     def datastore(self) -> Datastore | None:

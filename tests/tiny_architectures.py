@@ -46,6 +46,8 @@ def write_architecture(
     n_layers: int = 3,
     n_embd: int = 64,
     n_mtp: int = 0,
+    n_ctx: int = 2048,
+    chat_template: str = tiny.CHAT_TEMPLATE,
     change: Callable[[str, NDArray[np.float32]], NDArray[np.float32] | None] = lambda name, weights: weights,
 ) -> Path:
     """Write a model of about 1 MB, in F32.
@@ -59,6 +61,8 @@ def write_architecture(
             nemotron_h is a feed-forward network.
         n_embd: width, a multiple of 64.
         n_mtp: number of layers for multi-token prediction, in addition.
+        n_ctx: context length in training, as stated in the file.
+        chat_template: for the control tokens of `spec_local.llama.tiny`.
         change: called with the name and the weights of each tensor; returns those to write; None: leave it
             out.
 
@@ -71,12 +75,12 @@ def write_architecture(
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}")
     values = _settings(n_embd) | settings(n_embd, n_layers + n_mtp)
-    values |= {"vocab_size": len(tokens), "context_length": 2048, "block_count": n_layers + n_mtp}
+    values |= {"vocab_size": len(tokens), "context_length": n_ctx, "block_count": n_layers + n_mtp}
     if n_mtp:
         values["nextn_predict_layers"] = n_mtp
     for key, value in values.items():
         _add(writer, f"{architecture}.{key}", value)
-    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False, chat_template=chat_template)
 
     layers = [layer(n_embd, i) for i in range(n_layers)]
     for _ in range(n_mtp):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from spec_local.answers.preload import take
 from spec_local.calibration.cost_store import Conditions
-from spec_local.core.kept_states import KINDS
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLocalError, VocabularyMismatch
 from spec_local.llama import runtime
@@ -238,7 +237,7 @@ def _contexts(
 def row_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
     """Return the bytes of a row's caches, with so many tokens of context; states need loaded weights."""
     return sum(
-        model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + (1 + len(KINDS)) * model.state_bytes
+        model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + 2 * model.state_bytes
         for model, n in zip(models, lengths, strict=True)
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import InstanceOf
 
 from spec_local.answers.assembly import ProposerFactory, Slot
+from spec_local.answers.saving import PromptSaver
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked, checked_fields
 from spec_local.core.constraint import Constraint, State
@@ -86,13 +87,20 @@ class RunningAnswers:
     Args:
         slots: the session's.
         factory: creates the proposers.
+        saver: saves what the slots have read.
         ending: whether all answers are to end at their next step.
     """
 
-    def __init__(self, slots: Sequence[Slot], factory: ProposerFactory, ending: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        factory: ProposerFactory,
+        saver: PromptSaver,
+        ending: Callable[[], bool],
+    ) -> None:
         self.answer_store: AnswerStore | None = None
         """Where whole prompts and answers are kept, to learn from them."""
-        self._slots, self._factory, self._ending = slots, factory, ending
+        self._slots, self._factory, self._saver, self._ending = slots, factory, saver, ending
         self._main = slots[0].main
         self._markers: dict[Markers, ThoughtTokens] = {}
         self._grammars: dict[object, Grammar] = {}  # the most recent ones, which most answers reuse
@@ -174,8 +182,9 @@ class RunningAnswers:
             yield Done("cancelled", Statistics())
             return
         engine = Engine(self._factory.planner, clock)
-        engine.add(running.request)
+        self._saver.begin()
         try:
+            engine.add(running.request)
             while not running.text.is_done:
                 for _, event in engine.step():
                     for each in running.text.feed(event):
@@ -184,6 +193,8 @@ class RunningAnswers:
                         yield each
         finally:
             engine.close()
+            self._saver.end()
+            self._saver.finish()
 
     def many(
         self,
@@ -232,7 +243,9 @@ class RunningAnswers:
                     if ready or self._ending():
                         return
                     ready = True
+                    self._saver.step()
                     continue
+                self._saver.begin()
                 for request, event in engine.step():
                     if not (answer := running.get(request)):
                         continue  # a stop string has ended it in this step
@@ -240,11 +253,14 @@ class RunningAnswers:
                     if answer.text.is_done:
                         engine.remove(request)
                         free.append(running.pop(request).slot)
+                        if not running:
+                            self._saver.end()
                 for request, answer in running.items():
                     if not (prefill := request.prefill).is_done and prefill.n_new:
                         on_read(answer.prompt.index, prefill.n_read, prefill.n_read - prefill.n_new)
         finally:
             engine.close()
+            self._saver.end()
             if not keep_caches:
                 self._release([answer.slot for answer in running.values()])
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
 from spec_local.core.draft_vocabulary import DraftVocabulary
-from spec_local.core.kept_states import KeptStates, Kind
+from spec_local.core.kept_states import KeptStates
 from spec_local.core.language_model import Rollback, RowMethods, States, common_prefix
 from spec_local.core.proposal import check_path
 from spec_local.errors import ContextOverflow, InvalidRequest
@@ -31,12 +31,14 @@ class FakeContext:
 
     Attributes:
         calls: number of tokens of each call, by row.
+        kept: histories whose states are kept.
     """
 
     def __init__(self, n_vocab: int, max_tokens: int, max_logits: int) -> None:
         self.max_tokens, self.max_logits = max_tokens, max_logits
         self.rows: list[FakeModel] = []
         self.calls: list[list[int]] = []
+        self.kept: set[tuple[int, ...]] = set()
         self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
 
     def decode(self, calls: Sequence[Call["FakeModel"]]) -> Sequence[Logits]:
@@ -201,18 +203,25 @@ class FakeModel(RowMethods):
     def max_rollback(self) -> int:
         return self.n_ctx if self.rollback == "any" else self._max_rollback
 
-    def checkpoint(self, *, lasting: bool = False) -> bool:
+    def checkpoint(self) -> bool:
         if self.rollback == "any":
             return True
         if self._tree:
             raise InvalidRequest("a tree has no checkpoint")
         if self._states.has_rolled_back:
             return False
-        kind: Kind = "lasting" if lasting else "usual"
-        if self._states.lacks(len(self._tokens), kind):
+        if self._states.lacks(len(self._tokens)):
             self._states.on_copied()
-            self._states.checkpoints[kind] = len(self._tokens)
+            self._states.checkpoint = len(self._tokens)
         return True
+
+    def stops(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The length of all tokens, if it cannot roll back to any."""
+        return () if self.rollback in ("any", "none") or len(self._tokens) == len(tokens) else [len(tokens)]
+
+    def keep(self) -> None:
+        """See `LanguageModel.keep`: for all rows."""
+        self.context.kept.add(tuple(self._tokens))
 
     def _take_back(self, length: int) -> None:
         """As `spec_local.llama.recurrent.RecurrentRow` does."""
@@ -224,17 +233,21 @@ class FakeModel(RowMethods):
         if length and self._states.can_remove(n):
             self._states.on_removed(length)
         else:
-            kind = self._states.nearest(length)
-            length = self._states.checkpoints[kind] if kind else 0
+            length = self._states.nearest(length)
             self._states.on_replaced()
         del self._tokens[length:]
 
     def reuse(self, tokens: Sequence[int]) -> None:
-        best = max(self.context.rows, key=lambda row: common_prefix(row._tokens, tokens))
-        n = common_prefix(best._tokens, tokens)
-        if self.rollback == "any" and n > common_prefix(self._tokens, tokens):
-            self._tokens[:] = tokens[:n]
+        if self.rollback == "any":
+            best = max(self.context.rows, key=lambda row: common_prefix(row._tokens, tokens))
+            n = common_prefix(best._tokens, tokens)
+            if n > common_prefix(self._tokens, tokens):
+                self._tokens[:] = tokens[:n]
         self.truncate(common_prefix(self._tokens, tokens))
+        kept = max((k for k in self.context.kept if tuple(tokens[: len(k)]) == k), key=len, default=())
+        if len(kept) > len(self._tokens):
+            self._tokens[:] = kept
+            self._states.on_replaced()
 
 
 class FakeState:

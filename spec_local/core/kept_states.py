@@ -8,12 +8,6 @@ cannot simply be removed. There are two substitutes:
 - A checkpoint is a copy of the whole state. The tokens after it have to be evaluated again.
 """
 
-from typing import Literal
-
-Kind = Literal["usual", "lasting"]
-"""Kind of a checkpoint: one that moves from step to step, or one for later answers."""
-KINDS: tuple[Kind, ...] = ("usual", "lasting")
-
 
 class KeptStates:
     """The kept states of one row; the row's model does what this class decides.
@@ -22,7 +16,7 @@ class KeptStates:
         max_rollback: number of tokens of a call, from its end, before each of which the state is kept.
 
     Attributes:
-        checkpoints: number of tokens of the checkpoints.
+        checkpoint: number of tokens of the checkpoint; None: there is none.
         has_rolled_back: whether a kept state is in use since the last call: a copy would be that of the state
             after the call.
     """
@@ -31,7 +25,7 @@ class KeptStates:
         self._max_rollback = max_rollback
         self._n_removable = 0
         self.has_rolled_back = False
-        self.checkpoints: dict[Kind, int] = {}
+        self.checkpoint: int | None = None
 
     def on_call(self) -> None:
         """Note that a call begins, which may fail."""
@@ -58,17 +52,15 @@ class KeptStates:
         self._n_removable, self.has_rolled_back = 0, True
         self._forget(length)
 
-    def lacks(self, length: int, kind: Kind) -> bool:
-        """Return whether a checkpoint of this kind needs a copy of the state of `length` tokens.
+    def lacks(self, length: int) -> bool:
+        """Return whether a checkpoint needs a copy of the state of `length` tokens; no tokens need none."""
+        return length not in (0, self.checkpoint)
 
-        An empty history needs none.
-        """
-        return length not in (0, self.checkpoints.get(kind))
-
-    def nearest(self, length: int) -> Kind | None:
-        """The longest checkpoint of up to `length` tokens; None: there is none. Longer ones are forgotten."""
+    def nearest(self, length: int) -> int:
+        """Number of tokens of the checkpoint; 0: it has more than `length`, and is forgotten, or none."""
         self._forget(length)
-        return max(self.checkpoints, key=self.checkpoints.__getitem__, default=None)
+        return self.checkpoint or 0
 
     def _forget(self, length: int) -> None:
-        self.checkpoints = {kind: n for kind, n in self.checkpoints.items() if n <= length}
+        if self.checkpoint is not None and self.checkpoint > length:
+            self.checkpoint = None

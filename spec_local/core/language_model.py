@@ -97,17 +97,24 @@ class LanguageModel(Protocol):
     def cached(self) -> Sequence[int]:
         """The tokens of the history, without the tree. Do not change it."""
 
-    def checkpoint(self, *, lasting: bool = False) -> bool:
+    def checkpoint(self) -> bool:
         """Keep the state of the history, to roll back to it from any later one; it must have no tree.
 
-        Nothing is done if the model can roll back to any length.
-
-        Args:
-            lasting: keep it next to the usual one, until the next lasting one.
+        Nothing is done if the model can roll back to any length. Otherwise, the last checkpoint is replaced.
 
         Returns:
             whether it can; False after a rollback by `max_rollback`, until the next call.
         """
+
+    def stops(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Lengths of this history, after `reuse`, at which to call `keep` while the rest is evaluated.
+
+        They are where other texts are likely to part from it, ascending. A model that can roll back to any
+        length needs none.
+        """
+
+    def keep(self) -> None:
+        """Keep the state of the history for later calls of `reuse`; it must have no tree."""
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
         """Append tokens to the history in one call, and drop the tree.
@@ -169,7 +176,7 @@ class LanguageModel(Protocol):
         """
 
     def reuse(self, tokens: Sequence[int]) -> None:
-        """Make the history a prefix of `tokens`, the longest one that this row or another one has cached."""
+        """Make the history a prefix of `tokens`: the longest that a row or a prompt cache has."""
 
 
 class Row(LanguageModel, Protocol):
@@ -231,9 +238,16 @@ class RowMethods:
         self.commit(range(len(tokens)))
         return logits
 
-    def checkpoint(self: LanguageModel, *, lasting: bool = False) -> bool:
+    def checkpoint(self: LanguageModel) -> bool:
         """See `LanguageModel.checkpoint`; this one needs none."""
         return True
+
+    def stops(self: LanguageModel, tokens: Sequence[int]) -> Sequence[int]:
+        """See `LanguageModel.stops`; this one needs none."""
+        return ()
+
+    def keep(self: LanguageModel) -> None:
+        """See `LanguageModel.keep`; this one needs none."""
 
     def decode_tree(
         self: LanguageModel, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
@@ -284,6 +298,9 @@ async def prefill(model: LanguageModel, tokens: Sequence[int]) -> int:
     """
     model.reuse(tokens)
     n_cached = len(model.cached)
-    while (start := len(model.cached)) < len(tokens):
-        await model.evaluate_async(tokens[start : start + model.max_tokens], 0)
+    for end in [*model.stops(tokens), len(tokens)]:
+        while (start := len(model.cached)) < end:
+            await model.evaluate_async(tokens[start : min(end, start + model.max_tokens)], 0)
+        if end < len(tokens):
+            model.keep()
     return len(tokens) - n_cached

@@ -54,7 +54,8 @@ def commit_path(
 class Prefill:
     """A prompt that is being read: by the main model, by the head beside it, then by the draft model.
 
-    The last token of the prompt is not read: the first step evaluates it, and gets its logits.
+    The last token of the prompt is not read: the first step evaluates it, and gets its logits. For a model
+    that keeps states, reading may end some tokens earlier: see `stops`.
 
     Args:
         main: the main model's row.
@@ -80,6 +81,7 @@ class Prefill:
         self._proposer, self._head = proposer, proposer.head if proposer else None
         self._statistics, self._clock = statistics, clock
         self._started = 0.0
+        self._stops: Sequence[int] = ()  # lengths at which the state is kept; the last one ends the reading
         self._draft: Task[None] | None = None  # the draft model's part
 
     def start(self) -> None:
@@ -92,8 +94,8 @@ class Prefill:
             return False
         known = max(len(self.main.cached), len(other.main.cached))
         n = common_prefix(self._prompt, other._prompt)
-        if self.main.rollback != "any" and n < len(other._prompt):
-            return False  # it has only the state after its whole prompt
+        if self.main.rollback != "any":
+            n = max((stop for stop in other._stops if stop <= n), default=0)
         return n >= known + _MIN_SHARED
 
     def reuse_cache(self) -> None:
@@ -106,6 +108,8 @@ class Prefill:
             head.reuse(self._prompt)
             if head.n_received < len(main.cached):
                 main.truncate(head.n_received)  # the states after it are evaluated again
+        if not self._stops and (stops := main.stops(self._prompt)):
+            self._stops, self._prompt = stops, self._prompt[: stops[-1]]
 
     @property
     def n_unread(self) -> int:
@@ -125,13 +129,16 @@ class Prefill:
     def call(self, n_max: int) -> Call[Any]:
         """Return the main model's next call for the prompt, of 1 to `n_max` tokens."""
         start = len(self.main.cached)
-        chunk = self._prompt[start : start + n_max]
+        end = next((stop for stop in self._stops if stop > start), len(self._prompt))
+        chunk = self._prompt[start : min(end, start + n_max)]
         return self.main.call(chunk, range(ROOT, len(chunk) - 1), 0)
 
     def commit(self, call: Call[Any]) -> None:
         """Commit the tokens of a call."""
         commit_path(self.main, self._head, call, range(len(call.tokens)))
         self._statistics.prompt_n += len(call.tokens)
+        if len(self.main.cached) in self._stops:
+            self.main.keep()
 
     async def read_draft(self, others: "Sequence[Prefill]") -> bool:
         """Make the next call of the head or draft model; returns whether the whole prompt has been read.
@@ -170,7 +177,6 @@ class Prefill:
     def finish(self) -> None:
         """Note that both models have read the prompt: the next step generates."""
         self.is_done = True
-        self.main.checkpoint(lasting=True)  # for another answer
         self._statistics.cached_n = len(self._prompt) - self._statistics.prompt_n
 
     def count_time(self) -> None:

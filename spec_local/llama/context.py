@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from spec_local.core.calls import Call, Logits
-from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import Rollback, States
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
@@ -20,10 +19,12 @@ from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.memory import check_free_memory, free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import NativeContext
+from spec_local.llama.saved import SavedParts
 from spec_local.llama.ubatch_order import evaluation_order
 from spec_local.system import machine
 
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+MAX_SEQUENCES = 255
+"""Sequence ids of the rows: llama.cpp has 256 (LLAMA_MAX_SEQ), of which one is kept empty between calls."""
 _CACHE_STEP = 256  # llama.cpp rounds each row's cache up to a multiple of this
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
 
@@ -36,9 +37,9 @@ class LlamaContext(NativeContext):
     Args:
         model: kept open as long as the context.
         n_ctx: maximum number of tokens of a row, committed tokens and tree nodes together.
-        n_rows: number of rows, 1 to 256; there is room in the cache for all of them at their maximum.
-        max_branches: maximum number of leaves of a row's tree, 1 to 256. llama.cpp has 256 sequence ids,
-            which the rows divide among themselves.
+        n_rows: number of rows, 1 to 255; there is room in the cache for all of them at their maximum.
+        max_branches: maximum number of leaves of a row's tree, 1 to 255. llama.cpp has that many sequence
+            ids for them, which the rows divide among themselves.
         max_tokens: maximum number of tokens per call. It is also llama.cpp's physical batch size, so that
             each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
             buffers grow with it, and Ctrl-C waits for the call to end.
@@ -61,6 +62,8 @@ class LlamaContext(NativeContext):
 
     Attributes:
         rollback, max_rollback: how the rows can roll back: see `LanguageModel`.
+        spare: id of a sequence that is empty between calls.
+        saved: copies of parts of the cache, in a prompt cache.
 
     Raises:
         InvalidRequest: an argument is out of range.
@@ -116,17 +119,18 @@ class LlamaContext(NativeContext):
         # sequence, and the holes that a tree leaves make it search there. A second sequence, the
         # guard, keeps the committed tokens.
         self.has_guard = unified and model.has_window and not model.is_recurrent
-        n_checkpoints = len(KINDS) if unified and model.is_recurrent else 0
-        # Sequence ids: those of the rows' branches, of the guards or checkpoints, and of the dummy tokens.
-        n_ids = MAX_SEQUENCES - bool(pad_to)
+        n_checkpoints = int(unified and model.is_recurrent)
+        # Sequence ids: those of the rows' branches, of the guards or checkpoints, and the spare one.
         n_others = self.has_guard + n_checkpoints
-        if n_rows * (1 + n_others) > n_ids:
-            raise InvalidRequest(f"the number of rows is {n_rows}: give 1 to {n_ids // (1 + n_others)}")
+        if n_rows * (1 + n_others) > MAX_SEQUENCES:
+            raise InvalidRequest(
+                f"the number of rows is {n_rows}: give 1 to {MAX_SEQUENCES // (1 + n_others)}"
+            )
         max_branches = 1 if model.is_recurrent or not unified else max_branches
-        self.max_branches = max_branches = min(max_branches, n_ids // n_rows - n_others)
+        self.max_branches = max_branches = min(max_branches, MAX_SEQUENCES // n_rows - n_others)
         self.first_other = n_rows * max_branches
-        self.padding = self.first_other + n_rows * n_others
-        self.n_sequences = n_sequences = self.padding + bool(pad_to)
+        self.spare = self.first_other + n_rows * n_others
+        self.n_sequences = n_sequences = self.spare + bool(unified or pad_to)
         state_bytes = n_sequences * model.state_bytes
         if n_checkpoints and n_rows == 1:
             # llama.cpp asserts that a physical batch is larger than what it keeps together of a sequence.
@@ -170,6 +174,7 @@ class LlamaContext(NativeContext):
         if self._capture:
             self._capture.attach(self.native)
         self.rollback, self.max_rollback = self._ways_back(unified)
+        self.saved = SavedParts(self, self.spare)
         self._batch = Batch(self.lib, max_tokens, max_branches)
         self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
 
@@ -200,12 +205,12 @@ class LlamaContext(NativeContext):
             if self._capture and not code:
                 self._capture.finish(self._batch.native.n_tokens, self._order(calls))
             if self.pad_to:
-                self.remove(self.padding, 0)
+                self.remove(self.spare, 0)
             done = not code
         finally:
             if not done:  # failed, or interrupted by a signal handler
                 if self.pad_to:
-                    self.remove(self.padding, 0)
+                    self.remove(self.spare, 0)
                 for call in calls:
                     call.row.resync(unchanged=code == 1)
         if code == 1:
@@ -246,10 +251,10 @@ class LlamaContext(NativeContext):
             call.row.fill_batch(self._batch, n, call, n_logits)
             n += len(call.tokens)
         if self.pad_to:
-            # The dummy tokens are a sequence of their own, and come last so that the cells of the others are
+            # The dummy tokens are in the spare sequence, and come last so that the cells of the others are
             # consecutive. Any token will do.
             for i in range(-n % self.pad_to):
-                self._batch.put(n + i, calls[0].tokens[0], i, self.padding, calls[0].n_logits > 0)
+                self._batch.put(n + i, calls[0].tokens[0], i, self.spare, calls[0].n_logits > 0)
             n += -n % self.pad_to
         self._batch.set_size(n)
 

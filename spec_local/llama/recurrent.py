@@ -13,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Call
-from spec_local.core.kept_states import KINDS, KeptStates, Kind
+from spec_local.core.kept_states import KeptStates
 from spec_local.core.language_model import common_prefix
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.batch import Batch
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.row import LlamaRow
+from spec_local.llama.saved import Progress
+from spec_local.prompt_cache import placement
+from spec_local.prompt_cache.entry import FoundState, Match
 
 
 class RecurrentRow(LlamaRow):
@@ -27,9 +30,8 @@ class RecurrentRow(LlamaRow):
     def __init__(self, context: LlamaContext, index: int) -> None:
         super().__init__(context, index)
         self._states = KeptStates(context.max_rollback)
-        kinds = () if self.rollback == "none" else KINDS
-        first = context.first_other + len(kinds) * index
-        self._checkpoints = {kind: first + i for i, kind in enumerate(kinds)}
+        self._checkpoint = context.first_other + index
+        self._parting = 0  # number of tokens of the text that are known, in this row or elsewhere
 
     def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
         """See `LlamaRow.fill_batch`."""
@@ -43,7 +45,7 @@ class RecurrentRow(LlamaRow):
     def _commit(self, path: Sequence[int]) -> None:
         self._keep(len(self._cached) + len(path))
 
-    def checkpoint(self, *, lasting: bool = False) -> bool:
+    def checkpoint(self) -> bool:
         """Keep the state of the history: see `LanguageModel.checkpoint`."""
         self._check_open()
         if self.rollback == "none":
@@ -52,13 +54,34 @@ class RecurrentRow(LlamaRow):
             raise InvalidRequest("a tree has no checkpoint: commit it first")
         if self._states.has_rolled_back:
             return False
-        kind: Kind = "lasting" if lasting else "usual"
-        if self._states.lacks(len(self._cached), kind):
-            self._states.checkpoints.pop(kind, None)  # gone if a signal handler interrupts the copy
+        if self._states.lacks(len(self._cached)):
+            self._states.checkpoint = None  # gone if a signal handler interrupts the copy
             self._states.on_copied()
-            self._replace(self._checkpoints[kind], self._sequence)
-            self._states.checkpoints[kind] = len(self._cached)
+            self._replace(self._checkpoint, self._sequence)
+            self._states.checkpoint = len(self._cached)
         return True
+
+    def stops(self, tokens: Sequence[int]) -> Sequence[int]:
+        """See `LanguageModel.stops`: where messages begin, and where other texts have parted."""
+        if self.rollback == "none" or not self.context.saved.prompts:
+            return ()
+        is_control = self.model.vocabulary.is_control
+        control = {token for token in set(tokens) if is_control(token)}
+        boundaries = (i for i, token in enumerate(tokens) if token in control)
+        return placement.stops(len(self._cached), boundaries, self._parting, len(tokens))
+
+    def keep(self) -> None:
+        """See `LanguageModel.keep`: in the prompt cache."""
+        self._check_open()
+        if self.rollback != "none":
+            self.context.saved.save_state(self._cached, self._sequence)
+
+    def save(self, most: int | None = None) -> Progress:
+        """See `LlamaRow.save`; also the state after the history."""
+        progress = super().save(most)
+        if progress != "all" or not self._cached or self._tree:
+            return progress
+        return self.context.saved.save_state(self._cached, self._sequence)
 
     def _keep(self, length: int) -> None:
         """Reduce history and tree to `length` tokens, or to fewer: see `Rollback`.
@@ -99,60 +122,93 @@ class RecurrentRow(LlamaRow):
         if not self.context.remove(self._sequence, length):
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         self._states.on_removed(length)
-        self._free_checkpoints()
+        self._free_checkpoint()
 
     def _restore(self, length: int) -> int:
-        """Return to the longest checkpoint of up to `length` tokens; returns their number, 0 without one."""
-        kind = self._states.nearest(length)
+        """Return to the checkpoint, if it has up to `length` tokens; returns their number, 0 without one."""
+        n = self._states.nearest(length)
         self._states.on_replaced()
-        self._free_checkpoints()
-        if kind is None:
+        self._free_checkpoint()
+        if n:
+            self._replace(self._sequence, self._checkpoint)
+        else:
             self.context.remove(self._sequence, 0)
-            return 0
-        self._replace(self._sequence, self._checkpoints[kind])
-        return self._states.checkpoints[kind]
+        return n
 
     def _replace(self, sequence: int, source: int) -> None:
         """Make a sequence share all cells of another one."""
         self.context.remove(sequence, 0)
         self.context.copy(source, sequence, -1, -1)
 
-    def _free_checkpoints(self) -> None:
-        """Free the cells of checkpoints that have been forgotten."""
-        for kind, sequence in self._checkpoints.items():
-            if kind not in self._states.checkpoints:
-                self.context.remove(sequence, 0)
+    def _free_checkpoint(self) -> None:
+        """Free the cells of a checkpoint that has been forgotten."""
+        if self._states.checkpoint is None and self.rollback != "none":
+            self.context.remove(self._checkpoint, 0)
 
     def reuse(self, tokens: Sequence[int]) -> None:
         """See `LanguageModel.reuse`: only whole states can be copied."""
         if self.rollback == "none":
             super().reuse(tokens)
             return
-        own = kept = common_prefix(self._cached, tokens)
+        self._check_open()
+        saved, own = self.context.saved, common_prefix(self._cached, tokens)
+        if own < len(self._cached) and saved.saves_all:
+            self.save()
+        found, known = saved.find(tokens), max(common_prefix(row._cached, tokens) for row in self._rows())
+        self._parting = max(known, found.n_cells)
+        kept = own
         if own < len(self._cached) and not self._states.can_remove(len(self._cached) - own):
-            kept = max((n for n in self._states.checkpoints.values() if n <= own), default=0)
+            kept = min(own, self._states.checkpoint or 0)
+            kept = kept if kept == self._states.checkpoint else 0
         others = [
             (n, sequence, row)
             for row in self._rows()
             for n, sequence in row._copyable()
             if n > kept and row is not self and n <= common_prefix(row._cached, tokens)
         ]
-        if not others:
-            self.truncate(own)
-            return
-        n, sequence, row = max(others, key=lambda each: each[0])
-        row._states.on_copied()
-        self._copy(sequence, tokens[:n])
+        n, sequence, row = max(others, key=lambda each: each[0], default=(0, 0, self))
+        for state in reversed(found.states):
+            if state.length <= max(kept, n):
+                break
+            if (state.length <= self._parting or not saved.has_cells) and self._take(tokens, found, state):
+                return
+        if n > kept:
+            row._states.on_copied()
+            self._copy(sequence, tokens[:n])
+        else:
+            self.truncate(common_prefix(self._cached, tokens))
+
+    def _take(self, tokens: Sequence[int], found: Match, state: FoundState) -> bool:
+        """Make the history that of a saved state; False: it, or a cell that it needs, has gone."""
+        done = False
+        try:
+            if self.context.saved.has_cells:
+                self._take_cells(tokens, found, state.length)
+            else:
+                self._shorten(0)
+                self._cached.extend(tokens[: state.length])
+            done = len(self._cached) == state.length and self.context.saved.put_state(state, self._sequence)
+        finally:
+            if not done:
+                self._shorten(0)
+        return done
+
+    def _shorten(self, length: int) -> None:
+        """See `LlamaRow._shorten`; the state is lost."""
+        self._tree.clear()
+        self._states.nearest(length)
+        self._states.on_replaced()
+        self._free_checkpoint()
+        self.context.saved.drop_state(self._sequence)
+        self.context.remove(self._sequence, length)
+        del self._cached[length:]
 
     def _copyable(self) -> Iterator[tuple[int, int]]:
         """The states that can be copied: number of tokens, and sequence id."""
         if not self._tree and not self._states.has_rolled_back:
             yield len(self._cached), self._sequence
-        for kind, n in self._states.checkpoints.items():
-            yield n, self._checkpoints[kind]
-
-    def _rows(self) -> Iterator["RecurrentRow"]:
-        return (row for row in self.context.rows if isinstance(row, RecurrentRow))
+        if self._states.checkpoint:
+            yield self._states.checkpoint, self._checkpoint
 
     def _copy(self, sequence: int, tokens: Sequence[int]) -> None:
         super()._copy(sequence, tokens)
@@ -166,10 +222,10 @@ class RecurrentRow(LlamaRow):
 
     @contextlib.contextmanager
     def _only_committed(self) -> Iterator[None]:
-        """See `LlamaRow._only_committed`; checkpoints are freed."""
+        """See `LlamaRow._only_committed`; the checkpoint is freed."""
         self.truncate(len(self._cached))
-        self._states.checkpoints.clear()
-        self._free_checkpoints()
+        self._states.checkpoint = None
+        self._free_checkpoint()
         with super()._only_committed():
             yield
 

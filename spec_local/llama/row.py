@@ -11,7 +11,7 @@ Positions are not passed in: they follow from the tree.
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ from spec_local.llama.context import LlamaContext
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.native_context import NativeRow, check_parents
 from spec_local.llama.native_object import Pointer
+from spec_local.llama.saved import Progress
+from spec_local.prompt_cache.entry import Match
+
+_MIN_RESTORED = 16  # tokens: fewer are read as fast
 
 
 class LlamaRow(NativeRow, RowMethods):
@@ -137,27 +141,74 @@ class LlamaRow(NativeRow, RowMethods):
         if length < len(self._cached) or self._tree:
             self._cut(length)
 
-    def checkpoint(self, *, lasting: bool = False) -> bool:
+    def checkpoint(self) -> bool:
         """See `LanguageModel.checkpoint`: no checkpoints are needed, or possible."""
         self._check_open()
         return self.rollback == "any"
 
     def reuse(self, tokens: Sequence[int]) -> None:
-        """Make the history a prefix of `tokens`, the longest that is cached: see `LanguageModel.reuse`.
+        """Make the history a prefix of `tokens`, the longest that is known: see `LanguageModel.reuse`.
 
         Cells of another row are shared, not copied.
         """
+        self._check_open()
         own = common_prefix(self._cached, tokens)
         if self.rollback == "none":
             self.truncate(own if own == len(self._cached) else 0)
             return
-        rows = [row for row in self.context.rows if isinstance(row, LlamaRow)]
-        best = max(rows, key=lambda row: common_prefix(row._cached, tokens))
-        n = common_prefix(best._cached, tokens)
-        if n <= own:
-            self.truncate(own)
-            return
-        self._copy(best._sequence, tokens[:n])
+        if own < len(self._cached) and self.context.saved.saves_all:
+            self.save()
+        found = self.context.saved.find(tokens)
+        self._take_cells(tokens, found, len(tokens))
+
+    def _take_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
+        """Make the history the longest known prefix of `tokens`, of up to `most` of them.
+
+        Args:
+            found: what the prompt cache has of them.
+        """
+        best: LlamaRow = max(self._rows(), key=lambda row: (common_prefix(row._cached, tokens), row is self))
+        n = min(most, common_prefix(best._cached, tokens))
+        use_saved = min(most, found.n_cells) - n >= _MIN_RESTORED
+        if use_saved:
+            n -= n % self.context.saved.block
+        if best is self:
+            self._shorten(n)
+        else:
+            self._copy(best._sequence, tokens[:n])
+        if use_saved:
+            self._restore_cells(tokens, found, most)
+
+    def _restore_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
+        """Append cells of the prompt cache to the history, as far as there are any, up to `most` tokens."""
+        for cells in found.cells:
+            start, end = cells.start, min(most, cells.start + cells.n)
+            if start < len(self._cached) or end <= start:
+                continue
+            if start > len(self._cached) or not self.context.saved.put_cells(cells, self._sequence, end):
+                return  # the file has gone: the rest is evaluated
+            done = False
+            try:
+                self._tree.guard(start, end)
+                self._cached.extend(tokens[start:end])
+                done = True
+            finally:
+                if not done:  # interrupted by a signal handler
+                    self.resync()
+
+    def save(self, most: int | None = None) -> Progress:
+        """Copy what the prompt cache lacks of the history into it: see `SavedParts.save`."""
+        self._check_open()
+        if not self._cached or self._tree:
+            return "all"
+        return self.context.saved.save(self._cached, self._sequence, most)
+
+    def _shorten(self, length: int) -> None:
+        """Keep the cells of the first `length` tokens, and discard the tree."""
+        self.truncate(length)
+
+    def _rows(self) -> Sequence[Self]:
+        return [row for row in self.context.rows if isinstance(row, type(self))]
 
     def _copy(self, sequence: int, tokens: Sequence[int]) -> None:
         """Replace the history with the first tokens of a sequence of another row; their cells are shared."""

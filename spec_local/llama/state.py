@@ -132,7 +132,7 @@ def _header(rows: Mapping[str, LlamaRow]) -> _Header:
         parts=[
             _Part(
                 role=role,
-                conditions=_conditions(row),
+                conditions=conditions(row),
                 tokens=list(row.cached),
                 size=row.state_size(),
             )
@@ -179,9 +179,9 @@ def _read_state(file: BufferedReader, n: int, path: Path) -> NDArray[np.uint8]:
 
 def _check(path: Path, part: _Part, row: LlamaRow) -> None:
     """Raise an error if a part cannot be restored into a context."""
-    conditions = _conditions(row)
-    for name in conditions | part.conditions:
-        if part.conditions.get(name) != conditions.get(name):
+    found = conditions(row)
+    for name in found | part.conditions:
+        if part.conditions.get(name) != found.get(name):
             raise InvalidRequest(f"{path} was saved with another {name}: the prompt must be evaluated again")
     if len(part.tokens) > row.n_ctx:
         raise ContextOverflow(
@@ -203,7 +203,7 @@ def _damaged(path: Path) -> InvalidRequest:
     return InvalidRequest(f"{path} is damaged: the prompt must be evaluated again")
 
 
-def _conditions(row: LlamaRow) -> dict[str, str]:
+def conditions(row: LlamaRow) -> dict[str, str]:
     """Return everything that a state depends on. It does not depend on `n_ctx` and `max_branches`."""
     model = row.model
     facts: dict[str, Any] = {

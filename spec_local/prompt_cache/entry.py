@@ -73,6 +73,11 @@ class Match:
     cells: Sequence[FoundCells]
     states: Sequence[FoundState]
 
+    @property
+    def n_cells(self) -> int:
+        """Number of tokens whose cells are stored."""
+        return sum(found.n for found in self.cells)
+
     def whole(self) -> list[Entry]:
         """The entries of which all tokens agree with the history, by their ends, descending."""
         entries = [found.entry for found in self.cells if found.n == found.entry.n]

@@ -113,6 +113,18 @@ class Prompts:
             self._keep_copy(item, data)
         return data
 
+    def drop(self, entry: Entry) -> None:
+        """Forget an entry, in memory and on disk."""
+        with self._lock:
+            if not (item := self._index.get(entry.key)):
+                return
+            if item.on_disk and self._writer:
+                with contextlib.suppress(OSError):
+                    self._writer.path(self._index, entry).unlink()
+            item.on_disk = False
+            self._drop(item)
+            item.forget_if_gone()
+
     def _history(self, tokens: Sequence[int]) -> History:
         return History(self._index.identity, self.block, tokens)
 

@@ -199,8 +199,8 @@ class IntersectionModel(RowMethods):
     def max_rollback(self) -> int:
         return self._model.max_rollback
 
-    def checkpoint(self, *, lasting: bool = False) -> bool:
-        return self._model.checkpoint(lasting=lasting)
+    def checkpoint(self) -> bool:
+        return self._model.checkpoint()
 
     @property
     def max_tokens(self) -> int:

@@ -47,6 +47,7 @@ from spec_local.settings import GenerationSettings
 from spec_local.system.cancellation import Abandoned, abandoned_if, check_wanted
 
 _LONG = 1 << 15  # bytes of a request: 0.2 s for the slowest text, 10 ms for usual ones
+_SAVING_S = 0.01  # between two parts of the caches that are saved while no answer runs
 _CHATS_PER_ROW = 4  # conversations whose tokens are known: a token takes a few bytes, a row's cache megabytes
 
 
@@ -308,7 +309,9 @@ class EngineProcess:
             running = None
             while running is None:
                 try:
-                    running = self._ready.get(block=not self._running)
+                    # Between answers, `generate_many` saves a part of the caches whenever there is no prompt.
+                    wait = None if self._session.is_saved else _SAVING_S
+                    running = self._ready.get(block=not self._running, timeout=wait)
                 except queue.Empty:
                     yield None
                     continue

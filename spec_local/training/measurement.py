@@ -99,7 +99,9 @@ def benchmark(
         Variant(VARIANTS[0], replace(base, policy="fixed", draft_max=3)),
         Variant(VARIANTS[1], base),
     ]
-    with Session.open(main, head, n_ctx=_N_CTX, threads=threads, gpu_layers=gpu_layers) as session:
+    with Session.open(
+        main, head, n_ctx=_N_CTX, threads=threads, gpu_layers=gpu_layers, prompt_cache="off"
+    ) as session:
         fitting = [
             prompt
             for prompt in tokenize(session.main.model, prompts.select(prompts.load(), per_category=1))

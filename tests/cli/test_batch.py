@@ -110,7 +110,7 @@ def test_failed_prompts_are_counted_and_retried(inside, arguments, prompts, tmp_
 def test_everything_is_checked_before_the_first_answer(inside, arguments, prompts, tmp_path):
     for value in (0, 257):
         output = inside.one_line(inside(*arguments, "--parallel", value), 2)
-        assert output == f"specdec: --parallel is {value}: give 1 to 256"
+        assert output == f"specdec: --parallel is {value}: give 1 to 255"
     with prompts.open("a") as file:
         file.write("oops\n")
     assert "absent.gguf" in inside.one_line(inside(*arguments, "--main", "absent.gguf"), 1)

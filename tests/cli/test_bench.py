@@ -292,7 +292,7 @@ def test_files_with_several_answers_at_the_same_time(inside, arguments, tmp_path
         (["-o", f"{os.devnull}/a.jsonl"], "cannot be written ("),
         (["--plot", f"{os.devnull}/a.png"], "cannot be written ("),
         (["--plot", os.devnull], "not a regular file"),
-        (["--parallel", "0"], "parallel is 0: give 1 to 256"),
+        (["--parallel", "0"], "parallel is 0: give 1 to 255"),
         (["--parallel", "2"], "'prose' has too few prompts (1) for 2 answers at the same time"),
         (["--parallel", "1", "--plot", "p.png"], "--plot"),
     ],

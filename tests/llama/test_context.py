@@ -60,8 +60,8 @@ def test_too_little_memory(make_context, tiny_model, monkeypatch):
     "arguments",
     [
         *({"n_ctx": 1, "max_tokens": 1, "max_logits": 1}, {"n_ctx": 10}, {"n_ctx": 257}),
-        {"max_branches": 256, "max_logits": 1},  # llama.cpp reserves a row of logits for each sequence
-        *({"max_branches": 256, "n_ctx": 8}, {"max_tokens": 4096}),
+        {"max_branches": 255, "max_logits": 1},  # llama.cpp reserves a row of logits for each sequence
+        *({"max_branches": 255, "n_ctx": 8}, {"max_tokens": 4096}),
         {"max_tokens": 2, "max_logits": 1, "max_branches": 3},
         *({"threads": 512}, {"threads": None}),
         *({"cache_type": "q8_0"}, {"cache_type": "q4_0", "flash_attention": True}),

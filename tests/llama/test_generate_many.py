@@ -226,7 +226,7 @@ def test_prompts_are_taken_when_there_is_room(open_session):
 
 @pytest.mark.parametrize("parallel", [0, -1, 257, 10**6])
 def test_a_number_of_rows_that_is_impossible(paths, parallel):
-    with pytest.raises(InvalidRequest, match=rf"parallel is {parallel}: give 1 to 256"):
+    with pytest.raises(InvalidRequest, match=rf"parallel is {parallel}: give 1 to 255"):
         Session.open(*paths, n_ctx=64, threads=1, parallel=parallel)
 
 

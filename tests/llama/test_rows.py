@@ -17,7 +17,9 @@ from spec_local.core.proposal import path_to
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
+from spec_local.llama.saved import SavedParts
 from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
+from spec_local.prompt_cache.cache import PromptCache
 from tests import tiny_architectures
 from tests.broken_llama import FAILURES, Broken
 
@@ -83,7 +85,7 @@ class Expected:
     def __init__(self, row):
         self.row, self.text, self.tokens, self.parents = row, [], [], []
         # Of a recurrent model: what can be removed, whether the state can be copied, and copies.
-        self.n_removable, self.can_copy, self.checkpoints = 0, True, {}
+        self.n_removable, self.can_copy, self.kept = 0, True, None
 
     def path(self, node):
         return path_to(self.parents, node)
@@ -111,15 +113,16 @@ class Expected:
         if self.row.model.is_recurrent and n_dropped:
             self.can_copy = not (length and n_dropped <= self.n_removable)
             if self.can_copy:
-                length = max((n for n in self.checkpoints.values() if n <= length), default=0)
+                length = self.kept if self.kept and self.kept <= length else 0
             self.n_removable = 0
         del self.text[length:]
-        self.checkpoints = {kind: n for kind, n in self.checkpoints.items() if n <= length}
+        if self.kept and self.kept > length:
+            self.kept = None
 
-    def checkpoint(self, lasting):
-        assert self.row.checkpoint(lasting=lasting) is self.can_copy
+    def checkpoint(self):
+        assert self.row.checkpoint() is self.can_copy
         if self.row.model.is_recurrent and self.can_copy:
-            self.checkpoints[lasting] = len(self.text)
+            self.kept = len(self.text) or self.kept
             self.n_removable = self.row._states._n_removable  # 0 if the state was copied
 
     def follow(self):
@@ -132,7 +135,7 @@ class Expected:
         if self.row.model.is_recurrent:
             states = self.row._states
             self.n_removable, self.can_copy = states._n_removable, not states.has_rolled_back
-            self.checkpoints = {kind == "lasting": n for kind, n in states.checkpoints.items()}
+            self.kept = states.checkpoint
 
 
 class Walk:
@@ -141,10 +144,11 @@ class Walk:
     def __init__(self, rows, reference, rng, monkeypatch):
         self.rows = [Expected(row) for row in rows]
         self.context, self.reference, self.rng, self.patch = rows[0].context, reference, rng, monkeypatch
-        self.is_recurrent = rows[0].model.is_recurrent
+        self.is_recurrent, self.has_cache = rows[0].model.is_recurrent, bool(self.context.saved.prompts)
         self.ways = Counter()  # of rolling back
         self.n_calls = self.n_failures = self.n_reused = self.n_checked = self.most_rows = 0
         self.largest = 0.0  # difference from the reference
+        self.earlier = []  # texts that rows have left
 
     def step(self):
         rng = self.rng
@@ -186,24 +190,33 @@ class Walk:
             each.truncate(self.rng.randint(max(0, len(each.text) - 2 * SLIDING_WINDOW), len(each.text)))
         elif kind < 0.71:
             each.truncate(0)
-        elif kind < 0.74:
+        elif kind < (0.85 if self.has_cache else 0.74):
             self.join(each)
         assert each.row.cached == each.text
         if n_before > len(each.text):
             self.ways["kept" if not each.can_copy else "again" if each.text else "all"] += 1
         if not each.tokens and self.rng.random() < 0.4:
-            each.checkpoint(self.rng.random() < 0.3)
+            each.checkpoint()
+        if not each.tokens and self.rng.random() < 0.2:
+            assert each.row.save(most=self.rng.choice([1, None])) in ("all", "some")
 
     def join(self, each):
         """Begin a text that another row may have begun."""
-        other = self.rng.choice(self.rows).text
-        text = [*other[: self.rng.randint(0, len(other))], *self.random_tokens(3)]
+        other = self.rng.choice([o.text for o in self.rows] + (self.earlier[-20:] if self.has_cache else []))
+        self.earlier.append(each.text)
+        end = self.rng.randint(0, len(other))
+        if self.has_cache and self.rng.random() < 0.5:
+            end = len(other)
+        text = [*other[:end], *self.random_tokens(3)]
         n = max(common_prefix(o.text, text) for o in self.rows)
         own = common_prefix(each.text, text)
         each.row.reuse(text)
         n_reused = len(each.row.cached)
         self.n_reused += own < n_reused
-        assert n_reused <= n if self.is_recurrent else n_reused == n
+        if not self.is_recurrent:
+            assert n_reused >= n
+        if not self.has_cache:
+            assert n_reused <= n
         each.text = text[:n_reused]
         each.follow()
 
@@ -257,8 +270,8 @@ class Walk:
 
 def check_empty(shared):
     """Check that no sequence of llama.cpp has cells."""
-    n_ids = shared.padding + bool(shared.pad_to)
-    ends = [shared.lib.llama_memory_seq_pos_max(shared.memory, i) for i in range(n_ids)]
+    ids = range(shared.n_sequences)
+    ends = [shared.lib.llama_memory_seq_pos_max(shared.memory, i) for i in ids]
     assert set(ends) == {-1}
 
 
@@ -289,6 +302,35 @@ def test_random_steps(model, make_rows, monkeypatch):
     for row in rows:
         row.truncate(0)
     check_empty(rows[0].context)
+
+
+@pytest.mark.parametrize("n_rows", [1, 4])
+@pytest.mark.parametrize("model", ["llama", "gemma3", "mamba", "lfm2", "qwen35", "falcon-h1"], indirect=True)
+def test_random_steps_with_a_prompt_cache(model, make_rows, monkeypatch, n_rows, tmp_path):
+    """Texts that no row has any more come back from memory or disk, with the logits that they had."""
+    monkeypatch.setattr("spec_local.llama.saved.BLOCK", 16)
+    monkeypatch.setattr("spec_local.llama.row._MIN_RESTORED", 2)
+    rows = make_rows(model, n_rows, max_branches=4)
+    saved = rows[0].context.saved
+    cache = PromptCache(1 << 19, folder=tmp_path, limit=1 << 22)
+    saved.prompts, saved.saves_all = cache.prompts("the model", saved.block), True
+    walk = Walk(rows, Reference(make_rows(model, 1)[0]), random.Random(1), monkeypatch)
+    restored = []
+    put = SavedParts._set
+    monkeypatch.setattr(SavedParts, "_set", lambda *given: restored.append(put(*given)) or restored[-1])
+    for i in range((4 if n_rows == 1 else 1) * N_STEPS):
+        walk.step()
+        if i % 50 == 49:  # another session
+            cache.close()
+            cache = PromptCache(1 << 19, folder=tmp_path, limit=1 << 22)
+            saved.prompts = cache.prompts("the model", saved.block)
+    print(f"{len(restored)} parts restored, {walk.n_checked} rows of logits, ±{walk.largest:.1e}")
+    assert len(restored) >= 4
+    assert all(restored)
+    for row in rows:
+        row.truncate(0)
+    check_empty(rows[0].context)
+    cache.close()
 
 
 @pytest.mark.parametrize("model", ["gemma3", "lfm2", "qwen35", "nemotron_h"], indirect=True)

@@ -109,7 +109,7 @@ def test_cancelling_and_progress():
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("1", [1]), ("4, 2,1", [1, 2, 4]), ("2,2", [2]), ("256", [256])]
+    ("text", "expected"), [("1", [1]), ("4, 2,1", [1, 2, 4]), ("2,2", [2]), ("255", [255])]
 )
 def test_numbers_of_answers(text, expected):
     assert parse_rows(text) == expected

@@ -52,28 +52,24 @@ def test_another_state_has_none_before_it(states):
 
 
 def test_a_checkpoint_is_copied_once(states):
-    assert states.lacks(5, "usual")
-    states.checkpoints["usual"] = 5
-    assert not states.lacks(5, "usual")
-    assert states.lacks(6, "usual")
-    assert states.lacks(5, "lasting")  # either may move
-    states.checkpoints |= {"lasting": 5, "usual": 8}
-    assert states.lacks(5, "usual")
-    assert not states.lacks(0, "usual")
+    assert states.lacks(5)
+    states.checkpoint = 5
+    assert not states.lacks(5)
+    assert states.lacks(6)
+    assert not states.lacks(0)
 
 
 def test_the_nearest_checkpoint(states):
-    states.checkpoints |= {"usual": 8, "lasting": 5}
-    assert states.nearest(9) == "usual"
-    assert states.nearest(8) == "usual"
-    assert states.nearest(7) == "lasting"
-    assert states.checkpoints == {"lasting": 5}  # the other one is of another history from now on
-    assert states.nearest(4) is None
-    assert not states.checkpoints
+    states.checkpoint = 8
+    assert states.nearest(9) == 8
+    assert states.nearest(8) == 8
+    assert states.nearest(7) == 0
+    assert states.checkpoint is None  # it is of another history from now on
 
 
-def test_removed_tokens_take_later_checkpoints_with_them(states):
-    states.checkpoints |= {"usual": 8, "lasting": 5}
+@pytest.mark.parametrize(("length", "left"), [(7, None), (8, 8)])
+def test_removed_tokens_take_a_later_checkpoint_with_them(states, length, left):
+    states.checkpoint = 8
     states.on_evaluated(4)
-    states.on_removed(7)
-    assert states.checkpoints == {"lasting": 5}
+    states.on_removed(length)
+    assert states.checkpoint == left

@@ -1,0 +1,161 @@
+"""Copies of parts of a context's cache in main memory, from which a row can be filled again.
+
+llama.cpp writes the state of a sequence: its cells, and the state of recurrent layers after its last token.
+The spare sequence of a context, which is empty between calls, holds the part that is copied: sequences share
+cells, so that this moves no data.
+
+llama.cpp does not validate what it reads: only data that `cells` and `state` returned for a context with the
+same model and settings may be given back.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.errors import BackendError, ContextOverflow
+from spec_local.llama import runtime
+from spec_local.llama.memory import check_free_memory
+from spec_local.llama.native_context import NativeContext
+from spec_local.prompt_cache.entry import FoundCells, FoundState, Match
+from spec_local.prompt_cache.placement import superfluous
+from spec_local.prompt_cache.prompts import Prompts
+
+Saved = NDArray[np.uint8]
+"""In llama.cpp's format, uint8 (n,)."""
+Progress = Literal["all", "some", "none"]
+"""What has been saved: everything; a part, and the rest can be; nothing, as there is no room."""
+
+BLOCK = 256
+"""Tokens whose cells are copied at once: some megabytes."""
+
+_WHOLE, _RECURRENT = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE and _PARTIAL_ONLY
+_HEAD = 8  # bytes before both kinds: a magic number, and the sequence id
+
+
+class SavedParts:
+    """Copies parts of the sequences of a context into a prompt cache, and puts them back.
+
+    Args:
+        context: the context.
+        spare: id of a sequence that is empty between calls.
+
+    Attributes:
+        prompts: the part of the prompt cache for this context; None: nothing is copied.
+        saves_all: whether rows also copy what they are about to lose, and not only between answers.
+        block: number of tokens whose cells are copied at once.
+        has_cells: whether tokens have cells: not in models with recurrent layers only.
+    """
+
+    def __init__(self, context: NativeContext, spare: int) -> None:
+        self._context, self._spare = context, spare
+        self.prompts: Prompts | None = None
+        self.saves_all = False
+        model = context.model
+        # llama.cpp leaves out the tokens that are outside the window of the last one of a block.
+        self.block = min(BLOCK, context.lib.llama_model_n_swa(model.handle) or BLOCK)
+        self._is_recurrent = model.is_recurrent
+        self.has_cells = model.is_hybrid or not model.is_recurrent
+
+    def find(self, tokens: Sequence[int]) -> Match:
+        """Return what the prompt cache has of a text."""
+        return self.prompts.find(tokens) if self.prompts else Match((), ())
+
+    def save(self, tokens: Sequence[int], sequence: int, most: int | None = None) -> Progress:
+        """Copy the cells of a sequence that the prompt cache lacks.
+
+        Args:
+            tokens: of the sequence.
+            most: number of blocks to copy; None: all of them.
+        """
+        if not self.prompts or not self.has_cells:
+            return "all"
+        lacking = self.prompts.lacking(tokens)
+        for start, end in lacking[:most]:
+            try:
+                data = self._cells(sequence, start, end)
+            except (BackendError, ContextOverflow):  # it is only a cache
+                return "none"
+            if not self.prompts.add_cells(tokens[:end], start, data):
+                return "none"
+        return "all" if most is None or len(lacking) <= most else "some"
+
+    def save_state(self, tokens: Sequence[int], sequence: int) -> Progress:
+        """Copy the recurrent state after the tokens of a sequence, if the prompt cache lacks it."""
+        if not self.prompts or self.prompts.has_state(tokens):
+            return "all"
+        try:
+            data = self._get(sequence, _RECURRENT)
+        except (BackendError, ContextOverflow):
+            return "none"
+        if not self.prompts.add_state(tokens, data):
+            return "none"
+        states = {found.length: found for found in self.prompts.find(tokens).states}
+        for length in superfluous(list(states)):
+            self.prompts.drop(states[length].entry)
+        return "all"
+
+    def put_cells(self, found: FoundCells, sequence: int, end: int) -> bool:
+        """Append cells to a sequence, up to token `end` − 1; one of a recurrent model loses its state.
+
+        Returns:
+            False: they are no longer there; the sequence is unchanged, but for the state.
+        """
+        data = self.prompts.read(found.entry) if self.prompts else None
+        if data is None:
+            return False
+        context = self._context
+        if self._is_recurrent:
+            data = np.concatenate([data, self._get(self._spare, _RECURRENT)[_HEAD:]])
+        try:
+            if done := self._set(data, self._spare, _WHOLE):
+                context.copy(self._spare, sequence, found.start, end)
+            return done
+        finally:
+            context.remove(self._spare, 0)
+
+    def put_state(self, found: FoundState, sequence: int) -> bool:
+        """Replace the state of the recurrent layers; False: it is no longer there."""
+        data = self.prompts.read(found.entry) if self.prompts else None
+        return data is not None and self._set(data, sequence, _RECURRENT)
+
+    def drop_state(self, sequence: int) -> None:
+        """Drop the state of the recurrent layers, so that the last cells can be removed."""
+        self._context.copy(self._spare, sequence, -1, -1)  # of a sequence that has neither cells nor state
+
+    def _cells(self, sequence: int, start: int, end: int) -> Saved:
+        context = self._context
+        try:
+            context.copy(sequence, self._spare, start, end)
+            found = self._get(self._spare, _WHOLE)
+            # The state of recurrent layers follows: that after the last token of the sequence.
+            if not self._is_recurrent:
+                return found
+            return found[: len(found) - self._size(self._spare, _RECURRENT) + _HEAD].copy()
+        finally:
+            context.remove(self._spare, 0)
+
+    def _size(self, sequence: int, part: int) -> int:
+        context = self._context
+        return int(context.lib.llama_state_seq_get_size_ext(context.handle, sequence, part))
+
+    def _get(self, sequence: int, part: int) -> Saved:
+        context, n = self._context, self._size(sequence, part)
+        check_free_memory(n, "to keep a part of the cache")
+        data = np.empty(n, np.uint8)
+        runtime.clear_log()
+        copied = context.lib.llama_state_seq_get_data_ext(context.handle, _bytes(data), n, sequence, part)
+        if copied != n:
+            raise BackendError(f"llama.cpp could not copy a part of its cache ({runtime.failure_reason()})")
+        return data
+
+    def _set(self, data: Saved, sequence: int, part: int) -> bool:
+        context = self._context
+        n = context.lib.llama_state_seq_set_data_ext(context.handle, _bytes(data), len(data), sequence, part)
+        return int(n) == len(data)
+
+
+def _bytes(array: Saved) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
