@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -61,9 +62,12 @@ class Replay:
     n_read: int = 0
     n_needed: int = 0
 
-    def send(self, body: Body, path: str = "/v1/chat/completions") -> str:
-        """Send a request; returns the text of the answer, which ends after some tokens."""
-        prompt = self._tokens(self._prompt(body, path))
+    def send(self, body: Body, path: str = "/v1/chat/completions", constant: Body | None = None) -> str:
+        """Send a request; returns the text of the answer, which ends after some tokens.
+
+        constant: the same without what changes from request to request; it says which tokens are needed.
+        """
+        prompt = self._tokens(self._prompt(constant or body, path))
         answer = httpx.post(
             self.address + path, json=body | {"max_tokens": 24, "temperature": 0}, timeout=600
         )
@@ -85,26 +89,39 @@ class Replay:
         return said
 
     def _prompt(self, body: Body, path: str) -> str:
+        """The text of a prompt as it should be, without what the server leaves out."""
         if path == "/v1/messages":
-            system = "\n".join(b["text"] for b in body["system"] if "billing" not in b["text"])
-            body = {"messages": [{"role": "system", "content": system}, *body["messages"]]} | {
-                "tools": [
-                    {
-                        "type": "function",
-                        "function": {
-                            "name": t["name"],
-                            "description": t["description"],
-                            "parameters": t["input_schema"],
-                        },
-                    }
-                    for t in body["tools"]
-                ]
-            }
-        return str(httpx.post(self.address + "/apply-template", json=body, timeout=60).json()["prompt"])
+            body = _as_openai(body)
+        reply = httpx.post(self.address + "/apply-template", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["prompt"])
 
     def _tokens(self, prompt: str) -> list[int]:
         body = {"content": prompt, "add_special": False, "parse_special": True}
         return list(httpx.post(self.address + "/tokenize", json=body, timeout=60).json()["tokens"])
+
+
+def _as_openai(body: Any) -> Body:
+    """A request to /v1/messages as one to /v1/chat/completions."""
+    system = "\n".join(block["text"] for block in body["system"])
+    messages: list[Body] = [{"role": "system", "content": system}]
+    for message in body["messages"]:
+        (block,) = message["content"] if isinstance(message["content"], list) else [message["content"]]
+        if isinstance(block, str):
+            messages.append(message)
+        elif block["type"] == "tool_use":
+            call = {"name": block["name"], "arguments": json.dumps(block["input"])}
+            call = {"id": block["id"], "type": "function", "function": call}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        else:
+            result = {"role": "tool", "content": block["content"], "tool_call_id": block["tool_use_id"]}
+            messages.append(result)
+    tools = [
+        {"type": "function", "function": {"name": tool["name"], "description": tool["description"],
+         "parameters": tool["input_schema"]}}
+        for tool in body["tools"]
+    ]  # fmt: skip
+    return {"messages": messages, "tools": tools}
 
 
 def turns(replay: Replay, n: int, system: int, seed: int, said: int = 40) -> Iterator[None]:
@@ -187,8 +204,10 @@ def agent(replay: Replay, noise: str) -> None:
             "header": [f"x-anthropic-billing-header: cc_version=2.0; cch={i * 7919:05x}"],
             "time": [f"Current time: 2026-11-28T13:{i:02}:{3 * i:02}Z"],
         }[noise]
-        system = [{"type": "text", "text": line} for line in [*lines, text(400, 71)]]
-        replay.send({"model": "m", "system": system, "tools": tools, "messages": messages}, "/v1/messages")
+        body: Body = {"model": "m", "tools": tools, "messages": messages}
+        own = [{"type": "text", "text": text(300, 71)}]
+        changing: list[Body] = [{"type": "text", "text": line} for line in lines]
+        replay.send(body | {"system": changing + own}, "/v1/messages", body | {"system": own})
         call = {"type": "tool_use", "id": f"toolu_{i}", "name": "tool1", "input": {"n": i}}
         result = {"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": text(40, 200 + i)}
         messages = [
@@ -200,7 +219,7 @@ def agent(replay: Replay, noise: str) -> None:
 
 def start(main: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     """Start a server; returns its process and address."""
-    arguments = ["serve", "--main", str(main), "--port", "0", "--ctx", "8192", *options]
+    arguments = ["serve", "--main", str(main), "--port", "0", "--ctx", "16384", *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "specdec_cli", *arguments], stderr=subprocess.PIPE, text=True, env=os.environ
     )
@@ -234,16 +253,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"XDG_CACHE_HOME": folder, "XDG_DATA_HOME": folder}
         models = {
-            "dense": write_tiny_model(Path(folder, "dense.gguf"), n_ctx=1 << 14, chat_template=TEMPLATE)
+            "dense": write_tiny_model(Path(folder, "dense.gguf"), n_ctx=1 << 15, chat_template=TEMPLATE)
         }
         for name in HYBRIDS:
             path = Path(folder, f"{name}.gguf")
-            models[name] = write_tiny(path, name, n_ctx=1 << 14, chat_template=TEMPLATE)
+            models[name] = write_tiny(path, name, n_ctx=1 << 15, chat_template=TEMPLATE)
         for name, (kinds, replay) in REPLAYS.items():
             for kind in kinds:
                 if given.only not in name or given.model not in kind:
                     continue
-                process, address = start(models[kind], "--parallel", "4", "--prompt-cache", "1GiB")
+                process, address = start(models[kind], "--parallel", "4")
                 try:
                     counted = Replay(address)
                     replay(counted)
