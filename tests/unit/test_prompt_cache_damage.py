@@ -166,6 +166,18 @@ def test_a_folder_in_the_place_of_a_file(tmp_path, healthy):
     assert found_length(opened(tmp_path)[1], history(9)) == 96
 
 
+def test_a_file_of_another_size_in_the_place_of_one_that_was_found(tmp_path):
+    tokens = history(1, 1)
+    for name, size in (("a", SIZE), ("b", 2 * SIZE)):
+        cache, prompts = opened(tmp_path / name)
+        prompts.add_cells(tokens, 0, data_of(tokens, size))
+        cache.close()
+    _, prompts = opened(tmp_path / "a")
+    entry = prompts.find(tokens).cells[0].entry
+    files(tmp_path / "b")[0].replace(files(tmp_path / "a")[0])
+    assert prompts.read(entry) is None
+
+
 def test_damage_is_seen_without_reading_the_data(tmp_path, healthy):
     """At each byte of the header and the tokens, in the size and in the name."""
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
