@@ -72,4 +72,4 @@ class Listing:
             facts = os.lstat(self._path / name)
         except OSError:
             return ()
-        return facts.st_ino, facts.st_size, facts.st_mtime_ns
+        return facts.st_ino, facts.st_size  # not the time: the writer may still be about to mark it as used

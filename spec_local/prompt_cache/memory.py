@@ -49,8 +49,6 @@ class Memory:
             replaced: these are dropped in any case.
             lossless: drop only what is on disk.
         """
-        if size > self._budget:
-            return None
         dropped = [item for item in replaced if item.data is not None]
         missing = self.n_bytes + size - self._budget - sum(item.entry.size for item in dropped)
         if missing <= 0:

@@ -19,11 +19,11 @@ _HANG = 1.0  # seconds that closing waits for a system call that does not return
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """history: paths and ends of the entries of the same history, which this one must not replace."""
+    """history: entries of the same history, which this one must not replace."""
 
     item: Item
     name: str
-    history: Sequence[tuple[Path, int]]
+    history: Collection[Entry]
 
 
 class _Superseded(Exception):
@@ -61,8 +61,7 @@ class Writer:
         size = entry_file.file_size(item.entry, item.index.identity, item.index.block)
         if self._stopped or self._closing or size > self._limit:
             return
-        paths = [(self.path(item.index, entry), entry.end) for entry in history]
-        self._jobs[item.entry.key] = _Job(item, name, paths)
+        self._jobs[item.entry.key] = _Job(item, name, history)
         item.waits = True
         self.n_bytes += item.entry.size
         self._start()
@@ -165,7 +164,7 @@ class Writer:
                 if entry_file.read_entry(path, index.identity, index.block) == entry:
                     return True  # another process has written it
             size = entry_file.file_size(entry, index.identity, index.block)
-            kept = {path for path, _ in job.history}
+            kept = {self.path(index, each) for each in job.history}
             if not folder.make_room(self._folder, size, self._limit, kept):
                 return False
             folder.prepare(path.parent, job.name)
@@ -175,7 +174,9 @@ class Writer:
             finally:
                 with contextlib.suppress(OSError):
                     part.unlink()
-            folder.mark_used([(path, entry.end), *job.history])
+            with self._lock:
+                on_disk = [each for each in job.history if (its := index.get(each.key)) and its.on_disk]
+            folder.mark_used([(self.path(index, each), each.end) for each in (entry, *on_disk)])
             return True
         except (_Superseded, FileNotFoundError):  # another process has cleared the folder
             return False

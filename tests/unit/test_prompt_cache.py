@@ -166,6 +166,7 @@ def test_the_least_recently_used_history_is_dropped_from_its_end():
     prompts = PromptCache(600).prompts("model", BLOCK)
     first, second, third = ([i] * 3 * BLOCK for i in range(3))
     assert add_history(prompts, first, 100) == add_history(prompts, second, 100) == 3
+    prompts.find(second)
     prompts.find(first)
     assert add_history(prompts, third[: 2 * BLOCK], 100) == 2
     assert [found_length(prompts, each) for each in (first, second, third)] == [12, 4, 8]

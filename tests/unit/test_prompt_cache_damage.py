@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spec_local.prompt_cache import folder
-from spec_local.prompt_cache.entry_file import _MAGIC
+from spec_local.prompt_cache.entry_file import _MAGIC, Damaged, OtherVersion, _frame, read_entry
 from tests.unit.test_prompt_cache import add_history, data_of, found_length, tokens_of
 from tests.unit.test_prompt_cache_disk import BLOCK, SIZE, files, filled, history, opened, parts
 
@@ -148,6 +148,54 @@ def test_what_is_found_damaged_is_forgotten(tmp_path, healthy):
     cache.close()
 
 
+def test_a_folder_in_the_place_of_a_file(tmp_path, healthy):
+    shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
+    lines = []
+    cache, prompts = opened(tmp_path, log=lines)
+    entry = prompts.find(HISTORIES[2]).cells[1].entry
+    (path,) = tmp_path.glob(f"*/{entry.key.hex()}.prompt")
+    path.unlink()
+    path.mkdir()
+    assert prompts.read(entry) is None
+    assert prompts.lacking(HISTORIES[2]) == [(32, 64)]
+    add_history(prompts, HISTORIES[2], SIZE)
+    add_history(prompts, history(9), SIZE)
+    assert found_length(prompts, HISTORIES[2]) == 64
+    cache.close()
+    assert len(lines) == 1
+    assert found_length(opened(tmp_path)[1], history(9)) == 96
+
+
+def test_a_file_of_another_size_in_the_place_of_one_that_was_found(tmp_path):
+    tokens = history(1, 1)
+    for name, size in (("a", SIZE), ("b", 2 * SIZE)):
+        cache, prompts = opened(tmp_path / name)
+        prompts.add_cells(tokens, 0, data_of(tokens, size))
+        cache.close()
+    _, prompts = opened(tmp_path / "a")
+    entry = prompts.find(tokens).cells[0].entry
+    files(tmp_path / "b")[0].replace(files(tmp_path / "a")[0])
+    assert prompts.read(entry) is None
+
+
+def test_damage_is_seen_without_reading_the_data(tmp_path, healthy):
+    """At each byte of the header and the tokens, in the size and in the name."""
+    shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
+    path, other = files(tmp_path)[:2]
+    facts = bytes.fromhex(path.parent.name), BLOCK
+    content = path.read_bytes()
+    n = len(_frame(read_entry(path, *facts), *facts))
+    for damaged in [
+        *(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in range(n)),
+        *(content[:-1], content + b"x", other.read_bytes()),
+    ]:
+        path.write_bytes(damaged)
+        with pytest.raises((Damaged, OtherVersion)):
+            read_entry(path, *facts)
+    path.write_bytes(content)
+    assert read_entry(path, *facts).key.hex() == path.stem
+
+
 def test_damaged_files_are_counted_in_one_line(tmp_path, healthy):
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
     for path in files(tmp_path)[:3]:
@@ -182,7 +230,7 @@ def test_left_over_files_are_removed(tmp_path, healthy):
         return "-".join([ours[:33], host, str(pid), run, number])
 
     removed = [name(pid=dead.pid), name(run="0" * 8), name(host="f" * 8), name(pid=10**30)]
-    kept = [ours, name(pid=os.getppid()), name(host="e" * 8), ".mine.part"]
+    kept = [ours, name(pid=os.getppid()), name(host="e" * 8, pid=dead.pid), ".mine.part"]
     for each in [*removed, *kept]:
         (identity / each).write_bytes(b"x")
     os.utime(identity / name(host="f" * 8), (time.time() - 7200,) * 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_local.prompt_cache import entry_file, folder
+from spec_local.prompt_cache import entry_file, folder, listing
 from spec_local.prompt_cache.cache import PromptCache
 from tests.unit.test_prompt_cache import add_history, data_of, found_length, tokens_of
 
@@ -256,6 +256,37 @@ def test_what_is_on_disk_is_dropped_from_memory_first(tmp_path):
     assert [found_length(prompts, history(i, 2)) for i in (1, 2, 3)] == [64] * 3
 
 
+def test_what_waits_is_not_dropped_for_a_copy_of_a_file(tmp_path):
+    filled(tmp_path, history(1))
+    cache, prompts = opened(tmp_path, memory=2 * SIZE)
+    cache.set_busy(True)
+    assert add_history(prompts, history(2, 2), SIZE) == 2
+    assert found_length(prompts, history(1)) == 96
+    assert cache.n_unwritten == 2 * SIZE
+    cache.close()
+    assert found_length(prompts, history(2)) == 64
+
+
+def test_the_folder_is_listed_again_only_if_it_changed(tmp_path, monkeypatch):
+    filled(tmp_path, history(1))
+    files(tmp_path)[0].write_bytes(b"")
+    (identity,) = tmp_path.iterdir()
+    listed, read = [], []
+    monkeypatch.setattr(listing.os, "listdir", lambda path, f=os.listdir: listed.append(path) or f(path))
+    monkeypatch.setattr(
+        listing, "read_entry", lambda path, *args, f=listing.read_entry: read.append(path) or f(path, *args)
+    )
+    _, prompts = opened(tmp_path)
+    now = time.time()
+    for age in (20, 20, 10, 10):
+        os.utime(identity, (now - age, now - age))
+        prompts.find(history(1))
+    assert len(listed) == 2
+    assert len(read) == 3  # the damaged one, too, only once
+    filled(tmp_path, history(1), history(2))
+    assert prompts.lacking(history(1)) == prompts.lacking(history(2)) == []
+
+
 def test_nothing_is_written_while_busy(tmp_path):
     cache, prompts = opened(tmp_path)
     cache.set_busy(True)
@@ -313,6 +344,55 @@ def test_closing_writes_what_there_is_time_for_even_while_busy(tmp_path, monkeyp
     cache.close(20)
     assert len(files(tmp_path)) == 3
     assert not cache._writer._thread.is_alive()
+
+
+def on_write(monkeypatch, act):
+    """Call `act` after each write of the writer with the number of writes so far."""
+    writes = []
+
+    def write_all(file, content, write=entry_file._write_all):
+        write(file, content)
+        writes.append(len(content))
+        act(len(writes))
+
+    monkeypatch.setattr(entry_file, "_write_all", write_all)
+    return writes
+
+
+def test_a_request_that_arrives_while_closing_does_not_hold_it_up(tmp_path, monkeypatch):
+    cache, prompts = opened(tmp_path)
+    cache.set_busy(True)
+    add_history(prompts, history(1), SIZE)
+    on_write(monkeypatch, lambda n: cache.set_busy(True))
+    cache.close(20)
+    assert len(files(tmp_path)) == 3
+
+
+def test_a_tail_that_is_replaced_while_it_is_written_is_abandoned(tmp_path, monkeypatch):
+    tokens = history(1, 3)
+    filled(tmp_path, tokens[:64])
+    cache, prompts = opened(tmp_path)
+    monkeypatch.setattr(entry_file, "CHUNK", 100)
+    writes = on_write(monkeypatch, lambda n: n == 1 and add_history(prompts, tokens[:80], SIZE))
+    add_history(prompts, tokens[:70], SIZE)
+    wait_until(lambda: len(writes) > 1)
+    cache.close()
+    assert len(writes) == 1 + 12
+    assert len(files(tmp_path)) == 3
+    assert found_length(opened(tmp_path)[1], tokens) == 80
+
+
+def test_the_folder_is_cleared_while_a_file_is_written(tmp_path, monkeypatch):
+    lines = []
+    cache, prompts = opened(tmp_path, log=lines)
+    on_write(monkeypatch, lambda n: n == 1 and folder.clear(tmp_path))
+    add_history(prompts, history(1, 1), SIZE)
+    written(cache)
+    assert files(tmp_path) == []
+    add_history(prompts, history(2), SIZE)
+    cache.close()
+    assert len(files(tmp_path)) == 3
+    assert lines == []
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
