@@ -80,7 +80,10 @@ def test_drafts_are_counted(server):
     fixed = server.chat("one two three", max_tokens=40, speculative={"policy": "fixed", "draft_max": 2})
     assert fixed["timings"]["draft_n"] > 0
     details = fixed["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == fixed["timings"]["draft_n"]
+    assert (
+        details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
+        == fixed["timings"]["draft_n"]
+    )
     counted = server.metric("spec_decode_num_draft_tokens_total")
     assert counted >= fixed["timings"]["draft_n"]
     plain = server.chat("one two three", max_tokens=40, speculative=False)
