@@ -42,6 +42,7 @@ from spec_local.server.events import (
     Token,
 )
 from spec_local.server.prompt_tokens import infill_tokens, mixed_tokens, prompt_tokens
+from spec_local.server.stable_prompts import StablePrompts
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
 from spec_local.system.cancellation import Abandoned, abandoned_if, check_wanted
@@ -84,9 +85,20 @@ class EngineProcess:
     It receives ``("answer", id, AnswerRequest)`` and ``("ask", id, what, argument)``, ``("cancel", id)`` for
     both, and ``("sign", None)``. It sends ``("event", id, Event)``, ``("reply", id, value or
     SpecLocalError)`` and ``("sign",)`` if all workers answer.
+
+    Args:
+        keep_headers: system messages stay as they are: see `StablePrompts`.
     """
 
-    def __init__(self, connection: Connection, send: _Sender, session: Session, name: str) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        send: _Sender,
+        session: Session,
+        name: str,
+        *,
+        keep_headers: bool = False,
+    ) -> None:
         self._connection, self._sender = connection, send
         self._session, self._name = session, name
         self._model = session.main.model
@@ -96,6 +108,7 @@ class EngineProcess:
         if self._model.chat_template:
             template = ChatTemplate(self._model)
             self._chats.append(Conversation(self._model, template, n_ctx=session.main.n_ctx))
+        self._stable_prompts = None if keep_headers else StablePrompts()
         self._ready: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
         self._preparing = [ThreadPoolExecutor(1, name) for name in ("prepare", "prepare-long")]
         self._running: dict[int, _Running] = {}  # by number of the prompt
@@ -247,7 +260,8 @@ class EngineProcess:
             parallel=request.parallel_tool_calls,
             json_schema=request.settings.json_schema,
         )
-        messages = messages_of(request.messages)
+        given = self._stable_prompts.stable(request.messages) if self._stable_prompts else request.messages
+        messages = messages_of(given)
         most_in_common = max(list(self._chats), key=lambda chat: _n_common(chat.messages, messages))
         return most_in_common.following(messages, tool_use)
 
@@ -449,7 +463,8 @@ def main() -> None:
             return
         with session:
             session.costs()  # measured now if they are unknown: the first answer need not wait for it
-            EngineProcess(connection, send, session, options["name"]).run()
+            name, keep_headers = options["name"], options["keep_headers"]
+            EngineProcess(connection, send, session, name, keep_headers=keep_headers).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     os._exit(0)  # threads that wait on the connection end with the process

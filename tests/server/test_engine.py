@@ -370,6 +370,26 @@ def ends_of(sent, n):
     return ends
 
 
+@pytest.mark.parametrize("keep_headers", [False, True])
+def test_the_beginnings_of_system_messages_stay_the_same(tmp_path, keep_headers):
+    path = write_tiny_model(tmp_path / "m.gguf", chat_template=CHAT_TEMPLATE)
+    header, now = "x-anthropic-billing-header: cch={};", "It is 2026-11-28T13:39:{}Z. Help."
+
+    async def main():
+        async with running({"main": path, "n_ctx": 512, "threads": 1}, keep_headers=keep_headers) as engine:
+            prompts = []
+            for value in ("07", "28"):
+                system = f"{header.format(value)}\n{now.format(value)}"
+                messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]
+                prompts.append((await engine.ask("prompt", AnswerRequest(GREEDY, messages)))[0])
+            return prompts
+
+    first, second = asyncio.run(main())
+    assert ("billing" in first) is keep_headers
+    assert (first == second) is not keep_headers
+    assert now.format("28" if keep_headers else "07") in second
+
+
 def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):
     """A part of the process that fails unexpectedly for one request; the others are answered."""
     parts = EngineProcess._parts
