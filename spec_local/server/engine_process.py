@@ -21,6 +21,7 @@ from typing import Any
 from spec_local import __version__
 from spec_local.answers.marked import MarkedText
 from spec_local.chat.conversation import Conversation
+from spec_local.chat.meaning import same_message
 from spec_local.chat.messages import Message, messages_of
 from spec_local.chat.request import Request
 from spec_local.chat.template import ChatTemplate
@@ -262,8 +263,9 @@ class EngineProcess:
         )
         given = self._stable_prompts.stable(request.messages) if self._stable_prompts else request.messages
         messages = messages_of(given)
-        most_in_common = max(list(self._chats), key=lambda chat: _n_common(chat.messages, messages))
-        return most_in_common.following(messages, tool_use)
+        recent = [*self._chats][::-1]  # of equal ones the last: it has the most answers
+        most_in_common = max(recent, key=lambda chat: _n_common(chat.messages, messages))
+        return most_in_common.following(messages, tool_use, as_generated=True)
 
     def _text(self, id: int, request: AnswerRequest) -> _Running:
         vocabulary, n_ctx = self._model.vocabulary, self._session.main.n_ctx
@@ -439,7 +441,9 @@ def _slot(running: _Running) -> tuple[int, int, int, GenerationSettings]:
 
 
 def _n_common(a: Sequence[Message], b: Sequence[Message]) -> int:
-    return next((n for n, (ours, theirs) in enumerate(zip(a, b, strict=False)) if ours != theirs), len(a))
+    """Number of messages with the same meaning that both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, pair in pairs if not same_message(*pair)), min(len(a), len(b)))
 
 
 def main() -> None:

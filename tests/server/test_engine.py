@@ -345,6 +345,31 @@ def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, paral
     assert text(events) == ""
 
 
+def test_calls_that_a_client_sends_back_are_in_the_cache(tmp_path):
+    """Turn by turn, with other ids and another order of keys."""
+    script = ["I look.", "<tool_call>", '{"name":"weather","arg', 'uments":{"days":3,', '"city":"Paris"}}']
+    script += ["</tool_call>\n"]
+    path = write_scripted_model(tmp_path / "m.gguf", TOOL_TEMPLATES["Hermes"], "<0x0A>", script)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=100, policy="off")
+
+    async def main():
+        async with running({"main": path, "n_ctx": 2048, "threads": 1}) as engine:
+            messages, known = [{"role": "user", "content": "Rain?"}], 0
+            for turn in range(4):
+                (events,) = await collect(engine.answer([AnswerRequest(settings, messages, tools)]))
+                assert events[0].n_cached >= known
+                known = events[0].n_prompt + len(script)
+                call = {"name": "weather", "arguments": '{"city": "Paris", "days": 3}'}
+                calls = [{"id": f"call-{turn}", "type": "function", "function": call}]
+                messages += [
+                    {"role": "assistant", "content": "I look.", "tool_calls": calls},
+                    {"role": "tool", "content": f"{turn} mm", "tool_call_id": f"call-{turn}"},
+                ]
+
+    asyncio.run(main())
+
+
 @contextmanager
 def process_here(arguments):
     """The other side of an engine in a thread of this process; yields its connection and what it sends."""
