@@ -43,6 +43,7 @@ from spec_local.server.events import (
     Token,
 )
 from spec_local.server.prompt_tokens import infill_tokens, mixed_tokens, prompt_tokens
+from spec_local.server.read_again import ReadAgainLog
 from spec_local.server.stable_prompts import StablePrompts
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
@@ -67,6 +68,9 @@ class _Running:
     reasoning: str = ""
     generated: list[int] = field(default_factory=list)
     started: float = 0.0  # when it got a row
+    is_gap: bool = False  # prompts of gaps begin anew wherever the cursor is
+    is_read: bool = False  # the prompt
+    n_reread: int = 0
 
 
 class _Sender:
@@ -118,6 +122,9 @@ class EngineProcess:
         self._unfinished: set[int] = set()  # these, and the running ones
         self._cancelled: set[int] = set()
         self._settings = GenerationSettings()  # of the last prompt
+        self._read_again = ReadAgainLog(
+            self._model.vocabulary.detokenize, lambda line: self._send("log", line)
+        )
         self._closing = False
 
     def run(self) -> None:
@@ -277,7 +284,8 @@ class EngineProcess:
             tokens = gap.tokens(self._model, n_ctx)
         else:
             tokens = prompt_tokens(vocabulary, request.prompt, n_ctx, parse_special=request.parse_special)
-        return _Running(id, request.settings, tokens)
+        is_gap = request.infill is not None or request.suffix is not None
+        return _Running(id, request.settings, tokens, is_gap=is_gap)
 
     def _reply(self, id: int, what: str, argument: Any) -> None:
         try:
@@ -353,6 +361,9 @@ class EngineProcess:
         if not (running := self._running.get(number)):
             return
         if isinstance(event, Prefilled):
+            running.is_read = True
+            if not running.is_gap:
+                running.n_reread = self._read_again.check(running.tokens, event.statistics.cached_n)
             self._report(number, len(running.tokens), event.statistics.cached_n)
             self._send("event", running.id, Started(len(running.tokens), event.statistics.cached_n))
         elif isinstance(event, Text):
@@ -413,12 +424,21 @@ class EngineProcess:
             # Before the last event: the next turn is prepared after it.
             running.chat.answer(running.answer, running.generated, running.reasoning)
             self._chats.append(running.chat)
+        if running.is_read and not running.is_gap:
+            self._read_again.add([*running.tokens, *running.generated])
         reason = event.reason
         if reason == "cancelled" and running.parser.is_full and not self._is_cancelled(running.id):
             reason = "stop"
         self._finish(
             running.id,
-            Ended(rest, reason, event.statistics, event.stopping_word, self._session.plain_seconds),
+            Ended(
+                rest,
+                reason,
+                event.statistics,
+                event.stopping_word,
+                self._session.plain_seconds,
+                running.n_reread,
+            ),
         )
 
     # Sending

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import multiprocessing
 import queue
+import re
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from spec_local.grammar.matcher import Grammar
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
 from spec_local.server.engine_process import EngineProcess
-from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Refused, Started
+from spec_local.server.events import AnswerRequest, Delta, Ended, Infill, Reading, Refused, Started
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import write_scripted_model
 
@@ -413,6 +414,35 @@ def test_the_beginnings_of_system_messages_stay_the_same(tmp_path, keep_headers)
     assert ("billing" in first) is keep_headers
     assert (first == second) is not keep_headers
     assert now.format("28" if keep_headers else "07") in second
+
+
+@pytest.mark.parametrize("is_gap", [False, True])
+def test_prompts_that_are_read_again_are_logged(arguments, monkeypatch, is_gap):
+    """But for those of gaps, which change wherever the cursor is."""
+
+    def tokens(vocabulary, infill, n_ctx, max_tokens):
+        return vocabulary.tokenize(infill.prefix)
+
+    monkeypatch.setattr("spec_local.server.engine_process.infill_tokens", tokens)
+    words, counted = " ".join(f"{n} one" for n in range(300)), []
+    with process_here(arguments | {"parallel": 1}) as (ours, sent):
+        for id, prompt in enumerate([f"a {words}", f"a {words} two", f"b {words}", f"b {words}"]):
+            given = {"infill": Infill(prompt, "")} if is_gap else {"prompt": prompt}
+            ours.send(("answer", id, AnswerRequest(GREEDY, **given)))
+            lines = []
+            while len(counted) == id:
+                kind, *message = sent.get(timeout=60)
+                lines += message if kind == "log" else []
+                if kind == "event" and isinstance(message[1], Ended):
+                    counted.append(message[1].n_reread)
+            lines = [line for line in lines if "again" in line]
+            assert len(lines) == (id == 2 and not is_gap)
+            for line in lines:
+                assert re.match(
+                    r"reads [\d,]+ tokens again: parts from an earlier prompt at token \d: ", line
+                )
+                assert "b 0 one 1 one" in line
+    assert [n > 500 for n in counted] == [False, False, not is_gap, False]
 
 
 def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):
