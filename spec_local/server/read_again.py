@@ -48,7 +48,7 @@ def read_again(prompt: NDArray[np.int32], n_cached: int, recent: Sequence[KnownP
 
     Args:
         n_cached: tokens at its beginning that were in the cache.
-        recent: the most recent prompts; of equal ones the last counts.
+        recent: the most recent prompts.
 
     Returns:
         None: it is not worth telling.
@@ -58,7 +58,7 @@ def read_again(prompt: NDArray[np.int32], n_cached: int, recent: Sequence[KnownP
     counts = np.bincount(prompt)
     prefixes = [_n_prefix(prompt, known.tokens) for known in recent]
     scores = [n + _n_common(counts, known) for n, known in zip(prefixes, recent, strict=True)]
-    best = len(recent) - 1 - int(np.argmax(scores[::-1]))
+    best = int(np.argmax(scores))
     n_prefix = prefixes[best]
     n_evicted = max(0, n_prefix - n_cached)
     n = n_evicted + _n_in_blocks(prompt[max(n_prefix, n_cached) :], recent[best].tokens[n_prefix:])

@@ -129,6 +129,12 @@ def test_a_time_is_at_most_an_hour_old(clients):
     assert clients.ask("Now 14:10.") == ["Now 14:00."]
 
 
+def test_a_time_before_midnight_is_not_an_hour_later(clients):
+    clients.ask("Now 23:59:59.")
+    clients.now += 3600
+    assert clients.ask("Now 0:00:00.") == ["Now 0:00:00."]
+
+
 def test_only_the_last_texts_are_known(clients):
     clients.ask("Now 13:00.", "0")
     for name in range(1, 32):
