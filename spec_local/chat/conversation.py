@@ -10,7 +10,7 @@ that the KV cache shares with a prompt.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from spec_local.answers.text import Done, Text
@@ -47,12 +47,15 @@ class AnswerTokens:
 class _Segment:
     """A part of the rendered conversation; its tokens stay valid as long as the part does.
 
-    answer: index of the message; -1: the text between two answers, which is tokenized as a whole.
+    answer: index of the message; -1: the text between two answers, which is tokenized as a whole. shown:
+    what the template writes in place of an answer, up to and with the end token; n_shown: bytes without it.
     """
 
     part: Rendered
     tokens: list[int]
     answer: int = -1
+    shown: Rendered | None = None
+    n_shown: int = 0
 
     def is_still(self, part: Rendered) -> bool:
         """Return whether the tokens are those of a part of the conversation as it is now."""
@@ -220,7 +223,7 @@ class Conversation:
 
     def _splitter_here(self) -> Splitter:
         """A splitter of the text that follows the known tokens."""
-        return self.template.splitter((), self.tokens)
+        return self.template.splitter((), [t for segment in self._segments[-2:] for t in segment.tokens])
 
     def splitter(self) -> Splitter:
         """A splitter of the text that the model generates after the last `prompt`."""
@@ -344,11 +347,10 @@ class Conversation:
         end, segments, self._segments = 0, self._segments, []
         for segment in segments:
             if not segment.is_still(rendered[end : end + len(segment.part)]):
-                n = self._n_same(segment, rendered, end)
-                if n is not None:  # the model reads what it wrote
-                    rendered = rendered[:end] + segment.part + rendered[end + n :]
-                    self._segments.append(segment)
-                    end += len(segment.part)
+                if same := self._as_shown(segment, rendered, end):  # the model reads what it wrote
+                    rendered = rendered[:end] + same.part + rendered[end + same.n_shown :]
+                    self._segments.append(same)
+                    end += len(same.part)
                     continue
                 # Some templates strip answers, or remove their reasoning.
                 if segment.answer >= 0 and (
@@ -365,32 +367,33 @@ class Conversation:
                 end -= len(self._segments.pop().part)
             self._tokenize(rendered[end:])
 
-    def _n_same(self, segment: _Segment, rendered: Rendered, start: int) -> int | None:
-        """Bytes of the answer that begins here and means the same as the segment's; None: it does not."""
+    def _as_shown(self, segment: _Segment, rendered: Rendered, start: int) -> _Segment | None:
+        """The segment of an answer, if the one that begins here means the same; None: it does not."""
         before = self._segments[-1].part.is_content[-1:] if self._segments else b""
         if not self._as_generated or segment.answer < 0 or before != b"\0":  # after content, it is continued
             return None
-        n = self._n_answer(rendered[start:], 2 * len(segment.part) + _MORE)
-        if n is None:
+        if segment.shown and rendered[start : start + len(segment.shown)] == segment.shown:
+            return segment
+        rest = rendered[start : start + 2 * len(segment.part) + _MORE]
+        n, end = self._n_answer(rest)
+        if not end:
             return None
         tools = self.tool_use.tools if self.tool_use else ()
         source = self.template.source
         written, generated = (
-            meaning_of(str(part), source, self._splitter_here(), tools)
-            for part in (rendered[start : start + n], segment.part)
+            meaning_of(str(part), source, self._splitter_here(), tools) for part in (rest[:n], segment.part)
         )
-        return n if written == generated else None
+        return replace(segment, shown=rest[:end], n_shown=n) if written == generated else None
 
-    def _n_answer(self, rest: Rendered, most: int) -> int | None:
-        """Bytes up to the end token that the template writes after an answer; None: they are too many."""
-        vocabulary, text = self.model.vocabulary, rest.text
-        tokens = rest[:most].tokens(vocabulary, is_start=False)
-        end = next(filter(vocabulary.is_end, tokens), None)
+    def _n_answer(self, rest: Rendered) -> tuple[int, int]:
+        """Bytes before and after the end token that the template writes after an answer; 0: there is none."""
+        vocabulary = self.model.vocabulary
+        end = next(filter(vocabulary.is_end, rest.tokens(vocabulary, is_start=False)), None)
         name = b"" if end is None else vocabulary.text(end)
-        at = text.find(name) if name else -1
+        at = rest.text.find(name) if name else -1
         while at >= 0 and any(rest.is_content[at : at + len(name)]):
-            at = text.find(name, at + 1)
-        return at if at >= 0 else None
+            at = rest.text.find(name, at + 1)
+        return (at, at + len(name)) if at >= 0 else (0, 0)
 
     def _tokenize(self, part: Rendered) -> None:
         tokens = part.tokens(self.model.vocabulary, is_start=not self._segments)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from spec_local.chat.conversation import Conversation
+from spec_local.chat.meaning import meaning_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.language_model import common_prefix
@@ -154,6 +155,30 @@ def test_other_values_texts_or_calls(model, changes):
     chat = Chat(model, TOOL_TEMPLATES["Hermes"], TOOLS)
     chat.next(*changes(chat.generate(CALLS["Hermes"][1].format(3))))
     assert chat.n_again > 0
+    assert chat.is_rendered
+
+
+def test_answers_are_compared_once(model, monkeypatch):
+    compared = []
+
+    def meaning(text, *arguments):
+        compared.append(text)
+        return meaning_of(text, *arguments)
+
+    monkeypatch.setattr("spec_local.chat.conversation.meaning_of", meaning)
+    chat = Chat(model, TOOL_TEMPLATES["Hermes"], TOOLS)
+    sent = sent_back(chat.generate(CALLS["Hermes"][1].format(3)), SPELLINGS["sorted"])
+    chat.next(*sent)
+    assert chat.n_again == 0
+    assert len(compared) == 2
+    second = chat.second
+    chat.first = second
+    chat.next(*sent, ASKED)
+    assert chat.n_again == 0
+    assert len(compared) == 2
+    twice = [sent[0] | {"tool_calls": [*sent[0]["tool_calls"]] * 2}, *sent[1:]]
+    chat.next(*twice)  # it begins with the known call
+    assert len(compared) == 4
     assert chat.is_rendered
 
 
