@@ -88,6 +88,13 @@ def serve(
         ),
     ] = None,
     max_body: Annotated[int, _Server(min=1, metavar="<int>", help="Maximum size of a request in MiB.")] = 16,
+    keep_headers: Annotated[
+        bool,
+        _Server(
+            "--keep-headers",
+            help="Keep billing headers and the time of day in system messages as clients send them.",
+        ),
+    ] = False,
 ) -> None:
     """Serve models over HTTP to editors, agents and chat programs, and show a page to try them.
 
@@ -124,6 +131,7 @@ def serve(
             memory=round(memory * 2**30) if memory else free_memory() // 2,
             keep_alive=None if keep_alive is None else seconds_of(keep_alive),
             max_waiting=queue,
+            keep_headers=keep_headers,
             log=render.note,
         )
         names = [each.name for each in served.models]

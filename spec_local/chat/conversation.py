@@ -2,18 +2,20 @@
 
 For each turn the whole conversation is rendered, but only new text is tokenized. Tokenizing the text of an
 answer again could split it differently, and the KV cache would be invalid from there on. An answer after
-reasoning is tokenized: templates leave out the reasoning of earlier answers, so that the answer must be read
-again anyway, and the KV cache is valid up to the question. Removing messages
+reasoning is tokenized: most templates leave out the reasoning of earlier answers, so that the answer must be
+read again anyway, and the KV cache is valid up to the question. With `as_generated`, its tokens are kept for
+templates that show it. Removing messages
 needs no extra work: the tokens before them stay the same, and `Session.generate` reuses the longest prefix
 that the KV cache shares with a prompt.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from spec_local.answers.text import Done, Text
 from spec_local.arguments import Int32, checked
+from spec_local.chat.meaning import meaning_of
 from spec_local.chat.messages import Message, check_last, messages_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate
@@ -26,6 +28,8 @@ from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 
 _Event = TypeVar("_Event")
+_MORE = 1024
+"""Bytes by which a template may write an answer longer than twice what the model generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,15 @@ class AnswerTokens:
 class _Segment:
     """A part of the rendered conversation; its tokens stay valid as long as the part does.
 
-    answer: index of the message; -1: the text between two answers, which is tokenized as a whole.
+    answer: index of the message; -1: the text between two answers, which is tokenized as a whole. shown:
+    what the template writes in place of an answer, up to and with the end token; n_shown: bytes without it.
     """
 
     part: Rendered
     tokens: list[int]
     answer: int = -1
+    shown: Rendered | None = None
+    n_shown: int = 0
 
     def is_still(self, part: Rendered) -> bool:
         """Return whether the tokens are those of a part of the conversation as it is now."""
@@ -81,6 +88,7 @@ class Conversation:
         self.last_answer: Message | None = None
         """The answer to the last `prompt`; None: it has not ended."""
         self._segments: list[_Segment] = []
+        self._as_generated = False
 
     @property
     def system(self) -> str | None:
@@ -104,15 +112,23 @@ class Conversation:
         return int(bool(self.messages) and self.messages[0]["role"] == "system")
 
     def following(
-        self, messages: Sequence[Mapping[str, object]], tool_use: ToolUse | None = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tool_use: ToolUse | None = None,
+        *,
+        as_generated: bool = False,
     ) -> "Conversation":
         """Another conversation with the same model, which keeps the tokens of what both begin with.
+
+        Args:
+            as_generated: an answer that means the same as what the model generated has its tokens, too: it
+                may have other white space, and its calls other ids and another order of keys.
 
         Raises:
             InvalidRequest: a message is incomplete or wrong.
         """
         following = Conversation(self.model, self.template, messages, tool_use, self.n_ctx)
-        following._segments = [*self._segments]
+        following._segments, following._as_generated = [*self._segments], as_generated
         return following
 
     @checked
@@ -186,6 +202,8 @@ class Conversation:
             message["tool_calls"] = [call.message for call in found.calls]
         if reasoning:
             message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
+            if self._as_generated and not is_continued:
+                self._keep_reasoning(content, tokens, reasoning)
         elif self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
             part, kept = spelled
             if self._segments[-1].answer == len(self.messages):  # it is continued
@@ -194,6 +212,18 @@ class Conversation:
             self._segments.append(_Segment(part, kept, len(self.messages)))
         self.messages.append(message)
         self.last_answer = message
+
+    def _keep_reasoning(self, content: str, tokens: Sequence[int], reasoning: str) -> None:
+        """Keep the tokens of an answer with its reasoning, for templates that show it."""
+        piece = self.model.vocabulary.piece
+        text = b"".join([piece(token, special=True) for token in tokens])
+        whole = Rendered(text, bytes([1]) * len(text))
+        if self._segments and self._splitter_here().finish(str(whole)) == (reasoning, content):
+            self._segments.append(_Segment(whole, list(tokens), len(self.messages)))
+
+    def _splitter_here(self) -> Splitter:
+        """A splitter of the text that follows the known tokens."""
+        return self.template.splitter((), [t for segment in self._segments[-2:] for t in segment.tokens])
 
     def splitter(self) -> Splitter:
         """A splitter of the text that the model generates after the last `prompt`."""
@@ -317,6 +347,11 @@ class Conversation:
         end, segments, self._segments = 0, self._segments, []
         for segment in segments:
             if not segment.is_still(rendered[end : end + len(segment.part)]):
+                if same := self._as_shown(segment, rendered, end):  # the model reads what it wrote
+                    rendered = rendered[:end] + same.part + rendered[end + same.n_shown :]
+                    self._segments.append(same)
+                    end += len(same.part)
+                    continue
                 # Some templates strip answers, or remove their reasoning.
                 if segment.answer >= 0 and (
                     spelled := _spelled(self.model.vocabulary, segment.tokens, rendered, end)
@@ -331,6 +366,34 @@ class Conversation:
             if self._segments and self._segments[-1].answer < 0:
                 end -= len(self._segments.pop().part)
             self._tokenize(rendered[end:])
+
+    def _as_shown(self, segment: _Segment, rendered: Rendered, start: int) -> _Segment | None:
+        """The segment of an answer, if the one that begins here means the same; None: it does not."""
+        before = self._segments[-1].part.is_content[-1:] if self._segments else b""
+        if not self._as_generated or segment.answer < 0 or before != b"\0":  # after content, it is continued
+            return None
+        if segment.shown and rendered[start : start + len(segment.shown)] == segment.shown:
+            return segment
+        rest = rendered[start : start + 2 * len(segment.part) + _MORE]
+        n, end = self._n_answer(rest)
+        if not end:
+            return None
+        tools = self.tool_use.tools if self.tool_use else ()
+        source = self.template.source
+        written, generated = (
+            meaning_of(str(part), source, self._splitter_here(), tools) for part in (rest[:n], segment.part)
+        )
+        return replace(segment, shown=rest[:end], n_shown=n) if written == generated else None
+
+    def _n_answer(self, rest: Rendered) -> tuple[int, int]:
+        """Bytes before and after the end token that the template writes after an answer; 0: there is none."""
+        vocabulary = self.model.vocabulary
+        end = next(filter(vocabulary.is_end, rest.tokens(vocabulary, is_start=False)), None)
+        name = b"" if end is None else vocabulary.text(end)
+        at = rest.text.find(name) if name else -1
+        while at >= 0 and any(rest.is_content[at : at + len(name)]):
+            at = rest.text.find(name, at + 1)
+        return (at, at + len(name)) if at >= 0 else (0, 0)
 
     def _tokenize(self, part: Rendered) -> None:
         tokens = part.tokens(self.model.vocabulary, is_start=not self._segments)

@@ -7,6 +7,8 @@ protocol         an `Exchange`: chat_completions, completions, responses, messag
 prompts          paths that return a prompt's number of tokens, or its text
 engine           the server's side of the process with the models: gives each answer its events
 engine_process   the models, in a child process: answers several requests at the same time
+stable_prompts   leaves out what changes in system messages from request to request
+read_again       tells which tokens of prompts are read again, and why
 left_out         what a model of text cannot read, as text
 events           what these two tell each other
 """

@@ -91,6 +91,7 @@ class Engine:
         session: arguments of `Session.open`.
         name: of the main model, as clients name it.
         max_waiting: answers that may wait for a row.
+        keep_headers: see `EngineProcess`.
         log: called with a line for each slow operation.
 
     Attributes:
@@ -105,9 +106,10 @@ class Engine:
         name: str,
         *,
         max_waiting: int = 64,
+        keep_headers: bool = False,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._options = {"session": dict(session), "name": name}
+        self._options = {"session": dict(session), "name": name, "keep_headers": keep_headers}
         self._max_waiting, self._log = max_waiting, log
         self.observe: Callable[[Event, float], None] = lambda event, seconds: None
         self.loaded: Loaded | None = None

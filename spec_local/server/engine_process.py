@@ -21,6 +21,7 @@ from typing import Any
 from spec_local import __version__
 from spec_local.answers.marked import MarkedText
 from spec_local.chat.conversation import Conversation
+from spec_local.chat.meaning import same_message
 from spec_local.chat.messages import Message, messages_of
 from spec_local.chat.request import Request
 from spec_local.chat.template import ChatTemplate
@@ -42,6 +43,8 @@ from spec_local.server.events import (
     Token,
 )
 from spec_local.server.prompt_tokens import infill_tokens, mixed_tokens, prompt_tokens
+from spec_local.server.read_again import ReadAgainLog
+from spec_local.server.stable_prompts import StablePrompts
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
 from spec_local.system.cancellation import Abandoned, abandoned_if, check_wanted
@@ -66,6 +69,9 @@ class _Running:
     reasoning: str = ""
     generated: list[int] = field(default_factory=list)
     started: float = 0.0  # when it got a row
+    is_gap: bool = False  # prompts of gaps begin anew wherever the cursor is
+    is_read: bool = False  # the prompt
+    n_reread: int = 0
 
 
 class _Sender:
@@ -85,9 +91,20 @@ class EngineProcess:
     It receives ``("answer", id, AnswerRequest)`` and ``("ask", id, what, argument)``, ``("cancel", id)`` for
     both, and ``("sign", None)``. It sends ``("event", id, Event)``, ``("reply", id, value or
     SpecLocalError)`` and ``("sign",)`` if all workers answer.
+
+    Args:
+        keep_headers: system messages stay as they are: see `StablePrompts`.
     """
 
-    def __init__(self, connection: Connection, send: _Sender, session: Session, name: str) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        send: _Sender,
+        session: Session,
+        name: str,
+        *,
+        keep_headers: bool = False,
+    ) -> None:
         self._connection, self._sender = connection, send
         self._session, self._name = session, name
         self._model = session.main.model
@@ -97,6 +114,7 @@ class EngineProcess:
         if self._model.chat_template:
             template = ChatTemplate(self._model)
             self._chats.append(Conversation(self._model, template, n_ctx=session.main.n_ctx))
+        self._stable_prompts = None if keep_headers else StablePrompts()
         self._ready: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
         self._preparing = [ThreadPoolExecutor(1, name) for name in ("prepare", "prepare-long")]
         self._running: dict[int, _Running] = {}  # by number of the prompt
@@ -105,6 +123,9 @@ class EngineProcess:
         self._unfinished: set[int] = set()  # these, and the running ones
         self._cancelled: set[int] = set()
         self._settings = GenerationSettings()  # of the last prompt
+        self._read_again = ReadAgainLog(
+            self._model.vocabulary.detokenize, lambda line: self._send("log", line)
+        )
         self._closing = False
 
     def run(self) -> None:
@@ -248,9 +269,11 @@ class EngineProcess:
             parallel=request.parallel_tool_calls,
             json_schema=request.settings.json_schema,
         )
-        messages = messages_of(request.messages)
-        most_in_common = max(list(self._chats), key=lambda chat: _n_common(chat.messages, messages))
-        return most_in_common.following(messages, tool_use)
+        given = self._stable_prompts.stable(request.messages) if self._stable_prompts else request.messages
+        messages = messages_of(given)
+        recent = [*self._chats][::-1]  # of equal ones the last: it has the most answers
+        most_in_common = max(recent, key=lambda chat: _n_common(chat.messages, messages))
+        return most_in_common.following(messages, tool_use, as_generated=True)
 
     def _text(self, id: int, request: AnswerRequest) -> _Running:
         vocabulary, n_ctx = self._model.vocabulary, self._session.main.n_ctx
@@ -262,7 +285,8 @@ class EngineProcess:
             tokens = gap.tokens(self._model, n_ctx)
         else:
             tokens = prompt_tokens(vocabulary, request.prompt, n_ctx, parse_special=request.parse_special)
-        return _Running(id, request.settings, tokens)
+        is_gap = request.infill is not None or request.suffix is not None
+        return _Running(id, request.settings, tokens, is_gap=is_gap)
 
     def _reply(self, id: int, what: str, argument: Any) -> None:
         try:
@@ -340,6 +364,9 @@ class EngineProcess:
         if not (running := self._running.get(number)):
             return
         if isinstance(event, Prefilled):
+            running.is_read = True
+            if not running.is_gap:
+                running.n_reread = self._read_again.check(running.tokens, event.statistics.cached_n)
             self._report(number, len(running.tokens), event.statistics.cached_n)
             self._send("event", running.id, Started(len(running.tokens), event.statistics.cached_n))
         elif isinstance(event, Text):
@@ -400,12 +427,21 @@ class EngineProcess:
             # Before the last event: the next turn is prepared after it.
             running.chat.answer(running.answer, running.generated, running.reasoning)
             self._chats.append(running.chat)
+        if running.is_read and not running.is_gap:
+            self._read_again.add([*running.tokens, *running.generated])
         reason = event.reason
         if reason == "cancelled" and running.parser.is_full and not self._is_cancelled(running.id):
             reason = "stop"
         self._finish(
             running.id,
-            Ended(rest, reason, event.statistics, event.stopping_word, self._session.plain_seconds),
+            Ended(
+                rest,
+                reason,
+                event.statistics,
+                event.stopping_word,
+                self._session.plain_seconds,
+                running.n_reread,
+            ),
         )
 
     # Sending
@@ -428,7 +464,9 @@ def _slot(running: _Running) -> tuple[int, int, int, GenerationSettings]:
 
 
 def _n_common(a: Sequence[Message], b: Sequence[Message]) -> int:
-    return next((n for n, (ours, theirs) in enumerate(zip(a, b, strict=False)) if ours != theirs), len(a))
+    """Number of messages with the same meaning that both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, pair in pairs if not same_message(*pair)), min(len(a), len(b)))
 
 
 def main() -> None:
@@ -452,7 +490,8 @@ def main() -> None:
             return
         with session:
             session.costs()  # measured now if they are unknown: the first answer need not wait for it
-            EngineProcess(connection, send, session, options["name"]).run()
+            name, keep_headers = options["name"], options["keep_headers"]
+            EngineProcess(connection, send, session, name, keep_headers=keep_headers).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     os._exit(0)  # threads that wait on the connection end with the process

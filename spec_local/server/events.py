@@ -152,6 +152,7 @@ class Ended:
         stopping_word: the stop string that ended it, if any.
         statistics: of the answer.
         plain_seconds: seconds of a step without draft tokens; None: not measured.
+        n_reread: tokens of the prompt that were read again: see `read_again`.
     """
 
     rest: Delta
@@ -159,6 +160,7 @@ class Ended:
     statistics: Statistics
     stopping_word: str = ""
     plain_seconds: float | None = None
+    n_reread: int = 0
 
 
 @dataclass(frozen=True, slots=True)

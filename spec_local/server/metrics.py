@@ -47,6 +47,9 @@ class Metrics:
         )
         self._prompt = counter("prompt_tokens", "Prompt tokens, evaluated or cached.")
         self._cached = counter("prefix_cache_hits", "Prompt tokens that were in the cache.")
+        self._reread = counter(
+            "prompt_tokens_reread", "Prompt tokens that a recent prompt had, but not the cache."
+        )
         self._generated = counter("generation_tokens", "Generated tokens.")
         self._drafts = counter("spec_decode_num_drafts", "Steps with draft tokens.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
@@ -118,6 +121,7 @@ class Metrics:
         # The first step evaluates the last token of a prompt whose other tokens have been read.
         self._prompt.inc(s.prompt_n + s.cached_n + bool(s.prompt_s))
         self._cached.inc(s.cached_n)
+        self._reread.inc(event.n_reread)
         self._generated.inc(s.predicted_n)
         if s.first_token_s:
             self._first.observe(s.first_token_s)

@@ -84,6 +84,7 @@ class ServedModels:
         keep_alive: seconds after its last use when a model is unloaded, unless a request says otherwise;
             None: it stays until another one needs its memory.
         max_waiting: requests that may wait for a model, and answers that may wait for a row of each.
+        keep_headers: see `EngineProcess`.
         log: called with a line for each slow operation.
         create, plan, call_later: the usual ones, except in tests.
 
@@ -102,6 +103,7 @@ class ServedModels:
         memory: int = 0,
         keep_alive: float | None = None,
         max_waiting: int = 64,
+        keep_headers: bool = False,
         log: Callable[[str], None] = lambda line: None,
         create: Callable[..., Engine] = Engine,
         plan: Callable[[Mapping[str, Any], int], MemoryPlan] = plan_memory,
@@ -111,6 +113,7 @@ class ServedModels:
         self._stays = len(self.models) == 1 and keep_alive is None
         self._memory, self._keep_alive, self._max_waiting, self._log = memory, keep_alive, max_waiting, log
         self._create, self._plan, self._call_later = create, plan, call_later
+        self._options = {"max_waiting": max_waiting, "keep_headers": keep_headers}
         self.observe: Callable[[Event, float], None] = lambda event, seconds: None
         self.on_request: Callable[[], None] = lambda: None
         self._names: dict[str, ServedModel] = {}
@@ -399,7 +402,7 @@ class ServedModels:
         self, model: ServedModel, session: Mapping[str, Any], *, persist: bool = False
     ) -> None:
         log = self._log if self._stays else lambda line: self._log(f"{model.name}: {line}")
-        engine = self._create(session, model.name, max_waiting=self._max_waiting, log=log)
+        engine = self._create(session, model.name, log=log, **self._options)
         engine.observe = lambda event, seconds: self.observe(event, seconds)
         model.engine, model.keep_alive = engine, self._keep_alive
         model.process = asyncio.create_task(engine.run(persist=persist))

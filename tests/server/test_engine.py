@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import multiprocessing
 import queue
+import re
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from spec_local.grammar.matcher import Grammar
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
 from spec_local.server.engine_process import EngineProcess
-from spec_local.server.events import AnswerRequest, Delta, Ended, Reading, Refused, Started
+from spec_local.server.events import AnswerRequest, Delta, Ended, Infill, Reading, Refused, Started
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import write_scripted_model
 
@@ -345,6 +346,31 @@ def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, paral
     assert text(events) == ""
 
 
+def test_calls_that_a_client_sends_back_are_in_the_cache(tmp_path):
+    """Turn by turn, with other ids and another order of keys."""
+    script = ["I look.", "<tool_call>", '{"name":"weather","arg', 'uments":{"days":3,', '"city":"Paris"}}']
+    script += ["</tool_call>\n"]
+    path = write_scripted_model(tmp_path / "m.gguf", TOOL_TEMPLATES["Hermes"], "<0x0A>", script)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=100, policy="off")
+
+    async def main():
+        async with running({"main": path, "n_ctx": 2048, "threads": 1}) as engine:
+            messages, known = [{"role": "user", "content": "Rain?"}], 0
+            for turn in range(4):
+                (events,) = await collect(engine.answer([AnswerRequest(settings, messages, tools)]))
+                assert events[0].n_cached >= known
+                known = events[0].n_prompt + len(script)
+                call = {"name": "weather", "arguments": '{"city": "Paris", "days": 3}'}
+                calls = [{"id": f"call-{turn}", "type": "function", "function": call}]
+                messages += [
+                    {"role": "assistant", "content": "I look.", "tool_calls": calls},
+                    {"role": "tool", "content": f"{turn} mm", "tool_call_id": f"call-{turn}"},
+                ]
+
+    asyncio.run(main())
+
+
 @contextmanager
 def process_here(arguments):
     """The other side of an engine in a thread of this process; yields its connection and what it sends."""
@@ -368,6 +394,55 @@ def ends_of(sent, n):
         if kind == "event" and isinstance(message[1], Ended | Refused):
             ends[message[0]] = message[1]
     return ends
+
+
+@pytest.mark.parametrize("keep_headers", [False, True])
+def test_the_beginnings_of_system_messages_stay_the_same(tmp_path, keep_headers):
+    path = write_tiny_model(tmp_path / "m.gguf", chat_template=CHAT_TEMPLATE)
+    header, now = "x-anthropic-billing-header: cch={};", "It is 2026-11-28T13:39:{}Z. Help."
+
+    async def main():
+        async with running({"main": path, "n_ctx": 512, "threads": 1}, keep_headers=keep_headers) as engine:
+            prompts = []
+            for value in ("07", "28"):
+                system = f"{header.format(value)}\n{now.format(value)}"
+                messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]
+                prompts.append((await engine.ask("prompt", AnswerRequest(GREEDY, messages)))[0])
+            return prompts
+
+    first, second = asyncio.run(main())
+    assert ("billing" in first) is keep_headers
+    assert (first == second) is not keep_headers
+    assert now.format("28" if keep_headers else "07") in second
+
+
+@pytest.mark.parametrize("is_gap", [False, True])
+def test_prompts_that_are_read_again_are_logged(arguments, monkeypatch, is_gap):
+    """But for those of gaps, which change wherever the cursor is."""
+
+    def tokens(vocabulary, infill, n_ctx, max_tokens):
+        return vocabulary.tokenize(infill.prefix)
+
+    monkeypatch.setattr("spec_local.server.engine_process.infill_tokens", tokens)
+    words, counted = " ".join(f"{n} one" for n in range(300)), []
+    with process_here(arguments | {"parallel": 1}) as (ours, sent):
+        for id, prompt in enumerate([f"a {words}", f"a {words} two", f"b {words}", f"b {words}"]):
+            given = {"infill": Infill(prompt, "")} if is_gap else {"prompt": prompt}
+            ours.send(("answer", id, AnswerRequest(GREEDY, **given)))
+            lines = []
+            while len(counted) == id:
+                kind, *message = sent.get(timeout=60)
+                lines += message if kind == "log" else []
+                if kind == "event" and isinstance(message[1], Ended):
+                    counted.append(message[1].n_reread)
+            lines = [line for line in lines if "again" in line]
+            assert len(lines) == (id == 2 and not is_gap)
+            for line in lines:
+                assert re.match(
+                    r"reads [\d,]+ tokens again: parts from an earlier prompt at token \d: ", line
+                )
+                assert "b 0 one 1 one" in line
+    assert [n > 500 for n in counted] == [False, False, not is_gap, False]
 
 
 def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):

@@ -71,7 +71,7 @@ class ScriptedEngine:
     n_running = n_unfinished = 0
     draft_path = None
 
-    def __init__(self, session, name, *, max_waiting, log):
+    def __init__(self, session, name, *, max_waiting, keep_headers, log):
         self.name, self.sessions = name, [session]
         self.error = None
         self.ready, self._stopped = asyncio.Event(), asyncio.Event()

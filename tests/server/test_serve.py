@@ -261,3 +261,18 @@ def test_a_worker_that_dies_and_comes_back(specdec, arguments):
     assert code == 0
     assert "Traceback" not in errors
     assert "ggml" not in errors
+
+
+@pytest.mark.parametrize("option", [[], ["--keep-headers"]])
+def test_headers_in_system_messages(specdec, models, option):
+    server = Server(specdec, models[0], "--draft", "none", "--ctx", 512, *option)
+    try:
+        body = {"model": "main", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+        counts = []
+        for header in ("", "x-anthropic-billing-header: cc_version=2; cch=0a1b2;"):
+            blocks = [{"type": "text", "text": text} for text in (header, "You write code.") if text]
+            response = server.post("/v1/messages/count_tokens", body | {"system": blocks})
+            counts.append(response.json()["input_tokens"])
+        assert (counts[0] == counts[1]) is not bool(option)
+    finally:
+        server.stop()

@@ -16,8 +16,8 @@ class ScriptedEngine:
 
     n_running = n_unfinished = 0
 
-    def __init__(self, session, name, *, max_waiting, log):
-        self.session, self.name = session, name
+    def __init__(self, session, name, *, max_waiting, keep_headers, log):
+        self.session, self.name, self.keep_headers = session, name, keep_headers
         self.loaded = self.error = None
         self.ready, self._stopped = asyncio.Event(), asyncio.Event()
         self.cancelled = False
@@ -525,3 +525,13 @@ def test_a_head_that_cannot_be_loaded_and_a_model_that_is_not_loaded():
         await world.served.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("keep_headers", [False, True])
+def test_headers_are_kept_in_all_models_if_the_server_is_told_so(keep_headers):
+    async def test(world):
+        for name in "ab":
+            await world.ask(name)
+            assert world.engine(name).keep_headers is keep_headers
+
+    run(test, memory=8, **({"keep_headers": True} if keep_headers else {}))
