@@ -1,17 +1,23 @@
 """Saving what the slots of a session have read in its prompt cache, between answers."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from spec_local.answers.assembly import Slot
+from spec_local.llama.heads.base import CachingRow
+from spec_local.llama.heads.chained import ChainedRow
 from spec_local.llama.memory import free_memory
+from spec_local.llama.model import Model
 from spec_local.llama.row import LlamaRow
-from spec_local.llama.state import conditions
+from spec_local.llama.saved import SavedParts
+from spec_local.llama.state import conditions, file_identity
 from spec_local.prompt_cache.cache import PromptCache
 
 _SHARE, _MOST = 4, 1 << 32
 """The cache in memory takes one part in four of what is free, and at most 4 GiB: more is read from disk."""
 
+_POLL_S = 0.01
 _CLOSE_S = 5.0  # that closing a session may take to write to disk: some gigabytes
 
 
@@ -37,10 +43,14 @@ class PromptSaver:
         if not cache:
             return
         main, draft = slots[0].main, slots[0].draft
+        facts = conditions(main)
         if main.rollback != "none":
-            _attach(main, cache, saves_all=True)
+            _attach(main.context.saved, cache, facts, main.model, saves_all=True)
         if isinstance(draft, LlamaRow) and draft.rollback != "none":
-            _attach(draft, cache, saves_all=False)
+            _attach(draft.context.saved, cache, conditions(draft), draft.model, saves_all=False)
+        elif isinstance(draft, CachingRow) and not isinstance(draft, ChainedRow):
+            facts |= {"head": file_identity(draft.model.path), "kind": type(draft.context).__name__}
+            _attach(draft.context.saved, cache, facts, draft.model, saves_all=True)
 
     def begin(self) -> None:
         """Note that an answer begins: until `end`, nothing is written to disk."""
@@ -53,29 +63,40 @@ class PromptSaver:
             self._cache.set_busy(False)
             self.is_done = False
 
-    def step(self) -> None:
-        """Save a part of one of the rows, which takes some milliseconds: see `is_done`."""
+    def step(self) -> bool:
+        """Save a part of each row, in some milliseconds; returns whether more can be saved at once."""
         if not self._cache:
-            return
+            return False
         waits = self._cache.n_unwritten > 0  # for room in memory
-        rows = [slot.main for slot in self._slots]
-        rows += [s.draft for s in self._slots if isinstance(s.draft, LlamaRow) and not s.window.start]
-        progress = [row.save(most=1) for row in rows]
+        progress = [slot.main.save(most=1) for slot in self._slots]
+        drafts = (slot.draft for slot in self._slots if not slot.window.start)
+        progress += [draft.save(most=1) for draft in drafts if isinstance(draft, LlamaRow | CachingRow)]
         self.is_done = "some" not in progress and not ("none" in progress and waits)
+        return "some" in progress
 
     def finish(self) -> None:
-        """Save all that there is room for."""
-        while not self.is_done:
-            self.step()
+        """Save all that there is room for now."""
+        while not self.is_done and self.step():
+            pass
 
     def close(self) -> None:
-        """Write to disk what has been saved."""
-        if self._cache:
-            self._cache.close(_CLOSE_S)
+        """Save the rest, and write it to disk."""
+        if not self._cache:
+            return
+        end = time.monotonic() + _CLOSE_S
+        while not self.is_done and time.monotonic() < end:
+            if not self.step():
+                time.sleep(_POLL_S)  # the writer makes room
+        self._cache.close(max(0.0, end - time.monotonic()))
 
 
-def _attach(row: LlamaRow, cache: PromptCache, *, saves_all: bool) -> None:
-    saved = row.context.saved
-    identity = json.dumps(conditions(row), sort_keys=True)
-    saved.prompts = cache.prompts(identity, saved.block, row.model.path.name)
+def _attach(
+    saved: SavedParts, cache: PromptCache, facts: Mapping[str, str], model: Model, *, saves_all: bool
+) -> None:
+    """Look up prompts from now on.
+
+    Args:
+        facts: on which the bytes depend.
+    """
+    saved.prompts = cache.prompts(json.dumps(facts, sort_keys=True), saved.block, model.path.name)
     saved.saves_all = saves_all

@@ -103,11 +103,11 @@ class Prefill:
         main, head = self.main, self._head
         if head and main.rollback != "any" and self._statistics.prompt_n:
             return  # the head may lack the states of what is reused: all tokens read so far would be lost
-        main.reuse(self._prompt)
+        known = self._prompt
         if head:
-            head.reuse(self._prompt)
-            if head.n_received < len(main.cached):
-                main.truncate(head.n_received)  # the states after it are evaluated again
+            head.reuse(known)
+            known = known[: head.n_received]  # the main model evaluates the others for their states
+        main.reuse(known)
         if not self._stops and (stops := main.stops(self._prompt)):
             self._stops, self._prompt = stops, self._prompt[: stops[-1]]
 
@@ -137,8 +137,10 @@ class Prefill:
         """Commit the tokens of a call."""
         commit_path(self.main, self._head, call, range(len(call.tokens)))
         self._statistics.prompt_n += len(call.tokens)
-        if len(self.main.cached) in self._stops:
+        if len(self.main.cached) in {*self._stops, len(self._prompt)}:
             self.main.keep()
+            if self._head:
+                self._head.keep()
 
     async def read_draft(self, others: "Sequence[Prefill]") -> bool:
         """Make the next call of the head or draft model; returns whether the whole prompt has been read.

@@ -174,7 +174,7 @@ class LlamaContext(NativeContext):
         if self._capture:
             self._capture.attach(self.native)
         self.rollback, self.max_rollback = self._ways_back(unified)
-        self.saved = SavedParts(self, self.spare)
+        self.saved = SavedParts(self, self.spare, has_states=model.is_recurrent)
         self._batch = Batch(self.lib, max_tokens, max_branches)
         self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
 

@@ -41,6 +41,7 @@ class SavedParts:
     Args:
         context: the context.
         spare: id of a sequence that is empty between calls.
+        has_states: whether there are recurrent layers.
 
     Attributes:
         prompts: the part of the prompt cache for this context; None: nothing is copied.
@@ -49,15 +50,15 @@ class SavedParts:
         has_cells: whether tokens have cells: not in models with recurrent layers only.
     """
 
-    def __init__(self, context: NativeContext, spare: int) -> None:
+    def __init__(self, context: NativeContext, spare: int, *, has_states: bool) -> None:
         self._context, self._spare = context, spare
         self.prompts: Prompts | None = None
         self.saves_all = False
         model = context.model
         # llama.cpp leaves out the tokens that are outside the window of the last one of a block.
         self.block = min(BLOCK, context.lib.llama_model_n_swa(model.handle) or BLOCK)
-        self._is_recurrent = model.is_recurrent
-        self.has_cells = model.is_hybrid or not model.is_recurrent
+        self._has_states = has_states
+        self.has_cells = model.is_hybrid or not has_states
 
     def find(self, tokens: Sequence[int]) -> Match:
         """Return what the prompt cache has of a text."""
@@ -107,7 +108,7 @@ class SavedParts:
         if data is None:
             return False
         context = self._context
-        if self._is_recurrent:
+        if self._has_states:
             data = np.concatenate([data, self._get(self._spare, _RECURRENT)[_HEAD:]])
         try:
             if done := self._set(data, self._spare, _WHOLE):
@@ -131,7 +132,7 @@ class SavedParts:
             context.copy(sequence, self._spare, start, end)
             found = self._get(self._spare, _WHOLE)
             # The state of recurrent layers follows: that after the last token of the sequence.
-            if not self._is_recurrent:
+            if not self._has_states:
                 return found
             return found[: len(found) - self._size(self._spare, _RECURRENT) + _HEAD].copy()
         finally:

@@ -207,7 +207,7 @@ def conditions(row: LlamaRow) -> dict[str, str]:
     """Return everything that a state depends on. It does not depend on `n_ctx` and `max_branches`."""
     model = row.model
     facts: dict[str, Any] = {
-        "model file": _identity(model.path),
+        "model file": file_identity(model.path),
         "build of llama.cpp": machine.llama_cpp_build(),
         "cache type": row.cache_type,
         "setting of flash attention": row.flash_attention,
@@ -221,7 +221,7 @@ def conditions(row: LlamaRow) -> dict[str, str]:
     return {name: str(fact) for name, fact in facts.items()}
 
 
-def _identity(path: Path) -> str:
+def file_identity(path: Path) -> str:
     """Return a hash of a model file's size and of samples of its bytes, independent of its path."""
     with reading(path) as file:
         n = os.fstat(file.fileno()).st_size

@@ -18,6 +18,7 @@ from spec_local.llama.heads.states import ReceivedStates
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import NativeContext, NativeRow
+from spec_local.llama.saved import Progress, Saved, SavedParts
 
 _MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in one call
 
@@ -31,7 +32,7 @@ class HeadContext(NativeContext, ABC):
         n_cells: number of entries of the cache.
         kv_bytes: size of the cache.
         max_tokens: maximum number of tokens per call.
-        n_sequences: number of sequence ids.
+        n_sequences: number of sequence ids; the last one is empty between calls.
         n_outputs: maximum number of rows of logits that llama.cpp computes in a call.
         params: other fields of llama.cpp's context parameters.
 
@@ -41,6 +42,8 @@ class HeadContext(NativeContext, ABC):
     """
 
     max_logits: int
+    saved: SavedParts
+    """Copies of parts of the cache, in a prompt cache."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class HeadContext(NativeContext, ABC):
             advice="give a smaller --ctx, or --draft none",
             parents=[main.handle],
         )
+        self.saved = SavedParts(self, n_sequences - 1, has_states=False)
 
     @abstractmethod
     def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
@@ -187,12 +191,95 @@ class HeadRow(NativeRow, RowMethods, ABC):
 
 
 class CachingRow(HeadRow):
-    """A row of a head that has a cache, into which it reads the states that it receives."""
+    """A row of a head that has a cache, into which it reads the states that it receives.
+
+    Its entries are saved in the prompt cache as the cells of other rows are, so that the main model need not
+    evaluate a restored prompt again to get the states of its tokens.
+    """
+
+    _reads_state_before = True
+    """Whether an entry is made with the state of the token before it, instead of its own token's."""
 
     def __init__(self, context: HeadContext, sequence: int) -> None:
         super().__init__(context, sequence)
         self.received = ReceivedStates()
         """The states that it has received and may still need."""
+        self._to_save: dict[int, Saved] = {}  # the states with which to go on after so many tokens
+
+    @property
+    @abstractmethod
+    def _n_read(self) -> int:
+        """Number of the first tokens of the main model's history whose entries are in the cache."""
+
+    @abstractmethod
+    def _take(self, tokens: list[int], received: ReceivedStates) -> None:
+        """Make these tokens the history, whose entries are in the cache."""
+
+    def keep(self) -> None:
+        """See `LanguageModel.keep`: also the state with which to go on after what was received."""
+        self._keep(len(self.received.tokens))
+
+    def _keep(self, n: int) -> None:
+        if n and self.context.saved.prompts and (states := self._states_after(n, n)) is not None:
+            self._to_save[n] = states
+
+    def _keep_blocks(self, start: int) -> None:
+        """`keep` for the ends of the blocks in what was received from a position on."""
+        block = self.context.saved.block
+        self._to_save = {n: states for n, states in self._to_save.items() if n <= start}
+        for n in range(start - start % block + block, len(self.received.tokens) + 1, block):
+            self._keep(n)
+
+    def _states_after(self, n_entries: int, n: int) -> Saved | None:
+        """The states with which to go on after the first `n` tokens, if the cache has that many entries."""
+        return self.received.packed(max(0, n_entries - self._reads_state_before), n)
+
+    def save(self, most: int | None = None) -> Progress:
+        """Copy what the prompt cache lacks of the history into it: see `SavedParts.save`."""
+        self._check_open()
+        prompts, n_entries, tokens = self.context.saved.prompts, self._n_read, self.received.tokens
+        if not prompts or not n_entries:
+            return "all"
+        progress = self.context.saved.save(tokens[:n_entries], self._sequence, most)
+        if progress != "all":
+            return progress
+        for n in sorted({*self._to_save, n_entries, len(tokens)}):
+            states = self._to_save.get(n)
+            if n > n_entries or states is None:
+                states = self._states_after(n_entries, n)
+            if states is not None and not prompts.has_state(tokens[:n]):
+                prompts.add_state(tokens[:n], states)
+        self._to_save.clear()
+        return "all"
+
+    def _save_before(self, n_kept: int) -> None:
+        """Save the history if less of it is about to be kept."""
+        if n_kept < self._n_read and self.context.saved.saves_all:
+            self.save()
+
+    def _restore(self, tokens: list[int], n_known: int) -> None:
+        """Restore more than the first `n_known` tokens from the prompt cache, if it has more."""
+        saved = self.context.saved
+        found = saved.find(tokens)
+        for state in reversed(found.states):
+            if not saved.prompts or state.length <= n_known:
+                return
+            states = saved.prompts.read(state.entry)
+            if states is None:
+                continue
+            received = ReceivedStates.unpacked(tokens[: state.length], states)
+            n = min(state.length, received.first + self._reads_state_before)
+            if n > found.n_cells:
+                continue
+            self.truncate(0)
+            if all(
+                saved.put_cells(cells, self._sequence, min(n, cells.start + cells.n))
+                for cells in found.cells
+                if cells.start < n
+            ):
+                self._take(tokens[:n], received)
+                return
+            self.context.remove(self._sequence, 0)
 
     @property
     def n_received(self) -> int:

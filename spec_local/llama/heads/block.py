@@ -22,7 +22,7 @@ from spec_local.llama.batch import Batch
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, LlamaContext
 from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.heads.base import CachingRow, HeadContext
-from spec_local.llama.heads.states import State
+from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import check_parents
 
@@ -83,7 +83,7 @@ class BlockContext(HeadContext):
             kv_bytes=model.kv_bytes(n_cells, CACHE_TYPES[main.cache_type])
             + self.max_logits * model.vocabulary.n_tokens * np.dtype(np.float32).itemsize,
             max_tokens=max(main.max_tokens, self.max_logits),  # all blocks must be in one physical batch
-            n_sequences=n_rows,
+            n_sequences=n_rows + 1,
             n_outputs=self.max_logits,
             ctx_other=main.handle.address,
         )
@@ -188,6 +188,7 @@ class BlockRow(CachingRow):
     max_branches = MAX_SEQUENCES  # a node takes no cell of the cache
     drafts_blocks = True
     can_be_limited = False
+    _reads_state_before = False
 
     def __init__(self, context: BlockContext, index: int) -> None:
         super().__init__(context, index)
@@ -343,6 +344,7 @@ class BlockRow(CachingRow):
         Entries of another row are shared, not copied.
         """
         tokens = list(tokens)
+        self._save_before(self.known(tokens))
         best = max(self.context.rows, key=lambda row: (row.known(tokens), row is self))
         n = best.known(tokens)
         if best is not self:
@@ -353,6 +355,14 @@ class BlockRow(CachingRow):
             self._cached, self.received = tokens[: self.n_stored], best.received.copy()
         self.received.truncate(n)
         self._cut(min(self.n_stored, n))
+        self._restore(tokens, n)
+
+    @property
+    def _n_read(self) -> int:
+        return self.n_stored
+
+    def _take(self, tokens: list[int], received: ReceivedStates) -> None:
+        self._cached, self.n_stored, self.received = tokens, len(tokens), received
 
     def known(self, tokens: Sequence[int]) -> int:
         """Number of the first of these tokens whose states are in the cache, or have been received."""
@@ -363,6 +373,7 @@ class BlockRow(CachingRow):
         n = self.received.receive(start, list(tokens[: self.n_ctx - start]), states, are_raw=False)
         if n is None:
             return
+        self._keep_blocks(n)
         if n < self.n_stored:
             self._cut(n)
         # The token after those in the cache was the anchor of a block: it stays if it is the same.

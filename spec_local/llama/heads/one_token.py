@@ -22,7 +22,7 @@ from spec_local.llama.branches import Branches
 from spec_local.llama.context import MAX_SEQUENCES, LlamaContext
 from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.heads.base import CachingRow, HeadContext
-from spec_local.llama.heads.states import State
+from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import check_parents
 
@@ -67,7 +67,7 @@ class OneTokenContext(HeadContext):
     ) -> None:
         self.has_guard = model.has_window
         # llama.cpp reserves a row of logits for each id, and has at most one per token of a call.
-        most = min(MAX_SEQUENCES, main.max_tokens) - self.encodes
+        most = min(MAX_SEQUENCES, main.max_tokens - 1)
         n_ids = most // n_rows  # per row
         if n_ids < 1 + self.has_guard:
             raise InvalidRequest(
@@ -80,8 +80,8 @@ class OneTokenContext(HeadContext):
         self.first_guard = n_rows * self.max_branches
         n_outputs = n_rows * max(_ROW_OUTPUTS, self.max_branches)
         self.max_logits = min(main.max_tokens, max(_MIN_OUTPUTS, n_outputs))
-        self.encoder_sequence = n_rows * (self.max_branches + self.has_guard)  # does not enter the cache
-        n_sequences = self.encoder_sequence + self.encodes
+        self.encoder_sequence = n_rows * (self.max_branches + self.has_guard)  # is empty between calls
+        n_sequences = self.encoder_sequence + 1
         self.zeros = np.zeros(model.n_embd, np.float32)
         # If outputs come only with logits, both are computed for the last token of each row.
         n_outputs = (
@@ -385,6 +385,7 @@ class OneTokenRow(CachingRow):
         Entries of another row are shared, not copied.
         """
         tokens = list(tokens)
+        self._save_before(self.known(tokens)[1])
         best = max(self.context.rows, key=lambda row: (row.known(tokens), row is self))
         n_received, n_pairs = best.known(tokens)
         if best is not self:
@@ -398,7 +399,16 @@ class OneTokenRow(CachingRow):
             self._cut(n_pairs)
         self._n_true = n_pairs
         self.received.truncate(n_received)
+        self._restore(tokens, n_received)
         self.received.keep(len(tokens) - 1)  # for another answer to the same prompt
+
+    @property
+    def _n_read(self) -> int:
+        return min(self._n_true, len(self.received.tokens))
+
+    def _take(self, tokens: list[int], received: ReceivedStates) -> None:
+        self._tree.guard(0, len(tokens))
+        self._cached, self._n_true, self.received = tokens, len(tokens), received
 
     def known(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return what `reuse` of this row would give: `n_received`, and the length of the history."""
@@ -411,6 +421,7 @@ class OneTokenRow(CachingRow):
         n = self.received.receive(start, tokens, states, are_raw=self.context.encodes)
         if n is None:
             return
+        self._keep_blocks(n)
         is_cached = self._cached[n : n + 1] == tokens[n - start : n - start + 1]
         self._n_true = min(self._n_true, n + is_cached)
         self._cut(self._n_true)  # the rest was evaluated with the head's own output

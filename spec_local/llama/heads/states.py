@@ -77,6 +77,36 @@ class ReceivedStates:
             self.raw.update(range(first, len(self.tokens)))
         return first
 
+    @property
+    def first(self) -> int:
+        """The first position whose state is known; the number of tokens if there is none."""
+        return min(self._states, default=len(self.tokens))
+
+    def packed(self, start: int, end: int) -> NDArray[np.uint8] | None:
+        """The states at positions from `start` to `end` − 1, as bytes; None: one is unknown."""
+        if not all(position in self._states for position in range(start, end)):
+            return None
+        states = [self._states[position] for position in range(start, end)]
+        facts = [(len(state), start + i in self.raw) for i, state in enumerate(states)]
+        head = np.array([len(facts), *(each for fact in facts for each in fact)], np.int32)
+        return np.concatenate([part.view(np.uint8) for part in (head, *map(np.ascontiguousarray, states))])
+
+    @classmethod
+    def unpacked(cls, tokens: Sequence[int], data: NDArray[np.uint8]) -> "ReceivedStates":
+        """Tokens with the states of the last ones."""
+        found, n = cls(), int(data[:4].view(np.int32)[0])
+        head, found.tokens = 4 * (1 + 2 * n), list(tokens)
+        facts = data[4:head].view(np.int32).reshape(n, 2)
+        ends = np.cumsum(facts[:, 0])
+        values = data[head:].view(np.float32)
+        for position, end, (size, is_raw) in zip(
+            range(len(tokens) - n, len(tokens)), ends, facts, strict=True
+        ):
+            found._states[position] = values[end - size : end]
+            if is_raw:
+                found.raw.add(position)
+        return found
+
     def truncate(self, length: int) -> None:
         """Forget tokens and states from a position on."""
         del self.tokens[length:]

@@ -1,0 +1,160 @@
+"""Prompts that a later session, or another row, does not read again."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spec_local.core.sampling import SamplingSettings
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.prompt_cache import folder as files
+from spec_local.session import Done, Prefilled, Session, Text
+from spec_local.settings import GenerationSettings
+from tests.tiny_architectures import write_tiny
+from tests.tiny_block_heads import write_tiny_block_head
+from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
+from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+PLAIN = GenerationSettings(SamplingSettings(temperature=0), max_tokens=24, policy="off")
+DRAFT = replace(PLAIN, policy="fixed", proposer="draft", draft_max=3)
+N = 600  # tokens of a prompt: two blocks, and a part
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+    """Of each kind of model, the files of main and draft."""
+    main = write_tiny_main(folder / "main.gguf")
+    dense = write_tiny_model(folder / "dense.gguf")
+    return {
+        "dense": (dense, write_tiny_model(folder / "draft.gguf", noise=0.05)),
+        "window": (write_tiny_model(folder / "window.gguf", architecture="gemma3"), None),
+        "recurrent": (write_tiny(folder / "mamba2.gguf", "mamba2"), None),
+        "hybrid": (write_tiny(folder / "hybrid.gguf", "lfm2"), None),
+        "hybrid draft": (dense, write_tiny(folder / "small.gguf", "qwen35", noise=0.05)),
+        "eagle": (main, write_tiny_eagle(folder / "eagle.gguf")),
+        "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), None),
+        "dflash": (main, write_tiny_block_head(folder / "dflash.gguf")),
+        "assistant": (
+            write_tiny_gemma(folder / "gemma.gguf"),
+            write_tiny_assistant(folder / "assistant.gguf"),
+        ),
+    }
+
+
+KINDS = ["dense", "window", "recurrent", "hybrid", "hybrid draft", "eagle", "mtp", "dflash", "assistant"]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The folder on disk."""
+    monkeypatch.setattr("spec_local.session.default_folder", lambda: tmp_path / "prompts")
+    return tmp_path / "prompts"
+
+
+@pytest.fixture
+def opened(models, place):
+    """A function that opens a session with models of a kind, and a cache on disk."""
+
+    def open_session(kind, **options):
+        main, draft = models[kind]
+        usual = {"n_ctx": 1024, "threads": 1, "prompt_cache": 1 << 30}
+        return Session.open(main, draft, **usual | options)
+
+    return open_session
+
+
+def prompt_of(seed, n=N):
+    rng = random.Random(seed)
+    return [1, *(rng.randrange(5, 250) for _ in range(n - 1))]
+
+
+def answer(session, prompt, settings=None):
+    """The text of an answer, what the step counts say of drafts, and the tokens that were read."""
+    settings = settings or (DRAFT if session.draft else PLAIN)
+    text, cached, statistics = [], None, None
+    for event in session.generate(prompt, settings):
+        if isinstance(event, Text):
+            text += event.tokens
+        elif isinstance(event, Prefilled):
+            cached = event.statistics.cached_n
+        elif isinstance(event, Done):
+            statistics = event.statistics
+    return text, (statistics.draft_n, statistics.draft_n_accepted), len(prompt) - 1 - cached
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_session_reads_nothing_again(opened, kind, cache_type):
+    with opened(kind, cache_type=cache_type) as session:
+        text, drafts, n_read = answer(session, prompt_of(1))
+        assert n_read >= N - 20
+        history = list(session.main.cached)
+    with opened(kind, cache_type=cache_type) as session:
+        again, same_drafts, n_read = answer(session, prompt_of(1))
+        assert (again, same_drafts) == (text, drafts)
+        assert n_read <= 1
+        longer = [*history, *prompt_of(2, 30)]
+        more, _, n_read = answer(session, longer)
+        assert n_read <= 31 + 16
+    with opened(kind, prompt_cache="off", cache_type=cache_type) as session:
+        assert answer(session, longer)[0] == more
+
+
+@pytest.mark.parametrize("kind", ["dense", "window", "recurrent", "hybrid"])
+def test_restored_logits_are_those_of_reading(opened, kind):
+    tokens = [*prompt_of(1), *prompt_of(2, 5)]
+    with opened(kind) as session:
+        answer(session, tokens[: N + 1], replace(PLAIN, max_tokens=1))
+    with opened(kind) as session:
+        session.main.reuse(tokens[:N])
+        assert len(session.main.cached) >= N - 16
+        rest = tokens[len(session.main.cached) :]
+        restored = session.main.evaluate(rest, len(rest)).copy()
+    with opened(kind, prompt_cache="off") as session:
+        for start in range(0, len(tokens) - len(rest), session.main.max_tokens):
+            part = tokens[start : min(len(tokens) - len(rest), start + session.main.max_tokens)]
+            session.main.evaluate(part, 0)
+        assert np.array_equal(restored, session.main.evaluate(rest, len(rest)))
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "eagle"])
+def test_more_conversations_than_rows(opened, kind):
+    with opened(kind, prompt_cache=0) as session:
+        histories = []
+        for seed in range(4):
+            answer(session, prompt_of(seed))
+            histories.append(list(session.main.cached))
+        for seed in range(4):
+            _, _, n_read = answer(session, [*histories[seed], *prompt_of(9, 20)])
+            assert n_read <= 21 + 16
+
+
+def test_off_keeps_nothing(opened, place):
+    with opened("dense", prompt_cache="off") as session:
+        answer(session, prompt_of(1))
+        answer(session, prompt_of(2))
+        assert answer(session, prompt_of(1))[2] >= N - 2
+    assert not place.exists()
+
+
+def test_another_setting_is_another_cache(opened, place):
+    for cache_type in ("f16", "q8_0"):
+        with opened("window", cache_type=cache_type) as session:
+            assert answer(session, prompt_of(1))[2] == N - 1
+    assert len(files.usage(place)) == 2
+
+
+def test_damaged_files_are_read_again(opened, place):
+    with opened("dense") as session:
+        text, *_ = answer(session, prompt_of(1))
+    for path in place.rglob("*.prompt"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with opened("dense") as session:
+        again, _, n_read = answer(session, prompt_of(1))
+    assert again == text
+    assert n_read == N - 1
