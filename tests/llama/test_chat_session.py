@@ -16,6 +16,7 @@ from spec_local.engine.events import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.prompt_cache.cache import PromptCache
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.llama.answers import text_of, tokens_of
@@ -49,7 +50,8 @@ def chat(models, make_context):
     def make(settings=GREEDY, n_ctx=512, **kwargs):
         contexts = [make_context(model, n_ctx=n_ctx) for model in models]
         conversation = Conversation(models[0], ChatTemplate(models[0]))
-        return ChatSession(Session(*contexts), conversation, settings, **kwargs)
+        session = Session(*contexts, prompt_cache=PromptCache(1 << 24))
+        return ChatSession(session, conversation, settings, **kwargs)
 
     return make
 
@@ -76,7 +78,7 @@ def test_an_interrupted_answer_is_kept(chat, stop):
     whole = text_of(chat().send("hello"))
     c = chat()
     if stop == "cancel":
-        part = text_of(c.send("hello", cancelled=cancelled_at_call(4)))
+        part = text_of(c.send("hello", cancelled=cancelled_at_call(6)))
     else:
         events = c.send("hello")
         part = text_of(itertools.islice(events, 3))
@@ -124,7 +126,7 @@ def test_a_cut_answer_continues_as_if_it_had_not_been_cut(chat, temperature):
     text = text_of(whole.send("hello"))
     c = chat(replace(settings, max_tokens=10))
     parts = [text_of(c.send("hello"))]
-    events = list(c.continue_answer(cancelled_at_call(4)))
+    events = list(c.continue_answer(cancelled_at_call(6)))
     (read,) = (event.statistics for event in events if isinstance(event, Prefilled))
     if not c.session.main.model.is_recurrent:
         assert read.prompt_n <= 1

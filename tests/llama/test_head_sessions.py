@@ -9,6 +9,7 @@ from spec_local.calibration import cost_store
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.setup.probe import check_model_file
 from spec_local.models import pairs
 from spec_local.policies.cost_model import CostModel
@@ -260,8 +261,8 @@ def test_a_context_too_small_for_a_head(files):
     """llama.cpp would abort the process: a call has less room than the head needs sequence ids."""
     with pytest.raises(InvalidRequest, match="cannot draft for 1 answers at the same time, but for 0"):
         Session.open(*files["eagle"], n_ctx=1, threads=1, parallel=1)
-    with pytest.raises(InvalidRequest, match="cannot draft for 256 answers at the same time, but for 255"):
-        Session.open(*files["eagle"], n_ctx=16, threads=1, parallel=256)
+    with Session.open(*files["eagle"], n_ctx=16, threads=1, parallel=MAX_SEQUENCES) as session:
+        assert answer(session, [1, 2, 3], replace(DRAFT, max_tokens=4))[0]
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(5.0, False), (0.01, True)])

@@ -395,8 +395,8 @@ def test_a_state_that_is_missing_is_evaluated_again(pair):
     heads[0].received._drop(list(heads[0].received._states))
     (found,), (statistics,) = answers(pair, mains[1:], heads[1:], [prompt], n=10)
     assert found == expected
-    # A recurrent model has the whole state only.
-    assert statistics.prompt_n == (4 if pair.kind == "eagle" else len(prompt) - 1)
+    # A recurrent model goes back to the other row's checkpoint.
+    assert statistics.prompt_n == (4 if pair.kind == "eagle" else 14)
 
 
 # llama.cpp's own loop

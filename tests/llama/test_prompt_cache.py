@@ -24,8 +24,9 @@ N = 600  # tokens of a prompt: two blocks, and a part
 
 
 @pytest.fixture(scope="module")
-def models(folder):
+def models(tmp_path_factory):
     """Of each kind of model, the files of main and draft."""
+    folder = tmp_path_factory.mktemp("models")
     main = write_tiny_main(folder / "main.gguf")
     dense = write_tiny_model(folder / "dense.gguf")
     return {

@@ -119,7 +119,7 @@ def test_a_tree_is_discarded(make_context, check_next, tiny_model, call):
 
 
 def test_branches_share_the_committed_cells(make_context, tiny_model):
-    context = make_context(tiny_model, n_ctx=256, max_branches=256, max_tokens=64)
+    context = make_context(tiny_model, n_ctx=256, max_branches=255, max_tokens=64)
     for _ in range(3):
         context.evaluate([7] * 64, 0)
     context.decode_tree([8] * 64, [-1] * 64)
