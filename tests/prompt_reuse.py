@@ -14,8 +14,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +204,10 @@ def agent(replay: Replay, noise: str) -> None:
         lines = {
             "": [],
             "header": [f"x-anthropic-billing-header: cc_version=2.0; cch={i * 7919:05x}"],
-            "time": [f"Current time: 2026-11-28T13:{i:02}:{3 * i:02}Z"],
+            "time": [f"Current time: {datetime.now(UTC).isoformat(timespec='seconds')}"],
         }[noise]
+        if noise == "time":
+            time.sleep(1.1)  # so that it changes
         body: Body = {"model": "m", "tools": tools, "messages": messages}
         own = [{"type": "text", "text": text(300, 71)}]
         changing: list[Body] = [{"type": "text", "text": line} for line in lines]

@@ -191,6 +191,7 @@ class LlamaRow(NativeRow, RowMethods):
             try:
                 self._tree.guard(start, end)
                 self._cached.extend(tokens[start:end])
+                self.expect(tokens[start:end])
                 done = True
             finally:
                 if not done:  # interrupted by a signal handler

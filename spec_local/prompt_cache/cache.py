@@ -26,8 +26,9 @@ class PromptCache:
 
     Entries are found, added and read by one thread; any thread may call the methods of this class.
 
-    memory: how many bytes are kept in memory. folder, limit: where to keep files, and how many bytes of them;
-    None or 0: nowhere. Other processes may use the same folder. log: may be called by another thread.
+    memory: how many bytes are kept in memory: what there are no files for, and what is not written yet.
+    folder, limit: where to keep files, and how many bytes of them; None or 0: nowhere. Other processes may
+    use the same folder. log: may be called by another thread.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PromptCache:
         self._lock = threading.RLock()
         self._memory = Memory(memory)
         self._folder = folder if folder and limit > 0 else None
-        self._writer = Writer(self._folder, limit, self._lock, log) if self._folder else None
+        self._writer = Writer(self._folder, limit, self._memory, self._lock, log) if self._folder else None
         self._log, self._logged = log, set[str]()
         self._prompts: dict[bytes, Prompts] = {}
 

@@ -40,14 +40,13 @@ class Memory:
             item.data = None
 
     def victims(
-        self, size: int, history: Collection[bytes], replaced: Collection[Item] = (), lossless: bool = False
+        self, size: int, history: Collection[bytes], replaced: Collection[Item] = ()
     ) -> list[Item] | None:
         """What to drop in favor of `size` bytes; None: there is no room for them.
 
         Args:
             history: keys of the entries of the same history, which are not dropped unless they are on disk.
             replaced: these are dropped in any case.
-            lossless: drop only what is on disk.
         """
         dropped = [item for item in replaced if item.data is not None]
         missing = self.n_bytes + size - self._budget - sum(item.entry.size for item in dropped)
@@ -62,9 +61,9 @@ class Memory:
                 n_older = len(unwritten)
             if key in gone:
                 continue
-            if item.on_disk or not (lossless or item.waits or key in history):
+            if item.on_disk or not (item.waits or key in history):
                 free.append(item)
-            elif not (lossless or item.is_written_now or key in history):
+            elif not (item.is_written_now or key in history):
                 unwritten.append(item)
         # What waits for the writer would be lost: it goes last, and only for what was used after it.
         for item in free + unwritten[:n_older]:

@@ -109,8 +109,6 @@ class Prompts:
             self._forget_damaged(item, path, error)
             return None
         data.flags.writeable = False
-        with self._lock:
-            self._keep_copy(item, data)
         return data
 
     def drop(self, entry: Entry) -> None:
@@ -139,8 +137,6 @@ class Prompts:
             whole = self._index.find(history).whole()
             stored = self._index.get(entry.key)
             if stored or (kind == "cells" and self._index.covers(parent, tokens)):
-                if stored and stored.data is None and stored.entry == entry:
-                    self._keep_copy(stored, data)
                 self._use(whole)
                 return True
             replaced = self._index.covered(entry)
@@ -157,18 +153,6 @@ class Prompts:
             if self._writer and (entry.end >= _MIN_TOKENS or (kind == "cells" and entry.n == self.block)):
                 self._writer.add(item, self._name, whole)
         return True
-
-    def _keep_copy(self, item: Item, data: NDArray[np.uint8]) -> None:
-        """Keep in memory what is on disk, if nothing is lost for it."""
-        if self._index.get(item.entry.key) is not item or item.data is not None:
-            return
-        dropped = self._memory.victims(data.nbytes, (), lossless=True)
-        if dropped is None:
-            return
-        for each in dropped:
-            self._drop(each)
-        self._memory.put(item, data)
-        self._memory.use(self._index.before(item.entry))
 
     def _drop(self, item: Item) -> None:
         self._memory.drop(item)

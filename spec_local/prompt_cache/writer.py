@@ -10,6 +10,7 @@ from pathlib import Path
 from spec_local.prompt_cache import entry_file, folder
 from spec_local.prompt_cache.entry import Entry
 from spec_local.prompt_cache.index import Index, Item
+from spec_local.prompt_cache.memory import Memory
 from spec_local.system.files import is_full
 
 _TOUCH_EVERY = 60.0  # seconds between two marks of use of the same file
@@ -40,8 +41,15 @@ class Writer:
     lock: guards all items; it is not held while a file is written. log: may be called by the thread.
     """
 
-    def __init__(self, path: Path, limit: int, lock: threading.RLock, log: Callable[[str], None]) -> None:
-        self._folder, self._limit, self._log = path, limit, log
+    def __init__(
+        self,
+        path: Path,
+        limit: int,
+        memory: Memory,
+        lock: threading.RLock,
+        log: Callable[[str], None],
+    ) -> None:
+        self._folder, self._limit, self._memory, self._log = path, limit, memory, log
         self._lock, self._work = lock, threading.Condition(lock)
         self._gate, self._may_write = threading.Lock(), threading.Event()
         self._may_write.set()
@@ -201,6 +209,7 @@ class Writer:
                 superfluous = [item]
             else:
                 item.on_disk = True
+                self._memory.drop(item)  # the system keeps files in memory where it has room
                 superfluous = [each for each in index.covered(item.entry) if each.on_disk]
             for each in superfluous:
                 with contextlib.suppress(OSError):

@@ -54,6 +54,7 @@ class CombinedProposer:
         if not self._draft:
             return
         self._draft.commit(history)  # discards the cache of another history
+        self._draft.recall(history)
         choice = self._policy.choose(Offer(None, readings=self._draft.readings(history)))
         if choice.source == "draft":
             await self._draft.prefill(history, choice.reading)

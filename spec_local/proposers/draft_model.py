@@ -97,6 +97,12 @@ class DraftModel:
         if history is not whole:
             self.model.expect(whole)
 
+    def recall(self, history: Sequence[int]) -> None:
+        """Reuse what is known of a history, so that `readings` are of the rest; a head does so by itself."""
+        part = self._part(self._readable(history))
+        if not self.head and len(part) < self.model.n_ctx:
+            self.model.reuse(part[:-1])
+
     def drafted(self, output: Sequence[int]) -> Sequence[int]:
         """Tokens drafted along the output's path, up to the first that differs from it.
 

@@ -363,6 +363,7 @@ class BlockRow(CachingRow):
 
     def _take(self, tokens: list[int], received: ReceivedStates) -> None:
         self._cached, self.n_stored, self.received = tokens, len(tokens), received
+        self.expect(tokens)
 
     def known(self, tokens: Sequence[int]) -> int:
         """Number of the first of these tokens whose states are in the cache, or have been received."""

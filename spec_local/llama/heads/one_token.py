@@ -409,6 +409,7 @@ class OneTokenRow(CachingRow):
     def _take(self, tokens: list[int], received: ReceivedStates) -> None:
         self._tree.guard(0, len(tokens))
         self._cached, self._n_true, self.received = tokens, len(tokens), received
+        self.expect(tokens)
 
     def known(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return what `reuse` of this row would give: `n_received`, and the length of the history."""
