@@ -211,8 +211,8 @@ class Session:
                 llama.cpp ends this process. See docs/several-machines.md.
             prompt_cache: bytes on disk, in the user's cache folder, for what the models have read: a prompt
                 that begins as an earlier one, also of an earlier session, is read from there on. 0: in memory
-                only, a quarter of what is free; ``off``: only the caches of the last answers are reused. See
-                docs/prompt-cache.md.
+                only, a quarter of what is free; ``off``: only the caches of the last answers are reused, as
+                with workers. See docs/prompt-cache.md.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -259,7 +259,7 @@ class Session:
             rows, resources = load_with(draft)
         with resources:
             cache = None
-            if prompt_cache != "off":
+            if prompt_cache != "off" and not addresses:  # what workers hold would be sent back and forth
                 cache = PromptCache(memory_budget(), folder=default_folder(), limit=prompt_cache, log=log)
             session = cls(*rows[0], rows[1:], cache)
             if (notice := _notice_of_draft(session, given=draft is not None)) and not (

@@ -245,7 +245,7 @@ class RunningAnswers:
                     ready = True
                     self._saver.step()
                     continue
-                self._saver.begin()
+                self._saver.begin(saves=keep_caches)
                 for request, event in engine.step():
                     if not (answer := running.get(request)):
                         continue  # a stop string has ended it in this step

@@ -3,8 +3,10 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from spec_local.answers.assembly import Slot
+from spec_local.errors import InvalidRequest
 from spec_local.llama.heads.base import CachingRow
 from spec_local.llama.heads.chained import ChainedRow
 from spec_local.llama.memory import free_memory
@@ -39,38 +41,50 @@ class PromptSaver:
 
     def __init__(self, slots: Sequence[Slot], cache: PromptCache | None) -> None:
         self._slots, self._cache = slots, cache
-        self.is_done = True
+        self.is_done, self._saves = True, True
+        self._saved: list[SavedParts] = []  # which also save what a prompt is about to replace
         if not cache:
             return
         main, draft = slots[0].main, slots[0].draft
         facts = conditions(main)
         if main.rollback != "none":
-            _attach(main.context.saved, cache, facts, main.model, saves_all=True)
+            _attach(main.context.saved, cache, facts, main.model)
+            self._saved.append(main.context.saved)
         if isinstance(draft, LlamaRow) and draft.rollback != "none":
-            _attach(draft.context.saved, cache, conditions(draft), draft.model, saves_all=False)
+            _attach(draft.context.saved, cache, conditions(draft), draft.model)
         elif isinstance(draft, CachingRow) and not isinstance(draft, ChainedRow):
             facts |= {"head": file_identity(draft.model.path), "kind": type(draft.context).__name__}
-            _attach(draft.context.saved, cache, facts, draft.model, saves_all=True)
+            _attach(draft.context.saved, cache, facts, draft.model)
+            self._saved.append(draft.context.saved)
 
-    def begin(self) -> None:
-        """Note that an answer begins: until `end`, nothing is written to disk."""
+    def begin(self, *, saves: bool = True) -> None:
+        """Note that an answer begins: until `end`, nothing is written to disk.
+
+        Args:
+            saves: False: prompts are looked up, but not saved, as those of a batch, which do not come again.
+        """
         if self._cache:
+            self._saves = saves
             self._cache.set_busy(True)
+            for saved in self._saved:
+                saved.saves_all = saves
 
     def end(self) -> None:
         """Note that no answer is running, and that caches have changed."""
         if self._cache:
             self._cache.set_busy(False)
-            self.is_done = False
+            self.is_done = not self._saves
 
     def step(self) -> bool:
         """Save a part of each row, in some milliseconds; returns whether more can be saved at once."""
         if not self._cache:
             return False
         waits = self._cache.n_unwritten > 0  # for room in memory
-        progress = [slot.main.save(most=1) for slot in self._slots]
-        drafts = (slot.draft for slot in self._slots if not slot.window.start)
-        progress += [draft.save(most=1) for draft in drafts if isinstance(draft, LlamaRow | CachingRow)]
+        progress = []
+        with suppress(InvalidRequest):  # the models were closed in mid-answer
+            progress += [slot.main.save(most=1) for slot in self._slots]
+            drafts = (slot.draft for slot in self._slots if not slot.window.start)
+            progress += [draft.save(most=1) for draft in drafts if isinstance(draft, LlamaRow | CachingRow)]
         self.is_done = "some" not in progress and not ("none" in progress and waits)
         return "some" in progress
 
@@ -90,13 +104,6 @@ class PromptSaver:
         self._cache.close(max(0.0, end - time.monotonic()))
 
 
-def _attach(
-    saved: SavedParts, cache: PromptCache, facts: Mapping[str, str], model: Model, *, saves_all: bool
-) -> None:
-    """Look up prompts from now on.
-
-    Args:
-        facts: on which the bytes depend.
-    """
+def _attach(saved: SavedParts, cache: PromptCache, facts: Mapping[str, str], model: Model) -> None:
+    """Look up prompts from now on; facts: on which the bytes depend."""
     saved.prompts = cache.prompts(json.dumps(facts, sort_keys=True), saved.block, model.path.name)
-    saved.saves_all = saves_all
