@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
-MAX_ROWS = 256
+MAX_ROWS = 255
 """Maximum number of answers at the same time: llama.cpp's number of sequences."""
 _MAX_BYTES = 1 << 28  # of the prompts, which are read as a whole
 
