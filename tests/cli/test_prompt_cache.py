@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import time
 
 import pytest
@@ -21,6 +22,21 @@ TINY = [*OPTIONS, "-n", 6]
 def apart(isolated):
     """Each command in a process of its own."""
     return Specdec(isolated.folder, isolated.environment)
+
+
+@pytest.fixture
+def serve(apart):
+    """Start a server; it is killed at the latest after the test."""
+    started = []
+
+    def serve(*arguments):
+        started.append(Server(apart, *arguments))
+        return started[-1]
+
+    yield serve
+    for server in started:
+        if server.process.poll() is None:
+            server.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -254,9 +270,8 @@ def has_option(command):
     return any("--prompt-cache" in param.opts for param in command.params)
 
 
-def test_a_server_does_not_mind_a_clear(main, apart):
-    def started():
-        return Server(apart, main, "--draft", "none", "--parallel", 2, "--ctx", 2048)
+def test_a_server_does_not_mind_a_clear(main, apart, serve):
+    arguments = [main, "--draft", "none", "--parallel", 2, "--ctx", 2048]
 
     def asked(server, text):
         answered = server.chat(text, max_tokens=6)
@@ -270,7 +285,7 @@ def test_a_server_does_not_mind_a_clear(main, apart):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    server = started()
+    server = serve(*arguments)
     text, n_read = asked(server, TEXT)
     assert n_read > 300
     wait_for_files()
@@ -280,6 +295,6 @@ def test_a_server_does_not_mind_a_clear(main, apart):
     assert n_read > 300
     wait_for_files()
     assert server.stop()[0] == 0
-    server = started()
+    server = serve(*arguments)
     assert asked(server, "people and " + TEXT) == (other, 1)
     assert server.stop()[0] == 0
