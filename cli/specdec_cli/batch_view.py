@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spec_local.settings import GenerationSettings
 
 MAX_ROWS = 255
-"""Maximum number of answers at the same time: llama.cpp's number of sequences."""
+"""Maximum number of answers at the same time: llama.cpp's number of sequences, less a spare one."""
 _MAX_BYTES = 1 << 28  # of the prompts, which are read as a whole
 
 

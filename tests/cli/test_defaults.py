@@ -11,14 +11,14 @@ import gguf
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
-from spec_local.llama.context import CACHE_TYPES
+from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES
 from spec_local.llama.devices import DeviceOption
 from spec_local.llama.quantize import KINDS
 from spec_local.policies import POLICY_NAMES
 from spec_local.prompt_cache.folder import default_folder, default_limit
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
-from specdec_cli import options
+from specdec_cli import batch_view, options
 from specdec_cli.draft import KindChoice
 from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
@@ -90,6 +90,7 @@ def test_choices():
     assert get_args(options.KernelsChoice) == tuple(kernels.MODES)
     assert options.DeviceChoice == DeviceOption
     assert get_args(KindChoice) == KINDS
+    assert batch_view.MAX_ROWS == MAX_SEQUENCES
 
 
 def test_help_lists_new_names():
