@@ -7,6 +7,7 @@ import typer
 import spec_local
 from specdec_cli import (
     bench,
+    cache,
     chat,
     check,
     commands,
@@ -45,6 +46,7 @@ models.app.command("check")(check.check)
 app.add_typer(models.app, name="models")
 app.add_typer(draft.app, name="draft")
 app.add_typer(datastore.app, name="datastore")
+app.add_typer(cache.app, name="cache")
 commands.adopt(app)
 app.add_typer(config.app, name="config", cls=commands.Group)  # not adopted: works with a broken config file
 

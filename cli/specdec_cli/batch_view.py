@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
-MAX_ROWS = 256
-"""Maximum number of answers at the same time: llama.cpp's number of sequences."""
+MAX_ROWS = 255
+"""Maximum number of answers at the same time: llama.cpp's number of sequences, less a spare one."""
 _MAX_BYTES = 1 << 28  # of the prompts, which are read as a whole
 
 

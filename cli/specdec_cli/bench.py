@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 _Prompts, _Variants, _Results = (
     functools.partial(Option, rich_help_panel=panel) for panel in ("Prompts", "Variants", "Results")
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchModels(ModelOptions):
+    """`ModelOptions` without a prompt cache: what was read once would not be measured again."""
+
+    prompt_cache: ClassVar[str] = "off"  # type: ignore[misc]  # no option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +128,7 @@ def bench(
     plot: Annotated[Path | None, _Results(metavar="FILE", help="Also draw a plot, as a PNG file.")] = None,
     verbose: Annotated[int, VerboseFlag(help="Show a line per prompt; -vv: also llama.cpp's log.")] = 0,
     *,
-    models: ModelOptions,
+    models: BenchModels,
     sampling: BenchSampling,
 ) -> None:
     """Measure the speed-up of speculative decoding on this machine, with real prompts.

@@ -8,10 +8,11 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from typer import Argument, BadParameter, Option
 
@@ -140,6 +141,42 @@ def _vocabulary_size(value: str) -> str:
     return value
 
 
+_UNITS = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([kmgt]?)(i?)(b?)", re.ASCII | re.IGNORECASE)
+
+
+def cache_limit(value: str | None) -> int | Literal["off"]:
+    """Return the bytes that a value of --prompt-cache stands for; a number without a unit is in GiB.
+
+    Raises:
+        BadParameter: it is something else.
+    """
+    if value is None:
+        from spec_local.prompt_cache.folder import default_folder, default_limit
+
+        return default_limit(default_folder())
+    if value == "off":
+        return "off"
+    found = _SIZE.fullmatch(value.strip())
+    if found and (found[2] or not (found[3] or found[4])):
+        decimal, binary = _UNITS[found[2].lower() or "g"]
+        size = float(found[1]) * (decimal if found[4] and not found[3] else binary)
+        if size < 2**63:
+            return round(size)
+    raise BadParameter(
+        f"{value!r} is not a size: give one such as 2GiB or 500MiB, 0 (in memory only), or off"
+    )
+
+
+def _checked_cache_limit(value: str | None) -> str | None:
+    if value is not None:  # the default is computed where it is needed
+        cache_limit(value)
+    return value
+
+
+PROMPT_CACHE = {"metavar": "SIZE|off", "callback": _checked_cache_limit}
+
+
 def _unless_minus_one(value: int | None) -> int | None:
     """Accept llama.cpp's -1: a random seed, no maximum number of tokens."""
     return None if value == -1 else value
@@ -217,6 +254,14 @@ class ModelOptions:
     gpu_layers: Annotated[int | None, _Machine("--gpu-layers", "-ngl", help=GPU_LAYERS_HELP)] = None
     cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
     kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"
+    prompt_cache: Annotated[
+        str | None,
+        _Machine(
+            **PROMPT_CACHE,
+            help="Disk space for prompts and answers that were read, so that later sessions do not read them "
+            "again; 0: in memory only; off: not at all (default: 2GiB, or 5 % of the free space).",
+        ),
+    ] = None
     workers: Annotated[
         str | None,
         _Machine(
@@ -279,7 +324,7 @@ class ModelOptions:
         ),
     ] = False
 
-    def with_models(self, main: str | None, draft: str | None = None) -> "ModelOptions":
+    def with_models(self, main: str | None, draft: str | None = None) -> Self:
         """Return the options with other models; None: with the same."""
         return dataclasses.replace(self, main=main or self.main, draft=draft or self.draft)
 
@@ -351,6 +396,7 @@ class ModelOptions:
             "parallel": parallel,
             "draft_vocab": int(self.draft_vocab) if self.draft_vocab.isdecimal() else self.draft_vocab,
             "workers": self._workers,
+            "prompt_cache": cache_limit(self.prompt_cache),
         }
 
     @property

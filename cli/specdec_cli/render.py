@@ -236,6 +236,8 @@ def statistics_line(s: "Statistics", gain: str = "") -> str:
         *([f"first token {s.first_token_s:.2f} s"] if s.first_token_s else []),  # not of several answers
         f"{s.predicted_n} tokens in {s.n_steps} steps ({s.tokens_per_step:.2f} per step)",
     ]
+    if s.cached_n:
+        parts.insert(-1, f"prompt: {s.cached_n} tokens cached, {s.prompt_n} read")
     if s.draft_n:
         parts.append(f"accepted {s.draft_n_accepted} of {s.draft_n} draft tokens ({s.acceptance_rate:.0%})")
     proposers = {name: n for name, n in s.steps_by.items() if name != "none"}

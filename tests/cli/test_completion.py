@@ -33,7 +33,13 @@ def test_models_values_and_commands(inside, tmp_path, shell):
 
 
 @pytest.mark.parametrize(
-    ("line", "value"), [("chat --proposer lo", "lookup"), ("draft qu", "quantize"), ("generate --file a", "")]
+    ("line", "value"),
+    [
+        ("chat --proposer lo", "lookup"),
+        ("draft qu", "quantize"),
+        ("cache cl", "clear"),
+        ("generate --file a", ""),
+    ],
 )
 def test_values_and_commands(inside, line, value):
     assert complete(inside, "bash", f"specdec {line}").strip() == value  # the shell completes paths
@@ -61,6 +67,8 @@ def test_every_model_parameter_is_completed(inside, command):
 
 def test_options_that_help_omits_are_completed(inside):
     assert complete(inside, "bash", "specdec chat --draft-p").split() == ["--draft-p-min"]
+    assert complete(inside, "bash", "specdec serve --prompt-").split() == ["--prompt-cache"]
+    assert not complete(inside, "bash", "specdec bench --prompt-").strip()
     assert "--help-all" in complete(inside, "bash", "specdec chat --help-").split()
 
 

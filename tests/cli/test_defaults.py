@@ -8,15 +8,17 @@ from dataclasses import fields
 from typing import get_args
 
 import gguf
+import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
-from spec_local.llama.context import CACHE_TYPES
+from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES
 from spec_local.llama.devices import DeviceOption
 from spec_local.llama.quantize import KINDS
 from spec_local.policies import POLICY_NAMES
+from spec_local.prompt_cache.folder import default_folder, default_limit
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
-from specdec_cli import options
+from specdec_cli import batch_view, options
 from specdec_cli.draft import KindChoice
 from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
@@ -34,6 +36,8 @@ def test_a_session_is_opened_in_the_same_way(monkeypatch):
     parameters = inspect.signature(Session.open).parameters
     del given["log"], given["main"]
     assert given.pop("draft") == "auto"  # a library opens no file that its caller has not named
+    limit = default_limit(default_folder())  # and writes no prompts that its caller has not asked to keep
+    assert given.pop("prompt_cache") == pytest.approx(limit, rel=0.01)  # the free space may change
     assert given == {name: parameters[name].default for name in given}
 
 
@@ -86,6 +90,7 @@ def test_choices():
     assert get_args(options.KernelsChoice) == tuple(kernels.MODES)
     assert options.DeviceChoice == DeviceOption
     assert get_args(KindChoice) == KINDS
+    assert batch_view.MAX_ROWS == MAX_SEQUENCES
 
 
 def test_help_lists_new_names():
