@@ -589,6 +589,13 @@ class Session:
         """Whether the prompt cache has all that was read; for each None, `generate_many` saves a part."""
         return self._saver.is_done
 
+    def expect_prompt(self, expected: bool) -> None:
+        """Note that a prompt for `generate_many` is being prepared, or none: nothing is written to disk then.
+
+        Any thread may call it.
+        """
+        self._saver.pause(expected)
+
     @property
     def datastore(self) -> Datastore | None:
         """The datastore to draft from, to which this session's answers are added."""

@@ -75,18 +75,28 @@ class PromptSaver:
             self._cache.set_busy(False)
             self.is_done = not self._saves
 
+    def pause(self, paused: bool) -> None:
+        """Write nothing to disk, as a prompt is about to come, or go on; any thread may call it."""
+        if self._cache:
+            self._cache.set_busy(paused)
+
     def step(self) -> bool:
-        """Save a part of each row, in some milliseconds; returns whether more can be saved at once."""
+        """Save a part of a row, in some milliseconds; returns whether more can be saved at once."""
         if not self._cache:
             return False
         waits = self._cache.n_unwritten > 0  # for room in memory
-        progress = []
+        drafts = (slot.draft for slot in self._slots if not slot.window.start)
+        rows = [*(slot.main for slot in self._slots), *drafts]
+        has_room = True
         with suppress(InvalidRequest):  # the models were closed in mid-answer
-            progress += [slot.main.save(most=1) for slot in self._slots]
-            drafts = (slot.draft for slot in self._slots if not slot.window.start)
-            progress += [draft.save(most=1) for draft in drafts if isinstance(draft, LlamaRow | CachingRow)]
-        self.is_done = "some" not in progress and not ("none" in progress and waits)
-        return "some" in progress
+            for row in rows:
+                if isinstance(row, LlamaRow | CachingRow):
+                    progress = row.save(most=1)
+                    if progress == "some":
+                        return True
+                    has_room &= progress == "all"
+        self.is_done = has_room or not waits
+        return False
 
     def finish(self) -> None:
         """Save all that there is room for now."""

@@ -185,6 +185,7 @@ class EngineProcess:
                     if not workers.unanswered():  # without them, no answer goes on
                         self._send("sign")
                 elif kind == "answer":
+                    self._session.expect_prompt(True)
                     self._unfinished.add(id)
                     self._waiting.add(id)
                     prepare(self._prepare, id, *rest)
@@ -333,11 +334,14 @@ class EngineProcess:
             running = None
             while running is None:
                 try:
-                    # Between answers, `generate_many` saves a part of the caches whenever there is no prompt.
-                    wait = None if self._session.is_saved else _SAVING_S
+                    is_prepared = bool(self._waiting)  # it comes soon, or is refused
+                    if not self._running and not is_prepared:
+                        self._session.expect_prompt(False)
+                    wait = None if self._session.is_saved and not is_prepared else _SAVING_S
                     running = self._ready.get(block=not self._running, timeout=wait)
                 except queue.Empty:
-                    yield None
+                    if self._running or not is_prepared:
+                        yield None  # between answers, `generate_many` then saves a part of the caches
                     continue
                 if running is None:
                     return
