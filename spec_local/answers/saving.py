@@ -7,12 +7,11 @@ from contextlib import suppress
 
 from spec_local.answers.assembly import Slot
 from spec_local.errors import InvalidRequest
-from spec_local.llama.heads.base import CachingRow
+from spec_local.llama.heads.base import CachingRow, HeadRow
 from spec_local.llama.heads.chained import ChainedRow
 from spec_local.llama.memory import free_memory
-from spec_local.llama.model import Model
 from spec_local.llama.row import LlamaRow
-from spec_local.llama.saved import SavedParts
+from spec_local.llama.saved import SavedParts, can_be_saved
 from spec_local.llama.state import conditions, file_identity
 from spec_local.prompt_cache.cache import PromptCache
 
@@ -46,16 +45,15 @@ class PromptSaver:
         if not cache:
             return
         main, draft = slots[0].main, slots[0].draft
+        if main.rollback == "none" or not can_be_saved(main.model):
+            return
         facts = conditions(main)
-        if main.rollback != "none":
-            _attach(main.context.saved, cache, facts, main.model)
-            self._saved.append(main.context.saved)
-        if isinstance(draft, LlamaRow) and draft.rollback != "none":
-            _attach(draft.context.saved, cache, conditions(draft), draft.model)
-        elif isinstance(draft, CachingRow) and not isinstance(draft, ChainedRow):
+        self._saved += _attach([slot.main for slot in slots], cache, facts)
+        if isinstance(draft, CachingRow) and not isinstance(draft, ChainedRow):
             facts |= {"head": file_identity(draft.model.path), "kind": type(draft.context).__name__}
-            _attach(draft.context.saved, cache, facts, draft.model)
-            self._saved.append(draft.context.saved)
+            self._saved += _attach([slot.draft for slot in slots], cache, facts)
+        elif isinstance(draft, LlamaRow) and draft.rollback != "none" and can_be_saved(draft.model):
+            _attach([slot.draft for slot in slots], cache, conditions(draft))
 
     def begin(self, *, saves: bool = True) -> None:
         """Note that an answer begins: until `end`, nothing is written to disk.
@@ -114,6 +112,12 @@ class PromptSaver:
         self._cache.close(max(0.0, end - time.monotonic()))
 
 
-def _attach(saved: SavedParts, cache: PromptCache, facts: Mapping[str, str], model: Model) -> None:
-    """Look up prompts from now on; facts: on which the bytes depend."""
-    saved.prompts = cache.prompts(json.dumps(facts, sort_keys=True), saved.block, model.path.name)
+def _attach(
+    rows: Sequence[LlamaRow | HeadRow | None], cache: PromptCache, facts: Mapping[str, str]
+) -> list[SavedParts]:
+    """Let the contexts of rows look up prompts from now on; facts: on which the bytes depend."""
+    identity, found = json.dumps(facts, sort_keys=True), list[SavedParts]()
+    for context in dict.fromkeys(row.context for row in rows if row):
+        context.saved.prompts = cache.prompts(identity, context.saved.block, context.model.path.name)
+        found.append(context.saved)
+    return found

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from spec_local.errors import BackendError, ContextOverflow
 from spec_local.llama import runtime
 from spec_local.llama.memory import check_free_memory
+from spec_local.llama.model import Model
 from spec_local.llama.native_context import NativeContext
 from spec_local.prompt_cache.entry import FoundCells, FoundState, Match
 from spec_local.prompt_cache.placement import superfluous
@@ -33,6 +34,20 @@ BLOCK = 256
 
 _WHOLE, _RECURRENT = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE and _PARTIAL_ONLY
 _HEAD = 8  # bytes before both kinds: a magic number, and the sequence id
+
+
+_OTHER_CACHES = (
+    *("deepseek32", "deepseek4", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp"),
+)
+"""Architectures with caches of other kinds, of which it is not known whether parts can be copied."""
+
+
+def can_be_saved(model: Model) -> bool:
+    """Return whether parts of the model's cache can be copied.
+
+    Of a hybrid model with a sliding window, llama.cpp reuses the cells that a kept state would need.
+    """
+    return model.architecture not in _OTHER_CACHES and not (model.is_recurrent and model.has_window)
 
 
 class SavedParts:

@@ -159,3 +159,25 @@ def test_damaged_files_are_read_again(opened, place):
         again, _, n_read = answer(session, prompt_of(1))
     assert again == text
     assert n_read == N - 1
+
+
+def test_caches_of_other_kinds_are_not_copied(opened, place, monkeypatch):
+    monkeypatch.setattr("spec_local.llama.saved._OTHER_CACHES", {"llama"})
+    for _ in range(2):
+        with opened("dense") as session:
+            assert answer(session, prompt_of(1))[2] == N - 1
+    assert not place.exists()
+
+
+def test_reproducible_answers_have_a_context_each(opened):
+    with opened("dense", reproducible=True, parallel=2) as session:
+        expected = answer(session, prompt_of(1))[0]
+    with opened("dense", reproducible=True, parallel=2) as session:
+        texts, cached = {0: [], 1: []}, {}
+        for i, event in session.generate_many([prompt_of(3), prompt_of(1)], PLAIN, keep_caches=True):
+            if isinstance(event, Text):
+                texts[i] += event.tokens
+            elif isinstance(event, Prefilled):
+                cached[i] = event.statistics.cached_n
+        assert texts[1] == expected
+        assert cached[1] >= N - 17
