@@ -94,7 +94,7 @@ class ScriptedEngine:
                 return
         statistics = Statistics(
             predicted_n=30, predicted_s=0.5, n_steps=10, draft_n=12, draft_n_accepted=9,
-            tested_at=[8, 4], accepted_at=[6, 3],
+            tested_at=[8, 4], accepted_at=[6, 3], prompt_n=7, cached_n=40,
         )  # fmt: skip
         statistics.steps_by.update({"draft": 8, "none": 2})
         answers.put(0, Ended(Delta(), "stop", statistics, plain_seconds=0.025))

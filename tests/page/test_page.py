@@ -50,6 +50,7 @@ def test_statistics(open_page):
     assert "60 tokens/s" in panel.text_content()
     assert "1.5× plain decoding" in panel.text_content()
     assert "9 of 12 (75 %)" in panel.text_content()
+    assert "from the cache40read7" in panel.text_content()
     titles = text_of(page, "#statistics svg title")
     assert titles[:2] == ["position 1: 6 of 8 accepted", "position 2: 3 of 4 accepted"]
     assert "main model, 4 tokens: 12.0 ms" in titles

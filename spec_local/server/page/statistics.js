@@ -90,9 +90,15 @@ function ofAnswer(statistics) {
         ["tokens per step", steps_n ? (predicted_n / steps_n).toFixed(2) : "…"],
       ]),
     ),
+    ...ofPrompt(statistics),
     ...ofPositions(statistics.tested_at, statistics.accepted_at),
     ...ofSources(statistics.steps_by, steps_n),
   ];
+}
+
+function ofPrompt({ cache_n, prompt_n }) {
+  if (cache_n === undefined) return []; // the answer is still running
+  return [section("Tokens of the prompt", table([["from the cache", String(cache_n)], ["read", String(prompt_n)]]))];
 }
 
 function ofPositions(tested = [], accepted = []) {
