@@ -221,7 +221,8 @@ class FakeModel(RowMethods):
 
     def keep(self) -> None:
         """See `LanguageModel.keep`: for all rows."""
-        self.context.kept.add(tuple(self._tokens))
+        if self.rollback not in ("any", "none"):
+            self.context.kept.add(tuple(self._tokens))
 
     def _take_back(self, length: int) -> None:
         """As `spec_local.llama.recurrent.RecurrentRow` does."""

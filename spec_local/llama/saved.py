@@ -73,6 +73,7 @@ class SavedParts:
         # llama.cpp leaves out the tokens that are outside the window of the last one of a block.
         self.block = min(BLOCK, context.lib.llama_model_n_swa(model.handle) or BLOCK)
         self._has_states = has_states
+        self._no_state: Saved | None = None  # what follows the cells of a sequence without a state
         self.has_cells = model.is_hybrid or not has_states
 
     def find(self, tokens: Sequence[int]) -> Match:
@@ -124,7 +125,9 @@ class SavedParts:
             return False
         context = self._context
         if self._has_states:
-            data = np.concatenate([data, self._get(self._spare, _RECURRENT)[_HEAD:]])
+            if self._no_state is None:
+                self._no_state = self._get(self._spare, _RECURRENT)[_HEAD:]  # some bytes
+            data = np.concatenate([data, self._no_state])
         try:
             if done := self._set(data, self._spare, _WHOLE):
                 context.copy(self._spare, sequence, found.start, end)
