@@ -122,6 +122,7 @@ class Engine:
         self._asked: float | None = None  # when the process was asked for the sign that has not come yet
         self._ids = itertools.count()
         self._answers: dict[int, tuple[Answers, int]] = {}
+        self._cancelled: set[int] = set()  # of these: they end at once or at their next step
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._seconds: collections.deque[float] = collections.deque(maxlen=32)  # of the last answers
         self._stopping = asyncio.Event()
@@ -246,6 +247,7 @@ class Engine:
             answers.put(index, event)
             if isinstance(event, Ended | Refused):
                 del self._answers[id]
+                self._cancelled.discard(id)
                 self._count(answers, event)
         elif kind == "reply":
             id, value = content
@@ -273,6 +275,7 @@ class Engine:
     def _lose(self, error: SpecLocalError) -> None:
         """End all answers after the process has ended."""
         lost, self._answers = self._answers, {}
+        self._cancelled.clear()
         replies, self._replies = self._replies, {}
         for answers, index in lost.values():
             answers.put(index, Refused(error))
@@ -307,11 +310,12 @@ class Engine:
             Busy: too many answers wait.
         """
         loaded = self.check_ready()
-        if self.n_unfinished and self.n_unfinished + len(requests) > loaded.n_rows + self._max_waiting:
+        n_others = self.n_unfinished - len(self._cancelled)
+        if n_others and n_others + len(requests) > loaded.n_rows + self._max_waiting:
             usual = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
             retry_s = max(1, min(_LONGEST_WAIT_S, round(usual)))
             raise Busy(
-                f"{self.n_unfinished - loaded.n_rows} answers wait already, as many as the server's option "
+                f"{n_others - loaded.n_rows} answers wait already, as many as the server's option "
                 f"--queue allows: try again in {retry_s} s",
                 retry_s,
             )
@@ -327,6 +331,7 @@ class Engine:
         """End those of the answers that have not ended, at their next step."""
         for id in answers.ids:
             if id in self._answers:
+                self._cancelled.add(id)
                 self._send(("cancel", id))
 
     async def ask(self, what: str, argument: Any = None) -> Any:

@@ -84,7 +84,8 @@ def test_an_agent_with_messages(ask):
     counted = {name: body[name] for name in ("model", "system", "messages", "tools")}
     n_prompt = ask("/v1/messages/count_tokens?beta=true", counted, headers)["input_tokens"]
     first, *_, last = ask("/v1/messages?beta=true", body, headers)
-    assert first["message"]["usage"]["input_tokens"] == n_prompt
+    usage = first["message"]["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == n_prompt
     assert last["type"] == "message_stop"
     forced = body | {"tool_choice": {"type": "tool", "name": "Read", "disable_parallel_tool_use": True}}
     events = ask(
