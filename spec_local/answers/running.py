@@ -237,6 +237,7 @@ class RunningAnswers:
                         continue
                     free.remove(slot)
                     running[started.request] = started
+                    self._saver.begin(saves=keep_caches)
                 if not keep_caches:  # only now: a new request reuses the cache of the one that ended
                     self._release(free)
                 if not running:
@@ -245,7 +246,6 @@ class RunningAnswers:
                     ready = True
                     self._saver.step()
                     continue
-                self._saver.begin(saves=keep_caches)
                 for request, event in engine.step():
                     if not (answer := running.get(request)):
                         continue  # a stop string has ended it in this step

@@ -9,10 +9,11 @@ from spec_local.answers.assembly import Slot
 from spec_local.errors import InvalidRequest
 from spec_local.llama.heads.base import CachingRow, HeadRow
 from spec_local.llama.heads.chained import ChainedRow
+from spec_local.llama.identity import content_key
 from spec_local.llama.memory import free_memory
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.saved import SavedParts, can_be_saved
-from spec_local.llama.state import conditions, file_identity
+from spec_local.llama.state import conditions
 from spec_local.prompt_cache.cache import PromptCache
 
 _SHARE, _MOST = 4, 1 << 32
@@ -50,7 +51,7 @@ class PromptSaver:
         facts = conditions(main)
         self._saved += _attach([slot.main for slot in slots], cache, facts)
         if isinstance(draft, CachingRow) and not isinstance(draft, ChainedRow):
-            facts |= {"head": file_identity(draft.model.path), "kind": type(draft.context).__name__}
+            facts |= {"head": content_key(draft.model.path), "kind": type(draft.context).__name__}
             self._saved += _attach([slot.draft for slot in slots], cache, facts)
         elif isinstance(draft, LlamaRow) and draft.rollback != "none" and can_be_saved(draft.model):
             _attach([slot.draft for slot in slots], cache, conditions(draft))

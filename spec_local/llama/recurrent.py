@@ -158,8 +158,8 @@ class RecurrentRow(LlamaRow):
         self._parting = max(known, found.n_cells)
         kept = own
         if own < len(self._cached) and not self._states.can_remove(len(self._cached) - own):
-            kept = min(own, self._states.checkpoint or 0)
-            kept = kept if kept == self._states.checkpoint else 0
+            checkpoint = self._states.checkpoint or 0
+            kept = checkpoint if checkpoint <= own else 0
         others = [
             (n, sequence, row)
             for row in self._rows()

@@ -8,7 +8,6 @@ File format: `_MAGIC`, the length of the header (8 bytes, little-endian), the he
 for each part, the bytes of `LlamaRow.state` and their hash.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from io import BufferedReader
@@ -25,10 +24,9 @@ from spec_local.llama.memory import check_free_memory
 from spec_local.llama.row import LlamaRow
 from spec_local.system import machine
 from spec_local.system.files import reading, saving
+from spec_local.system.hashed import CHUNK, HASH_BYTES, digest_of, hash_of, read_hashed
 
 _FAMILY, _MAGIC = b"specdec state ", b"specdec state 1\n"
-_HASH_BYTES = 32
-_CHUNK = 1 << 22  # bytes to hash and write at once; some systems write at most 2 GiB per call
 _MAX_HEADER = 1 << 26
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
@@ -57,7 +55,7 @@ def size(rows: Mapping[str, LlamaRow]) -> int:
     """Return the size in bytes of the file that `save` would write now."""
     header = _header(rows)
     frame = len(_MAGIC) + 8 + len(header.model_dump_json().encode())
-    return frame + sum(part.size for part in header.parts) + _HASH_BYTES * (len(header.parts) + 1)
+    return frame + sum(part.size for part in header.parts) + HASH_BYTES * (len(header.parts) + 1)
 
 
 def save(path: Path, rows: Mapping[str, LlamaRow]) -> int:
@@ -77,12 +75,11 @@ def save(path: Path, rows: Mapping[str, LlamaRow]) -> int:
     header = _header(rows)
     with saving(path) as temporary, temporary.open("wb") as file:
         text = header.model_dump_json().encode()
-        file.write(_MAGIC + len(text).to_bytes(8, "little") + text + _hash(text))
+        file.write(_MAGIC + len(text).to_bytes(8, "little") + text + hash_of(text))
         for part in header.parts:
-            state = rows[part.role].state().data
-            digest = hashlib.blake2b(digest_size=_HASH_BYTES)
-            for start in range(0, len(state), _CHUNK):
-                chunk = state[start : start + _CHUNK]
+            state, digest = rows[part.role].state().data, digest_of()
+            for start in range(0, len(state), CHUNK):
+                chunk = state[start : start + CHUNK]
                 digest.update(chunk)
                 file.write(chunk)
             file.write(digest.digest())
@@ -121,7 +118,7 @@ def load(path: Path, rows: Mapping[str, LlamaRow]) -> list[str]:
             if part.role in wanted:
                 states[part.role] = _read_state(file, part.size, path)
             else:
-                file.seek(part.size + _HASH_BYTES, os.SEEK_CUR)
+                file.seek(part.size + HASH_BYTES, os.SEEK_CUR)
     for role, state in states.items():
         rows[role].restore(parts[role].tokens, state)
     return list(states)
@@ -152,27 +149,21 @@ def _read_header(file: BufferedReader, path: Path) -> _Header:
         raise InvalidRequest(f"{path} is not a saved state: give a file saved by specdec")
     length = int.from_bytes(file.read(8), "little")
     text = file.read(length) if length <= _MAX_HEADER else b""
-    if _hash(text) != file.read(_HASH_BYTES):
+    if hash_of(text) != file.read(HASH_BYTES):
         raise _damaged(path)
     try:
         header = _Header.model_validate_json(text)
     except ValueError:
         raise _damaged(path) from None
-    rest = sum(part.size + _HASH_BYTES for part in header.parts)
+    rest = sum(part.size + HASH_BYTES for part in header.parts)
     if file.tell() + rest != os.fstat(file.fileno()).st_size:
         raise _damaged(path)
     return header
 
 
 def _read_state(file: BufferedReader, n: int, path: Path) -> NDArray[np.uint8]:
-    state = np.empty(n, np.uint8)
-    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
-    for start in range(0, n, _CHUNK):
-        chunk = state.data[start : start + _CHUNK]
-        if file.readinto(chunk) != len(chunk):
-            raise _damaged(path)
-        digest.update(chunk)
-    if digest.digest() != file.read(_HASH_BYTES):
+    state = read_hashed(file, n)
+    if state is None:
         raise _damaged(path)
     return state
 
@@ -207,7 +198,7 @@ def conditions(row: LlamaRow) -> dict[str, str]:
     """Return everything that a state depends on. It does not depend on `n_ctx` and `max_branches`."""
     model = row.model
     facts: dict[str, Any] = {
-        "model file": file_identity(model.path),
+        "model file": _identity(model.path),
         "build of llama.cpp": machine.llama_cpp_build(),
         "cache type": row.cache_type,
         "setting of flash attention": row.flash_attention,
@@ -221,16 +212,12 @@ def conditions(row: LlamaRow) -> dict[str, str]:
     return {name: str(fact) for name, fact in facts.items()}
 
 
-def file_identity(path: Path) -> str:
+def _identity(path: Path) -> str:
     """Return a hash of a model file's size and of samples of its bytes, independent of its path."""
     with reading(path) as file:
         n = os.fstat(file.fileno()).st_size
-        digest = hashlib.blake2b(str(n).encode(), digest_size=_HASH_BYTES)
+        digest = digest_of(str(n).encode())
         for i in range(_SAMPLES):
             file.seek(max(0, n - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
-
-
-def _hash(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()

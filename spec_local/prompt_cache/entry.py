@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 Kind = Literal["cells", "state"]
 
@@ -116,10 +117,10 @@ def key_of(kind: Kind, parent: bytes, tokens: bytes) -> bytes:
     return _digest(kind.encode() + parent + tokens)
 
 
-def n_common(a: bytes, b: bytes) -> int:
+def n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     """With how many equal tokens two sequences of tokens begin."""
-    n = min(len(a), len(b)) // TOKEN_BYTES
-    differs = np.frombuffer(a, "<i4", n) != np.frombuffer(b, "<i4", n)
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
     return int(differs.argmax()) if differs.any() else n
 
 

@@ -86,7 +86,8 @@ class Index:
             theirs, n_bytes = item.entry.tokens, (longest + 1) * TOKEN_BYTES
             # Only the few that are better than the best so far are compared in full.
             if len(tokens) >= n_bytes <= len(theirs) and theirs.startswith(tokens[:n_bytes]):
-                best, longest = item.entry, n_common(theirs, tokens)
+                best = item.entry
+                longest = n_common(np.frombuffer(theirs, "<i4"), np.frombuffer(tokens, "<i4"))
         return (best, longest) if best else None
 
     def lacking(self, history: History) -> list[tuple[int, int]]:

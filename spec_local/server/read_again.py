@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.prompt_cache.entry import n_common
+
 _LEAST = 256
 """Tokens that are worth telling; fewer are read in less than a second on slow machines."""
 _BLOCK = 8
@@ -56,7 +58,7 @@ def read_again(prompt: NDArray[np.int32], n_cached: int, recent: Sequence[KnownP
     if not recent or len(prompt) - n_cached < _LEAST:
         return None
     counts = np.bincount(prompt)
-    prefixes = [_n_prefix(prompt, known.tokens) for known in recent]
+    prefixes = [n_common(prompt, known.tokens) for known in recent]
     scores = [n + _n_common(counts, known) for n, known in zip(prefixes, recent, strict=True)]
     best = int(np.argmax(scores))
     n_prefix = prefixes[best]
@@ -65,13 +67,6 @@ def read_again(prompt: NDArray[np.int32], n_cached: int, recent: Sequence[KnownP
     if n < _LEAST:
         return None
     return ReadAgain(n, None if n_evicted >= _LEAST else n_prefix)
-
-
-def _n_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    first = int(np.argmax(differs)) if n else 0
-    return first if n and differs[first] else n
 
 
 def _n_common(counts: NDArray[np.intp], known: KnownPrompt) -> int:
