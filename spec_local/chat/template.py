@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spec_local.arguments import checked
-from spec_local.chat.messages import Message, Tool, check_last, for_template, messages_of, tools_of
+from spec_local.chat.messages import Arguments, Message, Tool, check_last, for_template, messages_of, tools_of
 from spec_local.chat.rendered import Rendered
-from spec_local.chat.roles import arrangements, joined
+from spec_local.chat.roles import arrangements, joined, without_calls
 from spec_local.chat.template_process import TemplateFailed, TemplateRefused, process
 from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 
 NO_TOOLS = (
-    "the model's chat template has no tools: remove the tools and the messages with calls, or use a model "
-    "trained for tool calls, such as Qwen3"
+    "the model's chat template has no tools: remove the tools, or use a model trained for tool calls, such "
+    "as Qwen3"
 )
 _SHORT_IDS = "length != 9"
 """A string in those templates of Mistral that reject other ids of calls."""
@@ -159,7 +159,9 @@ class ChatTemplate:
         shown = tools_of(tools)
         calls = shown or any(m["role"] == "tool" or "tool_calls" in m for m in messages)
         if calls and not self.has_tools:
-            raise ModelError(NO_TOOLS)
+            if shown:
+                raise ModelError(NO_TOOLS)
+            messages = without_calls(messages)  # another model made them
         reply = self._accepted(messages, shown, more or {})
         rendered = Rendered.of(reply["text"], reply["content"])
         # The tokenizer adds the beginning-of-sequence token; a second one would change the output.
@@ -196,17 +198,18 @@ class ChatTemplate:
         """The child's reply. Most templates expect the arguments of calls as objects, others as text."""
         short_ids, variables = _SHORT_IDS in self.source, {**self._variables, **more}
 
-        def reply(parsed: bool) -> dict[str, Any]:
-            given = for_template(messages, parsed=parsed, short_ids=short_ids)
+        def reply(arguments: Arguments) -> dict[str, Any]:
+            given = for_template(messages, arguments, short_ids=short_ids)
             shown = list(tools) or None
             return process.request(**self._template, messages=given, tools=shown, variables=variables)
 
         try:
-            return reply(True)
+            return reply("parsed")
         except TemplateFailed as error:
             if any("tool_calls" in message for message in messages):
-                with contextlib.suppress(TemplateFailed):
-                    return reply(False)
+                for arguments in ("text", "repaired"):
+                    with contextlib.suppress(TemplateFailed):
+                        return reply(arguments)
             raise error
 
 

@@ -243,6 +243,29 @@ def test_bodies_that_are_no_objects(body):
     assert len(message) < 200
 
 
+class Said(Echo):
+    """Repeats a text of the body."""
+
+    def whole(self, answers):
+        return {"said": self.body["said"]}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (rb"cut \ud83d", "cut \ufffd"),
+        (rb"\udc4d and \uD83D\uDE00 and \ud83d\ud83d\ude00", "\ufffd and 😀 and \ufffd😀"),
+        (rb"\\ud83d \u00e9", r"\ud83d é"),
+        (b"\xed\xa0\xbd bytes", "\ufffd bytes"),
+        ("퟿ 한글 😀".encode(), "퟿ 한글 😀"),
+    ],
+)
+def test_half_characters_are_replaced(said, expected):
+    """Programs cut texts within the pair of an emoji: the whole conversation would be refused from then on."""
+    response = fetch("POST", "/v1/echo", kinds={"/v1/echo": Said}, content=b'{"said": "' + said + b'"}')
+    assert response.json()["said"] == expected
+
+
 def test_a_large_body_is_refused():
     large = {"access": {"max_body": 1 << 20}}
     assert fetch("POST", "/v1/echo", content=b" " * (1 << 20) + b"{}", **large).status_code == 413
