@@ -261,7 +261,7 @@ class Said(Echo):
     ],
 )
 def test_half_characters_are_replaced(said, expected):
-    """Programs cut texts within the pair of an emoji: the whole conversation would be refused from then on."""
+    """Programs cut texts within an emoji: the whole conversation would be refused from then on."""
     response = fetch("POST", "/v1/echo", kinds={"/v1/echo": Said}, content=b'{"said": "' + said + b'"}')
     assert response.json()["said"] == expected
 
@@ -299,19 +299,9 @@ def test_a_key_is_needed():
 def test_other_hosts_are_refused_on_loopback(host):
     """A page could reach the server under a name of its own that resolves to this machine."""
     assert fetch("GET", "/v1/models", headers={"host": host}).status_code == 403
-    anyone = {"local_only": False}
-    assert fetch("GET", "/v1/models", headers={"host": host}, access=anyone).status_code == 200
     for path in ("/health", "/v1/health", "/metrics"):  # probes, to which counts are told
         assert fetch("GET", path, headers={"host": host}).status_code == 200
     assert fetch("OPTIONS", "/v1/echo", headers={"host": host}).status_code == 204
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "Localhost:8080", "LOCALHOST.", "localhost.:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]"],
-)
-def test_names_of_this_machine(host):
-    assert fetch("GET", "/v1/models", headers={"host": host}).status_code == 200
 
 
 def test_a_client_without_a_host():
