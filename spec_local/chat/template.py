@@ -3,7 +3,8 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from spec_local.arguments import checked
@@ -173,7 +174,7 @@ class ChatTemplate:
         """The child's reply for the first arrangement that the template accepts and shows completely."""
         incomplete: dict[str, Any] | None = None
         refused: TemplateFailed | None = None
-        for arranged in arrangements(messages):
+        for arranged in chain(arrangements(messages), self._arranged_without_markers(messages)):
             try:
                 reply = self._request(arranged, tools, more)
             except TemplateRefused as error:
@@ -191,6 +192,21 @@ class ChatTemplate:
             f"the model's chat template rejects this conversation ({refused}): change the roles, remove "
             "the system message, or give a text without a chat template"
         )
+
+    def _arranged_without_markers(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
+        """Arrangements without the markers that another server has left in answers: gpt-oss refuses them."""
+        if not (markers := markers_of(self.source)):
+            return
+
+        def without_markers(message: Message) -> Message:
+            reasoning, text = Splitter(markers, markers.header).finish(message["content"])
+            if message["role"] != "assistant" or text == message["content"]:
+                return message
+            return message | {"content": text, "reasoning_content": reasoning}
+
+        made = [*map(without_markers, messages)]
+        if made != messages:
+            yield from arrangements(made)
 
     def _request(
         self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, object]

@@ -8,6 +8,7 @@ them is read, and the rest becomes a note. Only the question itself, the last me
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
@@ -27,6 +28,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details",
 _CALLS = ("tool_use", "tool_call", "invalid_tool_call", "tool-call", "function_call")
 """Parts of an answer that are calls: of Anthropic, LangChain, AI SDK, OpenAI's responses."""
 _RESULTS = ("tool_result", "tool-result", "function_call_output")
+_MAX_WAITING = 64  # calls without a result that another one may belong to
 _THOUGHT_TEXTS = ("thinking", "reasoning", "think", "text", "content", "summary")
 _IDS = ("tool_call_id", "tool_use_id", "call_id", "toolCallId")
 
@@ -57,7 +59,8 @@ def messages_of(
 ) -> Sequence[Message]:
     """Messages as the library expects them.
 
-    Calls without an id get one, and results without one belong to the first call that has none yet.
+    Calls without an id get one, and results without one belong to the first call that has none yet, by the
+    name of the tool if they have it.
 
     Args:
         given: see `Items`.
@@ -87,8 +90,8 @@ class _Reader:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._reasoning = ""  # of items before the answer that it belongs to
-        self._open: OrderedDict[str, bool] = OrderedDict()
-        """Ids of calls without a result, and whether they were made here."""
+        self._open: OrderedDict[str, tuple[str, bool]] = OrderedDict()
+        """Ids of calls without a result; the names of their functions, and whether the id was made here."""
         self._texts: set[str] = set()  # ids of calls that have become text
         self._n_calls = 0
 
@@ -193,22 +196,26 @@ class _Reader:
             arguments = "{}" if arguments is None else json.dumps(arguments, ensure_ascii=False)
         self._n_calls += 1
         made = id or f"call_{self._n_calls}"
-        self._open[made] = id is None
+        self._open[made] = name, id is None
         function = {"name": name, "arguments": arguments if arguments.strip() else "{}"}
         message.setdefault("tool_calls", []).append({"id": made, "type": "function", "function": function})
 
     def _result(self, given: Mapping[str, Any], content: str) -> None:
         """Add the result of a call. Without a call that it can belong to, it is a message of the user."""
         id = next(filter(None, _strings(given, *_IDS)), None)
-        if id is not None and id in self._open:
-            del self._open[id]
-        elif self._open and (id is None or next(iter(self._open.values()))):
-            id, _ = self._open.popitem(last=False)
+        name = next(filter(None, _strings(given, "name", "tool_name", "toolName")), None)
+        if id not in self._open:
+            waiting = list(islice(self._open.items(), _MAX_WAITING))
+            fitting = [each for each, (called, is_made) in waiting if is_made or id is None]
+            same = [each for each in fitting if name in (None, self._open[each][0])]
+            id = next(iter(same or fitting), id)
+        if id is not None:
+            self._open.pop(id, None)
         if id is None or id in self._texts:
             self.add("user", content)
             return
         message = self.add("tool", content) | {"tool_call_id": id}
-        if name := next(filter(None, _strings(given, "name", "tool_name", "toolName")), None):
+        if name:
             message["name"] = name
         self.messages[-1] = message
 
@@ -217,9 +224,10 @@ def _role(item: Mapping[str, Any], where: str) -> str:
     role = item.get("role")
     if role is None:
         raise InvalidRequest(f"{where}.role is missing: add it")
-    if not isinstance(role, str) or role not in _ROLES:
+    found = _ROLES.get(role.lower()) if isinstance(role, str) else None
+    if not found:
         raise InvalidRequest(f"{where}.role: give {', '.join(map(repr, _ROLES))}")
-    return _ROLES[role]
+    return found
 
 
 def _kind(part: object) -> object:

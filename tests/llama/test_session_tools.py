@@ -275,7 +275,11 @@ def test_templates_without_tools_or_with_an_unknown_form(hermes):
     earlier = [ASKED, {"role": "assistant", "tool_calls": [call]}, result]  # of another model
     for text in (template.render(earlier), ToolUse(template, []).render(earlier)):
         assert text == template.render(
-            [ASKED, {"role": "assistant", "content": "[tool_call: a {}]"}, {"role": "user", "content": "seven"}]
+            [
+                ASKED,
+                {"role": "assistant", "content": "[tool_call: a {}]"},
+                {"role": "user", "content": "seven"},
+            ]
         )
     assert ToolUse(template, TOOLS, "none").render([ASKED]).text
     unknown = template_of(hermes, "{{ tools }}{{ messages[0].content }}")

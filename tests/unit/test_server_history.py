@@ -133,6 +133,12 @@ HISTORIES = {
             called('{"x": 1}', id="call_1"), called('{"x": 2}', id="call_2")]},
          result("1", tool_call_id="call_1"), result("2", tool_call_id="call_2")],
     ),
+    "Ollama: results in another order": (
+        [answer("", tool_calls=[{"function": {"name": name, "arguments": {}}} for name in ("read", "write")]),
+         {"role": "tool", "content": "2", "tool_name": "write"}, {"role": "Tool", "content": "1"}],
+        [answer("", tool_calls=[called(id="call_1"), called(name="write", id="call_2")]),
+         result("2", tool_call_id="call_2", name="write"), result("1", tool_call_id="call_1")],
+    ),
     "results that have ids, of calls that have none": (
         [answer(tool_calls=[called(id=None), called(id=None)]), result("1", tool_call_id="x"), result("2")],
         [calling("call_1", "call_2"), result("1", tool_call_id="call_1"), result("2", tool_call_id="call_2")],
@@ -253,6 +259,14 @@ def test_deep_nesting(kind, depth):
         for item in (answer(reasoning=deep), answer([deep]), answer(tool_calls=[called(deep)]), result(deep)):
             with nullcontext() if depth < 200 else pytest.raises(InvalidRequest, match="recursion limit"):
                 assert messages_of(kind, [item, QUESTION])[-1] == QUESTION
+
+
+def test_markers_that_another_server_has_left_in_an_answer():
+    """The template of gpt-oss refuses them."""
+    end = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    for written in ("<|channel|>final<|message|>Yes.", f"<|channel|>analysis<|message|>Hm.{end}Yes."):
+        prompt = str(template_of("thinking: channels").render([QUESTION, answer(written), QUESTION]))
+        assert prompt == str(template_of("thinking: channels").render([QUESTION, answer("Yes."), QUESTION]))
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "a", "b", "read", "{}", "{"])
