@@ -121,9 +121,9 @@ class _Reader:
         elif role := role_of(kind):
             if text := described(item):
                 self.add(role, text)
-        elif is_last:
+        elif is_last and kind != "mcp_list_tools":
             raise InvalidRequest(f"{where}: the type {kind[:40]} is not supported: give a message")
-        elif kind != "mcp_list_tools" and not str(item.get("id")).startswith("rs_"):  # reasoning
+        elif kind != "mcp_list_tools" and not str(item.get("id")).startswith("rs_"):  # of reasoning
             self.add("assistant", note(kind))
 
     def _read_message(self, item: Mapping[str, Any], role: str, where: str, is_last: bool) -> None:
@@ -137,9 +137,9 @@ class _Reader:
         if is_question and content is None:
             raise InvalidRequest(f"{where}.content is missing: give text")
         is_question &= not any(_kind(part) in _RESULTS for part in parts)
-        answers = role == "assistant"
+        answers, has_result = role == "assistant", False
         thought = next(filter(None, (_thought(item.get(name)) for name in _REASONING)), "") if answers else ""
-        thoughts, texts, calls, has_result = [thought], list[str](), list[Any](), False
+        thoughts, texts, calls = [thought], list[str](), list[Any]()
 
         def add() -> None:
             self._reasoning += "".join(thoughts)
@@ -159,9 +159,7 @@ class _Reader:
                 has_result = True
                 if texts or calls:
                     add()
-                self._result(
-                    part, readable(next((part[k] for k in ("content", "output") if k in part), None))
-                )
+                self._result(part, readable(part.get("content", part.get("output"))))
             elif is_question:
                 try:
                     texts.append(text_of(part))
