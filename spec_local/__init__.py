@@ -69,5 +69,10 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(home), name)
+            from spec_local.signatures import make_readable
+
+            found = getattr(importlib.import_module(home), name)
+            make_readable(found)
+            globals()[name] = found  # the next use finds it without this function
+            return found
     raise AttributeError(f"module 'spec_local' has no attribute {name!r}")
