@@ -14,6 +14,7 @@ The public API is ``__all__`` and the modules `spec_local.chat.request`, `spec_l
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,4 +76,6 @@ def __getattr__(name: str) -> Any:
             make_readable(found)
             globals()[name] = found  # the next use finds it without this function
             return found
-    raise AttributeError(f"module 'spec_local' has no attribute {name!r}")
+    raise AttributeError(
+        f"module 'spec_local' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+    )

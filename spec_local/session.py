@@ -12,9 +12,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeGuard, cast
 
-from pydantic import InstanceOf
+from pydantic import BeforeValidator, InstanceOf
+from pydantic_core import PydanticCustomError
 
 from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
@@ -67,10 +68,17 @@ Messages = Sequence[Mapping[str, object]]
 _DEFAULTS = GenerationSettings()
 
 
+def _loaded(main: object) -> object:
+    if isinstance(main, str | Path):
+        raise PydanticCustomError("name", "it to Session.open, which loads the model")
+    return main
+
+
 class Session:
     """Models and their caches, for one answer at a time, or for several that share each call of the models.
 
-    `Session.open` loads the models; the arguments below are for programs that have loaded them. Close it, or use it in a ``with`` statement, to free the models' memory.
+    `Session.open` loads the models; the arguments below are for programs that have loaded them. Close the
+    session, or use it in a ``with`` statement, to free the models' memory.
 
     Any thread may use a session, but only one at a time: while a thread reads an answer, every use by another
     thread raises InvalidRequest. Only `close` may be called at any time; it ends the answer at its next step
@@ -87,7 +95,7 @@ class Session:
     @checked
     def __init__(
         self,
-        main: LlamaRow,
+        main: Annotated[LlamaRow, BeforeValidator(_loaded)],
         draft: LlamaRow | HeadRow | None = None,
         more: Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]] = (),
         prompt_cache: PromptCache | None = None,
@@ -293,7 +301,15 @@ class Session:
         self._costs.save(self.main, self.draft)
         self._resources.close()
 
+    def __repr__(self) -> str:
+        names = " + ".join(row.model.path.name for row in (self.main, self.draft) if row)
+        return f"<Session: {names}{', closed' if self._lock.is_closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Session cannot be copied or sent to another process: open one there")
+
     def __enter__(self) -> "Session":
+        self.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -305,6 +321,8 @@ class Session:
         prompt: Prompt | Messages,
         settings: GenerationSettings | None = None,
         *,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
         cancelled: Callable[[], bool] | None = None,
         clock: Callable[[], float] | None = None,
         **changes: Any,
@@ -316,10 +334,10 @@ class Session:
                 `chat`. For programs that render messages themselves, a `ChatPrompt`: its grammar holds after
                 the reasoning only, and a reasoning budget knows what the answer begins with.
             settings: settings of this answer; None: those of ``specdec generate``.
+            tools, tool_choice: as for `chat`, which needs messages.
             cancelled: called between model calls; True ends the answer.
             clock: returns the time in seconds; None: `time.perf_counter`.
-            changes: single settings by name, also of sampling, such as ``max_tokens=5, temperature=0``; for
-                messages, also the `tools` and the `tool_choice` of `chat`.
+            changes: single settings by name, also of sampling, such as ``max_tokens=5, temperature=0``.
 
         Yields:
             `Prefilled`, one `Text` per step, perhaps one for what was held back, and `Done`. The texts are
@@ -332,7 +350,17 @@ class Session:
             ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
         """
         if _is_chat(prompt):
-            return self.chat(prompt, settings, cancelled=cancelled, clock=clock, **changes)
+            return self.chat(
+                prompt,
+                settings,
+                tools=tools,
+                tool_choice=tool_choice,
+                cancelled=cancelled,
+                clock=clock,
+                **changes,
+            )
+        if tools:
+            raise InvalidRequest("tools need a chat: give a list of messages")
         changed = (settings or _DEFAULTS).changed(**changes)
         return self._lock.run(lambda: self._start(cast(Prompt, prompt), changed, cancelled, clock))
 

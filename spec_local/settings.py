@@ -1,6 +1,5 @@
 """The settings of one answer."""
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from spec_local.arguments import checked_fields
+from spec_local.arguments import checked_fields, similar
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
@@ -29,8 +28,10 @@ _Nodes = Annotated[int, Field(ge=1, le=MAX_DRAFT)]
 
 
 def _text_of(schema: object) -> object:
-    if not isinstance(schema, Mapping):
+    if isinstance(schema, str):
         return schema
+    if not isinstance(schema, Mapping):
+        raise PydanticCustomError("schema", "a dict or text")
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -145,8 +146,7 @@ class GenerationSettings:
         of_sampling = {each.name for each in fields(SamplingSettings)}
         known = of_sampling | {each.name for each in fields(GenerationSettings)}
         for name in changes.keys() - known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise TypeError(f"there is no setting {name!r}" + (f": did you mean {near[0]}?" if near else ""))
+            raise TypeError(f"there is no setting {name!r}{similar(name, known)}")
         sampling = {name: changes.pop(name) for name in of_sampling & changes.keys()}
         if sampling:
             changes["sampling"] = replace(changes.get("sampling", self.sampling), **sampling)

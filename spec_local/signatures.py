@@ -1,7 +1,6 @@
 """Signatures of the public classes as a person would write them, for `help` and `inspect.signature`."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from types import FunctionType, NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, Union, get_args, get_origin
@@ -11,14 +10,17 @@ _WIDTH = 80
 
 def make_readable(kind: type[Any]) -> None:
     """Shorten the signatures of a class and its public methods: no bounds, module names or factories."""
-    defaults = {}
+    defaults: dict[str, _Shown] = {}
     if is_dataclass(kind):
-        made = {each.name: each.default_factory for each in fields(kind)}
-        defaults = {name: _made_by(factory) for name, factory in made.items() if factory is not MISSING}
+        for each in fields(kind):
+            if each.default_factory is not MISSING:
+                defaults[each.name] = _Shown(f"{type(each.default_factory()).__name__}()")
         kind.__annotations__ = {name: written(hint) for name, hint in kind.__annotations__.items()}
     for name, member in vars(kind).items():
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-        if isinstance(function, FunctionType) and (not name.startswith("_") or name in ("__init__", "__new__")):
+        if isinstance(function, FunctionType) and (
+            not name.startswith("_") or name in ("__init__", "__new__")
+        ):
             readable = _readable(inspect.signature(function), defaults if name == "__init__" else {})
             function.__signature__ = readable  # type: ignore[attr-defined]
 
@@ -52,7 +54,7 @@ class _Shown(str):
 
 
 class _Signature(inspect.Signature):
-    """A signature that is shown with one argument a line if it is long, as `help` does from Python 3.13 on."""
+    """A signature with one argument a line if it is long, as `help` shows it from Python 3.13 on."""
 
     def __str__(self) -> str:
         line = super().__str__()
@@ -76,7 +78,3 @@ def _readable(signature: inspect.Signature, defaults: dict[str, _Shown]) -> _Sig
 
 def _shown(annotation: object) -> Any:
     return annotation if annotation is inspect.Parameter.empty else _Shown(written(annotation))
-
-
-def _made_by(factory: Callable[[], object]) -> _Shown:
-    return _Shown({dict: "{}", list: "[]"}.get(factory, f"{getattr(factory, '__name__', '')}()"))  # type: ignore[call-overload]

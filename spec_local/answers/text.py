@@ -27,7 +27,7 @@ class Text:
 
     text: str
     tokens: Sequence[int] = ()
-    proposal: Proposal = field(default_factory=Proposal)
+    proposal: Proposal = field(default_factory=Proposal, repr=False)
     n_accepted: int = 0
     logprobs: Sequence[TokenLogprob] = ()
 
