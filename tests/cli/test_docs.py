@@ -29,7 +29,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"sh", "python", "toml", "text"}
 NOT_RUN = {
     r"make (demo|test)\b": "installs everything, and runs this test",
-    r"pipx? install ": "compiles llama.cpp for minutes",
+    r"make (wheels|PYTHON=)": "compiles llama.cpp for minutes",
+    r"(\S+ -m )?pipx? install ": "needs the network: tools/check_wheels.py does it",
     r"uv tool install ": "installs into the user's folders",
     r"specdec doctor --fix": "may compile the CPU kernels: run by test_kernels.py",
     r"specdec .*--workers|specdec worker|ssh ": "need other machines: run on loopback in test_workers.py",
@@ -37,7 +38,9 @@ NOT_RUN = {
     r"specdec .*--device metal": "needs a Mac",
     r"python benchmarks/": "measures for minutes",
     r"specdec draft train ": "trains for minutes: run by test_draft_train.py",
-    r"git clone ": "needs the network: the sets are in the folder already",
+    r"git clone |cd specdec$": "needs the network: the sets are in the folder already",
+    r"export PATH=": "is for the folder of specdec",
+    r"rm -rf ~": "deletes the user's files: run by test_install_docs.py",
     r"specdec --install-completion": "asks which shell started it: run in one by test_completion.py",
 }
 NEEDS_A_SHELL = re.compile(r"[|<>;]|\$\(|^(?!specdec|SPECDEC_)|--kernels")
@@ -81,7 +84,7 @@ def cases(language):
         for page in PAGES
         if page.name != "server.md"  # its requests need a server: see tests/server/test_docs.py
         for found, text, line in blocks(page)
-        if found == language
+        if found == language and not text.startswith("# never run: ")  # which readers see, too
     ]
 
 
