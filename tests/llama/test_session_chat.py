@@ -1,9 +1,7 @@
 """Session.chat: a whole chat as plain dicts, with the tokens of earlier turns kept."""
 
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -301,16 +299,3 @@ def test_settings_by_keyword(session):
         session.complete("a", temperature=-1)
     with pytest.raises(InvalidRequest, match="set max_tokens there"):
         session.generate_many(["a"], [GREEDY], max_tokens=5)
-
-
-@pytest.mark.starter
-@pytest.mark.usefixtures("unchecked")
-def test_the_documented_example_is_sensible_with_the_starter(starter, capsys):
-    page = (Path(__file__).parents[2] / "docs/library.md").read_text(encoding="utf-8")
-    (example,) = (
-        block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "generate_many" in block
-    )
-    exec(example.replace("main.gguf", str(starter.path)), {})
-    lines = sorted(line for line in capsys.readouterr().out.splitlines() if line)
-    for subject, line in zip(("bird", "river", "tree"), lines, strict=True):
-        assert line.startswith(f"What is a {subject}? A {subject} is a ")
