@@ -1,9 +1,10 @@
 # specdec serve, from the wheels that make wheels puts into dist/. docs/server.md tells how to run it.
 FROM python:3.13-slim
 
-# A wheel for each package, or none: there is no compiler.
+# A wheel for each package, or none: there is no compiler. Those of dist/ are given as files, since an index may have
+# other packages of their names.
 RUN --mount=type=bind,source=dist,target=/dist \
-    pip install --no-cache-dir --only-binary :all: --find-links /dist 'spec-local[serve]'
+    pip install --no-cache-dir --only-binary :all: /dist/llama_cpp_python-*.whl "$(ls /dist/spec_local-*.whl)[serve]"
 
 RUN useradd --uid 1000 --create-home specdec && install --directory --owner specdec /data
 USER 1000

@@ -1,8 +1,9 @@
 # Two commands, each doing everything on a fresh machine: make demo, make test.
-# They need Python 3.11 or later, a C++ compiler, and (the first time) the network and some minutes.
+# They need Python 3.11 or later, a C++ compiler, and (the first time) the network and some minutes: docs/install.md.
 
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
-	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+# Debian's python3 has no ensurepip without its package python3-venv.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 BIN := .venv/bin
 KERNELS := $(wildcard spec_local/kernels/*.cpp spec_local/kernels/*.h)
 # requirements-dev.txt has the version of each package, so that everybody tests the same.
@@ -37,8 +38,8 @@ format: .venv/installed-dev
 	$(BIN)/ruff format
 
 .venv/bin/python:
-	@test -n "$(PYTHON)" || { echo "specdec needs Python 3.11 or later: install it, or run make PYTHON=/path/to/python" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	@test -n "$(PYTHON)" || { echo "specdec needs Python 3.11 or later, with venv: install python3-venv, or see docs/install.md" >&2; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/installed: .venv/bin/python pyproject.toml requirements-dev.txt
 	$(BIN)/python tools/install.py serve

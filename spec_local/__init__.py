@@ -14,6 +14,7 @@ The public API is ``__all__`` and the modules `spec_local.chat.request`, `spec_l
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,5 +70,12 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(home), name)
-    raise AttributeError(f"module 'spec_local' has no attribute {name!r}")
+            from spec_local.signatures import make_readable
+
+            found = getattr(importlib.import_module(home), name)
+            make_readable(found)
+            globals()[name] = found  # the next use finds it without this function
+            return found
+    raise AttributeError(
+        f"module 'spec_local' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+    )

@@ -1,8 +1,9 @@
 """Check the arguments of the public API, so that a wrong one gives an error of one line."""
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import ConfigDict, Field, ValidationError, validate_call
@@ -55,7 +56,13 @@ def checked(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            unknown = [] if others else [name for name in kwargs if name not in signature.parameters]
+            why = f"has no argument {unknown[0]!r}" if unknown else f"is {error}"
+            near = similar(unknown[0], signature.parameters) if unknown else ""
+            raise TypeError(f"{function.__qualname__} {why}{near}") from None
         for name in others:
             given |= given.pop(name, {})
         try:
@@ -71,6 +78,13 @@ def checked_fields(kind: _Class) -> _Class:
     """Check the arguments of a dataclass as `checked` does."""
     kind.__init__ = checked(kind.__init__)
     return kind
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that was probably meant, if any."""
+    names = sorted(known)
+    near = [each for each in names if each.startswith(name)] or difflib.get_close_matches(name, names, 1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:

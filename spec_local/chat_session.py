@@ -7,11 +7,11 @@ is unchanged.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from spec_local.arguments import checked, checked_fields
+from spec_local.arguments import checked
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message
@@ -27,6 +27,10 @@ from spec_local.settings import GenerationSettings
 _SEED_STRIDE = 1_000_003  # larger than any number of regenerations in practice
 WhenFull = Literal["stop", "drop-oldest"]
 WHEN_FULL: tuple[WhenFull, ...] = ("stop", "drop-oldest")
+
+
+def _ignore(line: str) -> None:
+    pass
 
 
 def state_path(path: Path) -> Path:
@@ -54,29 +58,36 @@ class _Generated:
 ChatEvent = Prefilled | MessagesDropped | Text | Done
 
 
-@checked_fields
-@dataclass
 class ChatSession:
     """Generates the answers of a conversation, one at a time.
 
     Args:
+        conversation: to go on with; None: a new one.
         settings: for the next answer; may be replaced between answers. Each `regenerate` adds 1 to the seed.
+            None: those of ``specdec generate``.
         when_full: ``stop``: an answer ends when the context is full, and a message that does not fit is
             rejected. ``drop-oldest``: the oldest questions and answers are dropped until half of the
             context is free. The system message is kept; everything after it must be read again.
     """
 
-    session: Session
-    conversation: Conversation
-    settings: GenerationSettings = field(default_factory=GenerationSettings)
-    when_full: WhenFull = "stop"
-    _attempt: int = field(default=0, init=False)
-    _n_drops: int = field(default=0, init=False)
-    _last: _Generated | None = field(default=None, init=False)
-    _begun: str = field(default="", init=False)  # text of the answer before its first event
-    _keep: Callable[[], None] = field(default=lambda: None, init=False, repr=False, compare=False)
-    _generating: bool = field(default=False, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    @checked
+    def __init__(
+        self,
+        session: Session,
+        conversation: Conversation | None = None,
+        settings: GenerationSettings | None = None,
+        when_full: WhenFull = "stop",
+    ) -> None:
+        model = session.main.model
+        self.session, self.when_full = session, when_full
+        self.conversation = conversation or Conversation(model, ChatTemplate(model))
+        self.settings = settings or GenerationSettings()
+        self._attempt = self._n_drops = 0
+        self._last: _Generated | None = None
+        self._begun = ""  # text of the answer before its first event
+        self._keep: Callable[[], None] = lambda: None
+        self._generating = False
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def measuring_costs(self) -> Iterator[None]:
@@ -102,7 +113,7 @@ class ChatSession:
                 thread.join()
 
     @checked
-    def send(self, message: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+    def send(self, message: str, cancelled: Callable[[], bool] | None = None) -> Iterator[ChatEvent]:
         """Send a message and yield the answer. Closing the iterator early keeps the text generated so far.
 
         Raises (with the first event):
@@ -118,7 +129,7 @@ class ChatSession:
         return self._answer(ask, cancelled)
 
     @checked
-    def regenerate(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+    def regenerate(self, cancelled: Callable[[], bool] | None = None) -> Iterator[ChatEvent]:
         """Replace the last answer with another one; both models keep the KV cache of everything before it.
 
         Raises (with the first event):
@@ -133,7 +144,7 @@ class ChatSession:
         return self._answer(retry, cancelled)
 
     @checked
-    def continue_answer(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+    def continue_answer(self, cancelled: Callable[[], bool] | None = None) -> Iterator[ChatEvent]:
         """Continue the last answer where it was cut, and yield the rest.
 
         The models continue its tokens as they were generated, so that the rest is distributed as that of an
@@ -228,7 +239,7 @@ class ChatSession:
         return self.session.save_state(state_path(path)) if with_state else 0
 
     @checked
-    def load(self, path: Path | str, log: Callable[[str], None] = lambda line: None) -> int:
+    def load(self, path: Path | str, log: Callable[[str], None] | None = None) -> int:
         """Continue a saved conversation, with the saved KV caches if there are any.
 
         Args:
@@ -243,7 +254,7 @@ class ChatSession:
                 nothing has changed.
         """
         self._check_idle()
-        path = Path(path)
+        path, log = Path(path), log or _ignore
         conversation = saved_chat.load(path, self.session.main.model, self.conversation.template, log)
         if (file := state_path(path)).exists():
             try:
@@ -254,7 +265,7 @@ class ChatSession:
         return common_prefix(self.session.main.cached, conversation.tokens)
 
     def _answer(
-        self, begin: Callable[[], tuple[str, list[int]]], cancelled: Callable[[], bool]
+        self, begin: Callable[[], tuple[str, list[int]]], cancelled: Callable[[], bool] | None
     ) -> Iterator[ChatEvent]:
         mine = False
         try:
@@ -271,7 +282,7 @@ class ChatSession:
             raise InvalidRequest("an answer is still being generated: read or close its events first")
 
     def _events(
-        self, begin: Callable[[], tuple[str, list[int]]], cancelled: Callable[[], bool]
+        self, begin: Callable[[], tuple[str, list[int]]], cancelled: Callable[[], bool] | None
     ) -> Iterator[ChatEvent]:
         """Yield the events of an answer; begin: returns the text and the tokens that it already has."""
         statistics = None  # of the part generated before messages were dropped

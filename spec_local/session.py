@@ -7,15 +7,15 @@ with Session.open("main.gguf", "draft.gguf") as session:
 """
 
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeGuard, cast
 
-from pydantic import InstanceOf
+from pydantic import BeforeValidator, InstanceOf
+from pydantic_core import PydanticCustomError
 
 from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
@@ -29,7 +29,7 @@ from spec_local.answers.vocabulary_store import vocabulary_map
 from spec_local.arguments import Int32, Printable, checked
 from spec_local.calibration import experience_store
 from spec_local.calibration.known_costs import KnownCosts
-from spec_local.chat.conversation import Conversation
+from spec_local.chat.conversation import AnswerReader, Conversation
 from spec_local.chat.messages import Message, Tool
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
@@ -63,13 +63,22 @@ if TYPE_CHECKING:  # SQLite is loaded at its first use
 
 __all__ = ["ChatPrompt", "Done", "RowEvent", "Session", "Text"]
 
+Messages = Sequence[Mapping[str, object]]
+"""The messages of a chat."""
 _DEFAULTS = GenerationSettings()
+
+
+def _loaded(main: object) -> object:
+    if isinstance(main, str | Path):
+        raise PydanticCustomError("name", "it to Session.open, which loads the model")
+    return main
 
 
 class Session:
     """Models and their caches, for one answer at a time, or for several that share each call of the models.
 
-    Close it, or use it in a ``with`` statement, to free the models' memory.
+    `Session.open` loads the models; the arguments below are for programs that have loaded them. Close the
+    session, or use it in a ``with`` statement, to free the models' memory.
 
     Any thread may use a session, but only one at a time: while a thread reads an answer, every use by another
     thread raises InvalidRequest. Only `close` may be called at any time; it ends the answer at its next step
@@ -86,7 +95,7 @@ class Session:
     @checked
     def __init__(
         self,
-        main: LlamaRow,
+        main: Annotated[LlamaRow, BeforeValidator(_loaded)],
         draft: LlamaRow | HeadRow | None = None,
         more: Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]] = (),
         prompt_cache: PromptCache | None = None,
@@ -169,7 +178,7 @@ class Session:
         mtp: bool = True,
         workers: Sequence[str] = (),
         prompt_cache: int | Literal["off"] = 0,
-        log: Callable[[str], None] = lambda line: None,
+        log: Callable[[str], None] | None = None,
     ) -> "Session":
         """Load a main model, and a draft model if one is given or the main model's name is that of a pair.
 
@@ -219,6 +228,7 @@ class Session:
             DownloadError: a named model has not been downloaded; `spec_local.models.catalog.pull` does it.
             SpecLocalError: another subclass; everything loaded before the error has been freed.
         """
+        log = log or _ignore
         if isinstance(draft_vocab, int) and draft_vocab < 1:
             raise InvalidRequest(f"draft_vocab is {draft_vocab}: give a number from 1, auto or all")
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
@@ -291,7 +301,15 @@ class Session:
         self._costs.save(self.main, self.draft)
         self._resources.close()
 
+    def __repr__(self) -> str:
+        names = " + ".join(row.model.path.name for row in (self.main, self.draft) if row)
+        return f"<Session: {names}{', closed' if self._lock.is_closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Session cannot be copied or sent to another process: open one there")
+
     def __enter__(self) -> "Session":
+        self.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -300,21 +318,25 @@ class Session:
     @checked
     def generate(
         self,
-        prompt: Prompt,
-        settings: GenerationSettings = _DEFAULTS,
+        prompt: Prompt | Messages,
+        settings: GenerationSettings | None = None,
         *,
-        cancelled: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.perf_counter,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        cancelled: Callable[[], bool] | None = None,
+        clock: Callable[[], float] | None = None,
         **changes: Any,
     ) -> Answer[Prefilled | Text | Done]:
         """Generate an answer with exactly the main model's distribution.
 
         Args:
-            prompt: text or token ids; or a `ChatPrompt`, with which a grammar holds after the reasoning only,
-                and a reasoning budget knows what the answer begins with.
-            settings: settings of this answer.
+            prompt: text or token ids, which are continued as they are; or the messages of a chat, as for
+                `chat`. For programs that render messages themselves, a `ChatPrompt`: its grammar holds after
+                the reasoning only, and a reasoning budget knows what the answer begins with.
+            settings: settings of this answer; None: those of ``specdec generate``.
+            tools, tool_choice: as for `chat`, which needs messages.
             cancelled: called between model calls; True ends the answer.
-            clock: returns the time in seconds.
+            clock: returns the time in seconds; None: `time.perf_counter`.
             changes: single settings by name, also of sampling, such as ``max_tokens=5, temperature=0``.
 
         Yields:
@@ -327,46 +349,56 @@ class Session:
             BackendError: a model call failed, or the grammar allows no token.
             ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
         """
-        settings = settings.changed(**changes)
-        return self._lock.run(lambda: self._start(prompt, settings, cancelled, clock))
+        if _is_chat(prompt):
+            return self.chat(
+                prompt,
+                settings,
+                tools=tools,
+                tool_choice=tool_choice,
+                cancelled=cancelled,
+                clock=clock,
+                **changes,
+            )
+        if tools:
+            raise InvalidRequest("tools need a chat: give a list of messages")
+        changed = (settings or _DEFAULTS).changed(**changes)
+        return self._lock.run(lambda: self._start(cast(Prompt, prompt), changed, cancelled, clock))
 
     @checked
     def complete(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, object]],
-        settings: GenerationSettings = _DEFAULTS,
+        prompt: Prompt | Messages,
+        settings: GenerationSettings | None = None,
         **options: Any,
     ) -> str:
         """Return a whole answer as one text.
 
         Args:
-            prompt: text or token ids, which are continued as by `generate`; or the messages of a chat, which
-                are answered as by `chat`. The answer to a chat is without its reasoning and tool calls, which
-                `answer` has.
-            settings: settings of this answer.
-            options: as for `generate` or `chat`, such as ``max_tokens=5, temperature=0``.
+            prompt, settings: as for `generate`. The answer to a chat is without its reasoning and tool calls,
+                which `answer` has.
+            options: as for `generate`, such as ``max_tokens=5, temperature=0``.
 
         Raises:
             SpecLocalError: see `generate` and `chat`.
         """
-        if isinstance(prompt, str) or not (prompt and isinstance(prompt[0], Mapping)):
-            events = self.generate(cast(str | Sequence[int], prompt), settings, **options)
-            return "".join(event.text for event in events if isinstance(event, Text))
-        for _ in self.chat(cast(Sequence[Mapping[str, object]], prompt), settings, **options):
-            pass
-        return str(self.answer["content"]) if self.answer else ""
+        text, message = "", None
+        for event in self.generate(prompt, settings, **options):
+            if isinstance(event, Text):
+                text += event.text
+            elif isinstance(event, Done):
+                message = event.message
+        return text if message is None else str(message["content"])
 
     @checked
     def chat(
         self,
-        messages: Sequence[Mapping[str, object]],
-        settings: GenerationSettings = _DEFAULTS,
+        messages: Messages,
+        settings: GenerationSettings | None = None,
         *,
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
-        json_schema: Mapping[str, object] | str | None = None,
-        cancelled: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.perf_counter,
+        cancelled: Callable[[], bool] | None = None,
+        clock: Callable[[], float] | None = None,
         **changes: Any,
     ) -> Answer[Prefilled | Text | Done]:
         """Answer the last message of a chat with exactly the main model's distribution.
@@ -378,12 +410,10 @@ class Session:
             messages: the whole chat, each a dict with ``role`` (``system``, ``user``, ``assistant`` or
                 ``tool``) and ``content``, as in OpenAI's API; a last one of the assistant is continued. The
                 model's chat template is applied.
-            settings: settings of this answer.
             tools: that the model may call, in the form of OpenAI's API; see `tool_call_parser`.
             tool_choice: ``auto``, ``none``, ``required`` or the name of a tool; see
                 `spec_local.chat.tool_use.ToolUse`.
-            json_schema: a JSON schema that the answer must match, in place of that of the settings.
-            cancelled, clock, changes: see `generate`.
+            settings, cancelled, clock, changes: see `generate`.
 
         Yields:
             `Prefilled`, the parts of the `Text`, and `Done`, as `generate` does.
@@ -393,13 +423,16 @@ class Session:
                 messages.
             InvalidRequest, BackendError, ContextOverflow: see `generate`.
         """
-        settings = settings.changed(**changes)
-        if json_schema is not None:
-            schema = json_schema if isinstance(json_schema, str) else _json_of(json_schema)
-            settings = replace(settings, json_schema=schema)
-        return self._lock.run(
-            lambda: self._start_chat(messages, settings, tools, tool_choice, cancelled, clock)
-        )
+        changed = (settings or _DEFAULTS).changed(**changes)
+
+        def start() -> Answer[Prefilled | Text | Done]:
+            chat, own = self._read_chat(messages, changed, tools, tool_choice)
+            prompt = ChatPrompt(chat.prompt(), chat.splitter())
+            answer = self._start(prompt, own, cancelled, clock, chat)
+            self._chat = chat
+            return answer
+
+        return self._lock.run(start)
 
     def splitter(self) -> Splitter:
         """A new splitter of the answer to the last `chat`: it separates the reasoning from the answer."""
@@ -420,33 +453,25 @@ class Session:
         """
         return self._chat.last_answer if self._chat else None
 
-    def _start_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        settings: GenerationSettings,
-        tools: Sequence[Tool],
-        tool_choice: str,
-        cancelled: Callable[[], bool],
-        clock: Callable[[], float],
-    ) -> Answer[Prefilled | Text | Done]:
+    def _read_chat(
+        self, messages: Messages, settings: GenerationSettings, tools: Sequence[Tool], tool_choice: str
+    ) -> tuple[Conversation, GenerationSettings]:
+        """The conversation, with the tokens that it has in common with the last one, and its settings."""
         model = self.main.model
         last = self._chat or Conversation(model, ChatTemplate(model), n_ctx=self.main.n_ctx)
         tool_use = ToolUse(last.template, tools, tool_choice, json_schema=settings.json_schema)
-        chat, settings = last.following(messages, tool_use), tool_use.settings(settings)
-        tokens = chat.prompt()
-        answer = self._start(ChatPrompt(tokens, chat.splitter()), settings, cancelled, clock, chat)
-        self._chat = chat
-        return answer
+        return last.following(messages, tool_use), tool_use.settings(settings)
 
     def _start(
         self,
         prompt: Prompt,
         settings: GenerationSettings,
-        cancelled: Callable[[], bool],
-        clock: Callable[[], float],
+        cancelled: Callable[[], bool] | None,
+        clock: Callable[[], float] | None,
         chat: Conversation | None = None,
     ) -> Answer[Prefilled | Text | Done]:
-        prepared = self._answers.check(0, prompt, settings, cancelled)
+        clock = clock or time.perf_counter
+        prepared = self._answers.check(0, prompt, settings, cancelled or _never)
         self._end_answer()
         running = self._answers.begin(prepared, self._slots[0], clock)
         events = self._answers.one(running, clock)
@@ -457,15 +482,17 @@ class Session:
     @checked
     def generate_many(
         self,
-        prompts: InstanceOf[Iterable[Prompt | None]],
-        settings: GenerationSettings | InstanceOf[Iterable[GenerationSettings]] = _DEFAULTS,
+        prompts: InstanceOf[Iterable[Prompt | Messages | None]],
+        settings: GenerationSettings | InstanceOf[Iterable[GenerationSettings]] | None = None,
         *,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
         max_rows: Int32 | None = None,
         keep_caches: bool = False,
         totals: Statistics | None = None,
-        cancelled: Callable[[int], bool] = lambda index: False,
-        on_read: Callable[[int, int, int], None] = lambda index, n_read, n_cached: None,
-        clock: Callable[[], float] = time.perf_counter,
+        cancelled: Callable[[int], bool] | None = None,
+        on_read: Callable[[int, int, int], None] | None = None,
+        clock: Callable[[], float] | None = None,
         **changes: Any,
     ) -> Answer[RowEvent]:
         """Generate answers to several prompts, up to `n_rows` at the same time.
@@ -474,11 +501,12 @@ class Session:
         that the weights are read once for all. A beginning that prompts share is evaluated once.
 
         Args:
-            prompts: as for `generate`. The next one is taken when there is a free row. None: there is none
-                yet; the running answers go on, and after their next step the iterator is asked again. It may
-                wait only if no answer is running.
+            prompts: each as for `generate`: the messages of a chat, text or token ids. The next one is taken
+                when there is a free row. None: there is none yet; the running answers go on, and after their
+                next step the iterator is asked again. It may wait only if no answer is running.
             settings: of all answers, or of each; it advances together with `prompts`. The seed of all answers
                 is increased by one from answer to answer.
+            tools, tool_choice: of the prompts that are chats, as for `chat`.
             max_rows: maximum number of answers at the same time; None: `n_rows`.
             keep_caches: leave the tokens of each answer in the caches until a row is needed for another one,
                 for later prompts that begin with them.
@@ -490,8 +518,9 @@ class Session:
             changes: single settings by name, as for `generate`, unless each answer has its own.
 
         Yields:
-            `RowEvent`: for each answer the events of `generate`, in the order in which they happen. An answer
-            that cannot be generated ends with `Failed`; the others go on.
+            `RowEvent`: for each answer the events of `generate`, in the order in which they happen. The
+            `message` of `Done` is the answer to a chat. An answer that cannot be generated ends with
+            `Failed`; the others go on.
 
         Raises:
             InvalidRequest: the session is closed or in use, or `max_rows` is out of range.
@@ -499,24 +528,47 @@ class Session:
         """
         if isinstance(prompts, str):
             raise InvalidRequest("prompts is text: give a list of prompts")
+        if isinstance(prompts, Sequence) and _is_chat(prompts):
+            raise InvalidRequest("prompts is one chat: give a list of chats, each a list of messages")
         n_rows = self.n_rows if max_rows is None else max_rows
         if not 1 <= n_rows <= self.n_rows:
             raise InvalidRequest(
                 f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
             )
+        clock = clock or time.perf_counter
         engine = Engine(self._factory.planner, clock, totals)
-        if isinstance(settings, GenerationSettings):
-            settings = _of_each(settings.changed(**changes))
+        if settings is None or isinstance(settings, GenerationSettings):
+            settings = _of_each((settings or _DEFAULTS).changed(**changes))
         elif changes:
             raise InvalidRequest(f"each answer has settings of its own: set {', '.join(changes)} there")
         requests = zip(prompts, settings, strict=False)
+        chats: dict[int, AnswerReader] = {}
+
+        def read(
+            index: int, prompt: Prompt | Messages, settings: GenerationSettings
+        ) -> tuple[Prompt, GenerationSettings]:
+            prompt, settings = _item(prompt, settings)
+            if not _is_chat(prompt):
+                return cast(Prompt, prompt), settings
+            chat, settings = self._read_chat(prompt, settings, tools, tool_choice)
+            prepared = ChatPrompt(chat.prompt(), chat.splitter())
+            chats[index] = AnswerReader(chat, chat.splitter())
+            return prepared, settings
+
+        many = self._answers.many(
+            engine,
+            requests,
+            read,
+            n_rows,
+            cancelled or _never,
+            on_read or _ignore,
+            clock,
+            keep_caches=keep_caches,
+        )
 
         def start() -> Answer[RowEvent]:
             self._end_answer()
-            many = self._answers.many(
-                engine, requests, n_rows, cancelled, on_read, clock, keep_caches=keep_caches
-            )
-            return self._lock.start(many)
+            return self._lock.start(_answered(many, chats))
 
         return self._lock.run(start)
 
@@ -716,11 +768,36 @@ def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":
     return start_keeping(model, log)
 
 
-def _json_of(schema: Mapping[str, object]) -> str:
-    try:
-        return json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the JSON schema cannot be written as JSON ({error}): correct it") from None
+def _is_chat(prompt: object) -> TypeGuard[Messages]:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+@checked
+def _item(
+    prompt: Prompt | Messages, settings: GenerationSettings
+) -> tuple[Prompt | Messages, GenerationSettings]:
+    """Check the types of a prompt and its settings, which come from an iterable."""
+    return prompt, settings
+
+
+def _answered(
+    events: Generator[RowEvent, None, None], chats: dict[int, AnswerReader]
+) -> Generator[RowEvent, None, None]:
+    """The events of several answers; those of chats end with a message."""
+    with closing(events):
+        for each in events:
+            chat = chats.get(each.number)
+            yield RowEvent(each.number, chat.read(each.event)) if chat else each
+            if isinstance(each.event, Done | Failed):
+                chats.pop(each.number, None)
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 def _is_left(event: object) -> bool:

@@ -1,14 +1,15 @@
 """The settings of one answer."""
 
-import difflib
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from spec_local.arguments import checked_fields
+from spec_local.arguments import checked_fields, similar
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
@@ -24,6 +25,20 @@ _SPEED = {"affects": "speed"}
 """Metadata of settings that affect the speed of an answer but not its distribution."""
 _Natural = Annotated[int, Field(ge=0)]
 _Nodes = Annotated[int, Field(ge=1, le=MAX_DRAFT)]
+
+
+def _text_of(schema: object) -> object:
+    if isinstance(schema, str):
+        return schema
+    if not isinstance(schema, Mapping):
+        raise PydanticCustomError("schema", "a dict or text")
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PydanticCustomError("schema", "what JSON can hold ({why})", {"why": str(error)}) from None
+
+
+_Schema = Annotated[str, BeforeValidator(_text_of)]
 
 
 @checked_fields
@@ -59,7 +74,8 @@ class GenerationSettings:
         grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`); in a chat, without the
             reasoning before it. An answer that is cut short by `max_tokens`, a stop string or a full context
             is the beginning of a matching one.
-        json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
+        json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`), as a dict or
+            as its text.
         reasoning_budget: maximum number of tokens of the reasoning before the answer, after which its closing
             follows; up to three more complete a character that the limit would split. None: no limit. Without
             effect for models that do not reason, and for prompts under a grammar that are no chat.
@@ -88,7 +104,7 @@ class GenerationSettings:
     beam_width: _Nodes = field(default=4, metadata=_SPEED)
     verifier: str = field(default="auto", metadata=_SPEED)
     grammar: str | None = None
-    json_schema: str | None = None
+    json_schema: _Schema | None = None
     reasoning_budget: _Natural | None = None
     call_grammar: RuleSet | None = None
     control_text: Sequence[str] = ()
@@ -130,8 +146,7 @@ class GenerationSettings:
         of_sampling = {each.name for each in fields(SamplingSettings)}
         known = of_sampling | {each.name for each in fields(GenerationSettings)}
         for name in changes.keys() - known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise TypeError(f"there is no setting {name!r}" + (f": did you mean {near[0]}?" if near else ""))
+            raise TypeError(f"there is no setting {name!r}{similar(name, known)}")
         sampling = {name: changes.pop(name) for name in of_sampling & changes.keys()}
         if sampling:
             changes["sampling"] = replace(changes.get("sampling", self.sampling), **sampling)

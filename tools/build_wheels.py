@@ -1,7 +1,7 @@
 """Build wheels of llama-cpp-python, and of specdec with its kernels and the RPC backend.
 
     python tools/build_wheels.py [--to FOLDER] [--installed]
-    pip install --find-links FOLDER spec-local
+    pip install FOLDER/*.whl
 
 They run on all processors of this machine's kind with AVX2 (x86-64-v3), or on all arm64 processors; the
 kernels are compiled for all instruction sets. auditwheel says on which Linux systems they run, those with the

@@ -34,6 +34,9 @@ class Answer(Iterator[_Event]):
         self._events: Generator[_Event, None, None] | None = events  # None: the answer has ended
         self._rest: list[_Event] = []  # events that are left after the end
 
+    def __repr__(self) -> str:
+        return "<Answer: iterate over it for its events>"
+
     def __next__(self) -> _Event:
         return self._lock.run(self._read, self) if self._events else self._read()
 
@@ -82,6 +85,11 @@ class SessionLock(Generic[_Event]):
     def ending(self) -> bool:
         """True if the current answer is to end at its next step."""
         return self._replaced or self._closing
+
+    @property
+    def is_closed(self) -> bool:
+        """True as soon as it is being closed."""
+        return self._closing
 
     def check_open(self) -> None:
         """Raise InvalidRequest if the session is closed, or this process was forked."""

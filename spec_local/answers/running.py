@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import InstanceOf
 
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.saving import PromptSaver
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
-from spec_local.arguments import checked, checked_fields
+from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
 from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
@@ -199,7 +199,8 @@ class RunningAnswers:
     def many(
         self,
         engine: Engine,
-        prompts: Iterator[tuple[Prompt | None, GenerationSettings]],
+        prompts: Iterator[tuple[Any, GenerationSettings]],
+        read: Callable[[int, Any, GenerationSettings], tuple[Prompt, GenerationSettings]],
         n_rows: int,
         cancelled: Callable[[int], bool],
         on_read: Callable[[int, int, int], None],
@@ -212,6 +213,7 @@ class RunningAnswers:
         Args:
             engine: without requests.
             prompts: prompt and settings of each answer; taken when a slot is free.
+            read: converts them, with the number of the answer; its errors end that answer.
             n_rows: number of slots to use.
             cancelled: called with the number of an answer.
             on_read: called with the number of an answer, and tokens of its prompt: read, and cached.
@@ -228,7 +230,7 @@ class RunningAnswers:
                     index, n_started = n_started, n_started + 1
                     try:
                         ends = functools.partial(cancelled, index)
-                        prepared = self.check(index, *_item(prompt, settings), ends)
+                        prepared = self.check(index, *read(index, prompt, settings), ends)
                         slot = _best_slot(free, list(prepared.tokens))
                         started = self.begin(prepared, slot, clock)
                         engine.add(started.request)
@@ -345,12 +347,6 @@ class RunningAnswers:
             if len(self._grammars) > _MAX_GRAMMARS:
                 del self._grammars[next(iter(self._grammars))]
         return grammar
-
-
-@checked
-def _item(prompt: Prompt, settings: GenerationSettings) -> tuple[Prompt, GenerationSettings]:
-    """Check the types of a prompt and its settings, which come from an iterable."""
-    return prompt, settings
 
 
 def _fed(answer: Running, event: Event) -> Iterator[RowEvent]:

@@ -1,8 +1,8 @@
 """The text of an answer while it is generated, and the events that a session yields."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
@@ -27,7 +27,7 @@ class Text:
 
     text: str
     tokens: Sequence[int] = ()
-    proposal: Proposal = field(default_factory=Proposal)
+    proposal: Proposal = field(default_factory=Proposal, repr=False)
     n_accepted: int = 0
     logprobs: Sequence[TokenLogprob] = ()
 
@@ -39,12 +39,15 @@ class Done:
     Attributes:
         stopping_word: the stop string that ended the answer, if any.
         end_token: the token with which the model ended the answer, if it did.
+        message: the whole answer to a chat as a message: its ``content``, and its ``reasoning_content`` and
+            ``tool_calls`` if it has any. None: the prompt was no chat, or nothing was generated.
     """
 
     reason: FinishReason
     statistics: Statistics
     stopping_word: str = ""
     end_token: int | None = None
+    message: Mapping[str, Any] | None = None
 
     @property
     def cut_short(self) -> bool:

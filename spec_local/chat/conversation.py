@@ -237,19 +237,13 @@ class Conversation:
         self, events: Generator[_Event, None, None], splitter: Splitter
     ) -> Generator[_Event, None, None]:
         """Yield the events of the answer to the last `prompt`, and add the answer when they end."""
-        content, tokens, is_whole = "", list[int](), False
+        reader = AnswerReader(self, splitter)
         try:
             for event in events:
-                if isinstance(event, Text):
-                    content += event.text
-                    tokens += event.tokens
-                is_whole = isinstance(event, Done) and event.reason != "cancelled"
-                yield event
+                yield reader.read(event)
         finally:
             events.close()
-            if tokens or is_whole:
-                parts = splitter.finish(content)
-                self.answer(parts.answer, tokens, parts.reasoning)
+            reader.end()
 
     def undo(self) -> str | None:
         """Remove the last question and its answer, if there is one.
@@ -398,6 +392,35 @@ class Conversation:
     def _tokenize(self, part: Rendered) -> None:
         tokens = part.tokens(self.model.vocabulary, is_start=not self._segments)
         self._segments.append(_Segment(part, tokens))
+
+
+class AnswerReader:
+    """Reads the events of the answer to the last `prompt` of a conversation, and adds the answer to it.
+
+    Args:
+        splitter: of the answer; it has read nothing of it.
+    """
+
+    def __init__(self, conversation: Conversation, splitter: Splitter) -> None:
+        self._conversation, self._splitter = conversation, splitter
+        self._content, self._tokens, self._is_over = "", list[int](), False
+
+    def read(self, event: _Event) -> _Event:
+        """The event; the last one with the answer as a message."""
+        if isinstance(event, Text):
+            self._content += event.text
+            self._tokens += event.tokens
+        elif isinstance(event, Done):
+            self.end(is_whole=event.reason != "cancelled")
+            return replace(event, message=self._conversation.last_answer)
+        return event
+
+    def end(self, *, is_whole: bool = False) -> None:
+        """Add what was generated; nothing, too, if the answer is whole."""
+        if not self._is_over and (self._tokens or is_whole):
+            parts = self._splitter.finish(self._content)
+            self._conversation.answer(parts.answer, self._tokens, parts.reasoning)
+        self._is_over = True
 
 
 def _spelled(

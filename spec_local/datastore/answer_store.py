@@ -434,9 +434,8 @@ def start_keeping(model: Model, log: Callable[[str], None]) -> AnswerStore:
             f"learning: prompts and answers are kept as tokens in {store.path}, which only you can read; "
             "specdec datastore show lists them, specdec datastore clear deletes them"
         )
-        if not extras.is_installed("torch"):
-            advice = extras.hint("train")
-            log(f"learning: lookups use them, but no head can be trained without PyTorch: {advice}")
+        if why := extras.without_torch():
+            log(f"learning: lookups use them, but {why}")
     return store
 
 

@@ -41,9 +41,9 @@ class Statistics:
     """Number of draft tokens that were accepted at these positions."""
     steps_by: Counter[str] = field(default_factory=Counter)
     """Number of steps by source of the proposal; ``none`` if there was no proposal."""
-    profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    profile: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     """Seconds by part of a step, over all steps."""
-    saved_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    saved_s: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     """Seconds that drafting saved, by cause; negative: lost. Empty if the cost of a plain step is unknown.
 
     The causes are the sources of draft tokens, as in `steps_by`, and ``others``: this answer had no draft
@@ -51,7 +51,7 @@ class Statistics:
     ``reading``: the draft model before the first step; ``measuring``: measuring costs, before the prompt.
     `Engine` does not count them over all answers.
     """
-    last_calls: Sequence[TimedCall] = ()
+    last_calls: Sequence[TimedCall] = field(default=(), repr=False)
     """The models' calls of the last step."""
 
     @property

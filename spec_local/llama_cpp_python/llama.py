@@ -45,7 +45,6 @@ _CACHE_TYPES = {
     llama_cpp.GGML_TYPE_Q8_0: "q8_0",
     llama_cpp.GGML_TYPE_Q4_0: "q4_0",
 }
-_SETTINGS = GenerationSettings()
 _TRAINING_CONTEXT = 1 << 30  # tokens; a session limits it to the model's training context
 _RANDOM_SEED = llama_cpp.LLAMA_DEFAULT_SEED
 _DEFAULTS = {
@@ -100,7 +99,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         n_threads: int | None = None,
         type_k: int | None = None,
         type_v: int | None = None,
-        settings: GenerationSettings = _SETTINGS,
+        settings: GenerationSettings | None = None,
         **options: Any,
     ) -> None:
         self._stack = ExitStack()  # the base class closes it when it is deleted
@@ -115,7 +114,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             "settings": settings,
             **options,
         }
-        self.settings = settings
+        self.settings = settings or GenerationSettings()
         self.statistics = Statistics()
         """Of the last completion."""
         _check_options(options)

@@ -270,8 +270,8 @@ class IdleTraining:
             return f"no head is trained, as {why}"
         if learner.n_new < self._min_new:
             return f"collecting answers: {learner.n_new} of {self._min_new} until the next training"
-        if not _has_torch():
-            self._log_once(f"learning: no head of {name} is trained without PyTorch: {extras.hint('train')}")
+        if why := extras.without_torch():
+            self._log_once(f"learning: no head of {name} is trained, as {why}")
             return "no head is trained without PyTorch"
         if learner.n_failed >= _MAX_FAILURES:
             return "training has failed too often"
@@ -404,10 +404,6 @@ def _answer_store(main: Path, log: Callable[[str], None]) -> Answers:
     from spec_local.datastore.answer_store import answer_store_of  # loads SQLite
 
     return answer_store_of(main, log)
-
-
-def _has_torch() -> bool:
-    return extras.is_installed("torch")
 
 
 def _is_on_battery() -> bool:

@@ -24,6 +24,11 @@ def check(module: str, extra: str, what: str) -> None:
         raise SpecLocalError(f"{what} needs {module}: {hint(extra)}")
 
 
+def without_torch() -> str | None:
+    """What to do before a head can be trained; None: PyTorch is installed."""
+    return None if is_installed("torch") else f"training a head needs PyTorch: {hint('train')}"
+
+
 def is_installed(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     return importlib.util.find_spec(module) is not None
@@ -35,7 +40,10 @@ def hint(extra: str) -> str:
 
 
 def packages(extra: str) -> list[str]:
-    """Return the requirements of an extra, all of which the package index has, unlike specdec itself."""
+    """Return the requirements of an extra.
+
+    Never specdec's own name: the package index does not have it, or has another package of that name.
+    """
     try:
         requirements = requires("spec-local") or []
     except PackageNotFoundError:  # it runs from its folder

@@ -1,5 +1,6 @@
 """Train a draft model for any main model, by distillation from text that the main model generates."""
 
+from spec_local.errors import SpecLocalError
 from spec_local.system import extras
 
 
@@ -9,4 +10,5 @@ def check_torch() -> None:
     Raises:
         SpecLocalError: it is not installed.
     """
-    extras.check("torch", "train", "training a draft model")
+    if why := extras.without_torch():
+        raise SpecLocalError(why)

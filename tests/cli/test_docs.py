@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.models import catalog
 from spec_local.models.head_versions import HeadVersions
 from specdec_cli import settings
 from specdec_cli.app import app
@@ -29,7 +30,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"sh", "python", "toml", "text"}
 NOT_RUN = {
     r"make (demo|test)\b": "installs everything, and runs this test",
-    r"pipx? install ": "compiles llama.cpp for minutes",
+    r"make (wheels|PYTHON=)": "compiles llama.cpp for minutes",
+    r"(\S+ -m )?pipx? install ": "needs the network: tools/check_wheels.py does it",
     r"uv tool install ": "installs into the user's folders",
     r"specdec doctor --fix": "may compile the CPU kernels: run by test_kernels.py",
     r"specdec .*--workers|specdec worker|ssh ": "need other machines: run on loopback in test_workers.py",
@@ -37,7 +39,9 @@ NOT_RUN = {
     r"specdec .*--device metal": "needs a Mac",
     r"python benchmarks/": "measures for minutes",
     r"specdec draft train ": "trains for minutes: run by test_draft_train.py",
-    r"git clone ": "needs the network: the sets are in the folder already",
+    r"git clone |cd specdec$": "needs the network: the sets are in the folder already",
+    r"export PATH=": "is for the folder of specdec",
+    r"rm -rf ~": "deletes the user's files: run by test_install_docs.py",
     r"specdec --install-completion": "asks which shell started it: run in one by test_completion.py",
 }
 NEEDS_A_SHELL = re.compile(r"[|<>;]|\$\(|^(?!specdec|SPECDEC_)|--kernels")
@@ -81,7 +85,7 @@ def cases(language):
         for page in PAGES
         if page.name != "server.md"  # its requests need a server: see tests/server/test_docs.py
         for found, text, line in blocks(page)
-        if found == language
+        if found == language and not text.startswith("# never run: ")  # which readers see, too
     ]
 
 
@@ -194,6 +198,18 @@ def test_python(script, world):
     with variables, contextlib.chdir(world.folder), contextlib.redirect_stdout(shown):
         exec(script, {"__name__": "__main__"})
     assert shown.getvalue()
+
+
+@pytest.mark.starter
+def test_several_chats_with_the_starter(tmp_path, monkeypatch, capsys):
+    """Its answers are about the questions, so that the example gives it chats and no texts to continue."""
+    starter = catalog.find("starter")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (example,) = (case.values[0] for case in cases("python") if "generate_many" in case.values[0])
+    exec(example.replace("main.gguf", str(starter)), {})
+    lines = sorted(line for line in capsys.readouterr().out.splitlines() if line)
+    for subject, line in zip(("bird", "river", "tree"), lines, strict=True):
+        assert line.startswith(f"What is a {subject}? A {subject} is a ")
 
 
 @pytest.mark.parametrize("text", cases("toml"))

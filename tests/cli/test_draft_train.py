@@ -216,7 +216,7 @@ def test_an_unavailable_device(inside, short_main, target):
 @pytest.mark.parametrize(
     ("missing", "arguments", "why"),
     [
-        ("torch", [], f"needs torch: run {sys.executable} -m pip install 'torch>=2.4'"),
+        ("torch", [], f"training a head needs PyTorch: run {sys.executable} -m pip install 'torch>=2.4'"),
         ("matplotlib", ["--plot", "x.png"], f"run {sys.executable} -m pip install 'matplotlib>=3.8'"),
     ],
     ids=["torch", "matplotlib"],

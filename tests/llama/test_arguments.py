@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import math
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,11 +185,40 @@ def test_every_public_name_is_tested(calls):
     assert tested | OF_RECORDS | {"SpecLocalError", "__version__"} == set(spec_local.__all__)
 
 
-def test_missing_and_unknown_arguments(session):
-    with pytest.raises(TypeError, match="prompt"):
-        session.generate()
-    with pytest.raises(TypeError, match="wrong"):
-        Session.open("a.gguf", wrong=1)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda session: session.generate(), "Session.generate is missing a required argument: 'prompt'"),
+        (lambda session: Session.open("a.gguf", wrong=1), "Session.open has no argument 'wrong'"),
+        (lambda session: Session.open("a", ctx=1), "Session.open has no argument 'ctx': did you mean n_ctx?"),
+        (
+            lambda session: session.generate("a", temp=1),
+            "there is no setting 'temp': did you mean temperature?",
+        ),
+        (
+            pickle.dumps,
+            "a Session cannot be copied or sent to another process: open one there",
+        ),
+    ],
+)
+def test_missing_and_unknown_arguments(session, call, message):
+    with pytest.raises(TypeError) as caught:
+        call(session)
+    assert str(caught.value) == message
+
+
+def test_what_an_interpreter_shows(session):
+    path = session.main.model.path
+    with pytest.raises(InvalidRequest, match=r"give it to Session\.open, which loads the model"):
+        Session(str(path))
+    assert repr(session) == f"<Session: {path.name}>"
+    events = session.generate("a", max_tokens=3)
+    assert repr(events) == "<Answer: iterate over it for its events>"
+    assert all(len(repr(event)) < 400 for event in events)
+    session.close()
+    assert repr(session) == f"<Session: {path.name}, closed>"
+    with pytest.raises(InvalidRequest, match="closed"), session:
+        pass
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
-from spec_local.engine.events import Prefilled
+from spec_local.engine.events import Failed, Prefilled
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
@@ -147,7 +147,7 @@ def test_json_schema_replaces_that_of_the_settings(session):
     ("arguments", "message"),
     [
         ({"messages": []}, "no question to answer"),
-        ({"json_schema": {"a": {1}}}, "the JSON schema cannot be written as JSON"),
+        ({"json_schema": {"a": {1}}}, "json_schema is dict: give what JSON can hold"),
         ({"json_schema": {"pattern": 1}}, "pattern"),
         ({"json_schema": SCHEMA, "settings": replace(GREEDY, grammar='root ::= "a"')}, "give one of them"),
     ],
@@ -209,6 +209,80 @@ def test_complete_leaves_out_the_reasoning(tmp_path, make_context):
     with Session.open(path, threads=1) as session:
         assert session.complete([user("hello")], LONG) == ANSWER
         assert session.answer["reasoning_content"]
+
+
+def messages_in(events):
+    """By number, the messages with which several answers end."""
+    return {number: event.message for number, event in events if isinstance(event, Done)}
+
+
+def test_generate_and_generate_many_answer_messages_as_chat_does(session):
+    chats = [[user("hello")], [SYSTEM, user("a"), assistant("b"), user("c")]]
+    prompts = [*chats, "hello", session.main.model.vocabulary.tokenize("hello", add_special=True)]
+    expected = [tokens_of(session.generate(prompt, GREEDY)) for prompt in prompts]
+    assert expected[:2] == [tokens_of(session.chat(chat, GREEDY)) for chat in chats]
+    assert expected[0] != expected[2] == expected[3]  # a text is continued
+    found, answers = {}, {}
+    for number, event in session.generate_many(prompts, GREEDY):
+        if isinstance(event, Text):
+            found.setdefault(number, []).extend(event.tokens)
+        elif isinstance(event, Done):
+            answers[number] = event.message
+    assert [found[i] for i in range(4)] == expected
+    assert [answers[i] for i in (2, 3)] == [None, None]
+    for i, chat in enumerate(chats):
+        assert answers[i] == assistant(session.complete(chat, GREEDY))
+
+
+def test_the_last_event_of_a_chat_has_its_answer(session):
+    events, _, text = run(session.generate([user("hello")], GREEDY))
+    assert events[-1].message == session.answer == assistant(text)
+    assert run(session.generate("hello", GREEDY))[0][-1].message is None
+
+
+def test_reasoning_of_several_answers(tmp_path):
+    path = write_thinking_model(tmp_path / "m.gguf", "both markers")
+    with Session.open(path, n_ctx=512, threads=1, parallel=2) as session:
+        answers = messages_in(session.generate_many([[user("a")], [user("b")]], LONG))
+        assert set(answers) == {0, 1}
+        for message in answers.values():
+            assert message == assistant(ANSWER) | {"reasoning_content": THOUGHT}
+        # As in `chat`, a grammar holds after the reasoning, whose budget is known.
+        settings = replace(LONG, grammar='root ::= "a"', reasoning_budget=2)
+        for message in messages_in(session.generate_many([[user("a")]] * 2, settings)).values():
+            assert message["content"] == "a"
+            assert THOUGHT.startswith(message["reasoning_content"])
+
+
+def test_a_chat_that_cannot_be_answered_ends_alone(session):
+    bad = [[user(5)], [{"role": "bot", "content": "a"}], [user("a"), 5], [user("x" * 100_000)]]
+    events = list(session.generate_many([*bad, [user("hello")]], GREEDY))
+    errors = {number: str(event.error) for number, event in events if isinstance(event, Failed)}
+    assert set(errors) == {0, 1, 2, 3}
+    assert errors[1] == "messages[0] has the role 'bot': give system, user, assistant, tool"
+    assert messages_in(events) == {4: assistant(session.complete([user("hello")], GREEDY))}
+
+
+def test_one_chat_is_not_several(session):
+    with pytest.raises(InvalidRequest, match="prompts is one chat: give a list of chats"):
+        session.generate_many([user("hello")], GREEDY)
+
+
+def test_tools_need_messages(session):
+    with pytest.raises(InvalidRequest, match="tools need a chat: give a list of messages"):
+        session.generate("a", tools=[{"function": {"name": "b"}}])
+
+
+def test_a_schema_may_be_a_dict_everywhere(session):
+    settings = replace(DRAWN, max_tokens=60, json_schema=SCHEMA)
+    assert settings.json_schema == json.dumps(SCHEMA)
+    for prompt in ("a", [user("a")]):
+        for text in (
+            session.complete(prompt, settings),
+            session.complete(prompt, DRAWN, json_schema=SCHEMA, max_tokens=60),
+            text_of(e for _, e in session.generate_many([prompt], DRAWN, json_schema=SCHEMA, max_tokens=60)),
+        ):
+            assert json.loads(text)["n"] in (1, 2)
 
 
 def test_settings_by_keyword(session):

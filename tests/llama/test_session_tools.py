@@ -14,7 +14,7 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE
-from spec_local.session import Session, Text
+from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn
 from tests.llama.answers import text_of
@@ -104,6 +104,12 @@ def test_a_chat_with_a_call_and_its_result(sessions, kind):
     assert text_of(events) == raw
     if kind == "Mistral":
         assert call.id == answer["tool_calls"][0]["id"] == "abcdefgh9"
+
+
+def test_calls_of_several_answers(session):
+    events = session.generate_many([[ASKED]] * 3, GREEDY, tools=TOOLS)
+    answers = [event.message for _, event in events if isinstance(event, Done)]
+    assert [[call["function"] for call in answer["tool_calls"]] for answer in answers] == [[CALLED]] * 3
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -100,7 +100,7 @@ def home(tmp_path, monkeypatch, specdec):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("STARTS", str(tmp_path / "starts"))
     monkeypatch.setenv("HEADS", str(tmp_path / "heads"))
-    monkeypatch.setattr(learning, "_has_torch", lambda: True)
+    monkeypatch.setattr(learning.extras, "without_torch", lambda: None)
     (tmp_path / "heads").mkdir()
     (tmp_path / "main.gguf").write_bytes(b"main")
     (tmp_path / "heads/1").write_bytes(b"head")
@@ -370,8 +370,8 @@ def test_what_cannot_be_trained(home, main, monkeypatch):
     )
     assert "own layers for multi-token prediction draft" in asyncio.run(state(WithLayers))
     assert "on other machines" in asyncio.run(state(session={"workers": ["a:1"]}))
-    monkeypatch.setattr(learning, "_has_torch", lambda: False)
-    assert " without PyTorch: run " in asyncio.run(state())
+    monkeypatch.setattr(learning.extras, "without_torch", lambda: "training a head needs PyTorch: run …")
+    assert asyncio.run(state()) == ", as training a head needs PyTorch: run …"
 
 
 def test_models_that_do_not_learn(home, main):
@@ -444,7 +444,7 @@ SERVER = """
 import asyncio, sys
 from pathlib import Path
 from tests.server import test_learning as t
-t.learning._has_torch = lambda: True
+t.learning.extras.without_torch = lambda: None
 t.HeadVersions.__init__.__globals__["platformdirs"].user_data_dir = lambda name: sys.argv[2]
 async def main():
     async with t.World(Path(sys.argv[1]), t.FOREVER).running() as world:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "validation"),
-    ("arguments", "system"),
+    ("arguments", "signatures", "system"),
     ("core",),
     ("kernels", "verifiers", "lookups", "grammar", "prompt_cache"),
     ("llama", "policies"),
