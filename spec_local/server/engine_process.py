@@ -37,6 +37,7 @@ from spec_local.server.events import (
     Ended,
     Event,
     Loaded,
+    Prepared,
     Reading,
     Refused,
     Started,
@@ -212,7 +213,9 @@ class EngineProcess:
         try:
             with abandoned_if(lambda: self._closing or id not in self._waiting):
                 check_wanted()
-                self._ready.put(self._prepared(id, request))
+                running = self._prepared(id, request)
+                self._send("event", id, Prepared())
+                self._ready.put(running)
         except Abandoned:
             pass  # its client has left
         except Exception as error:
@@ -243,7 +246,7 @@ class EngineProcess:
         """Refuse at once what would be refused when a row is free, and in the terms of a request."""
         n, n_ctx = len(running.tokens), self._session.main.n_ctx
         if n > n_ctx:
-            raise ContextOverflow(f"the prompt has {n} tokens but the context has {n_ctx}: shorten it")
+            raise ContextOverflow(f"the prompt has {n} tokens but the context has {n_ctx}: shorten it", n, n_ctx)
         if running.settings.proposer == "draft" and not self._session.draft:
             raise InvalidRequest('"proposer": "draft" needs a server with a draft model: leave it out')
         shape = running.settings.shape

@@ -16,14 +16,16 @@ from starlette.types import Receive, Scope, Send
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors
 from spec_local.server.engine import Answers
-from spec_local.server.events import Event, Reading, Refused
+from spec_local.server.events import Event, Prepared, Reading, Refused
 from spec_local.server.protocol import Exchange
 
 _HEADERS_S = 0.15  # until the headers of a stream: an error that is known by then has a status of its own
+_CHECKED_S = 5.0  # the same for an answer whose prompt is still being checked: agents shorten it on a 400
 _SIGN_S = 5.0  # between two signs of life: the strictest clients wait 10 s
 _WHOLE_S = 15.0  # until those of a JSON object, which fix its status at 200
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _Arrived = list[tuple[int, Event]]
+_WAITING = (Prepared, Reading)
 
 
 async def with_signs(
@@ -95,7 +97,7 @@ async def whole(exchange: Exchange, answers: Answers, end: Callable[[], None]) -
             for index, event in arrived:
                 if isinstance(event, Refused):
                     raise event.error
-                if not isinstance(event, Reading):
+                if not isinstance(event, _WAITING):
                     found[index].append(event)
     finally:
         end()
@@ -109,11 +111,11 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
         end: called when the response has ended, or the client has gone.
     """
     try:
-        first = await _first(answers)
+        first = await _first(answers, len(exchange.requests))
     except BaseException:
         end()
         raise
-    opening = next((event for _, event in first if not isinstance(event, Reading)), None)
+    opening = next((event for _, event in first if not isinstance(event, _WAITING)), None)
     if isinstance(opening, Refused):
         end()
         raise opening.error
@@ -126,6 +128,8 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
                 if isinstance(event, Refused):
                     yield "".join([*parts, exchange.failed(event.error)])
                     return
+                if isinstance(event, Prepared):
+                    continue
                 if isinstance(event, Reading):
                     state = f"reading the prompt {event.n_read}/{event.n_prompt}"
                     parts += exchange.reading(index, event)
@@ -145,11 +149,12 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
     return _Parts(write(), end, "text/event-stream")
 
 
-async def _first(answers: Answers) -> _Arrived:
-    """The events that arrive before the headers must be sent."""
-    deadline, first = time.monotonic() + _HEADERS_S, _Arrived()
-    while all(isinstance(event, Reading) for _, event in first):
-        if (left := deadline - time.monotonic()) <= 0:
+async def _first(answers: Answers, n: int) -> _Arrived:
+    """The events that arrive before the headers must be sent; n: number of answers."""
+    begun, first = time.monotonic(), _Arrived()
+    while all(isinstance(event, _WAITING) for _, event in first):
+        are_checked = len({index for index, _ in first}) == n
+        if (left := begun + (_HEADERS_S if are_checked else _CHECKED_S) - time.monotonic()) <= 0:
             break
         first += await answers.next(left)
     return first

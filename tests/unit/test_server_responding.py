@@ -7,11 +7,11 @@ import time
 import pytest
 
 from spec_local.engine.events import Statistics
-from spec_local.errors import BackendError, InvalidRequest
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.server import responding
 from spec_local.server.chat_completions import ChatCompletions
 from spec_local.server.engine import Answers
-from spec_local.server.events import Delta, Ended, Reading, Refused, Started
+from spec_local.server.events import Delta, Ended, Prepared, Reading, Refused, Started
 from spec_local.server.llama_completion import LlamaCompletion
 from spec_local.server.messages import Messages
 from spec_local.server.responses import Responses
@@ -41,7 +41,7 @@ async def respond(exchange, *script, stream=True):
     answers, ends = Answers(1), []
 
     async def play():
-        for event in script:
+        for event in (Prepared(), *script):
             if isinstance(event, float):
                 await asyncio.sleep(event)
             else:
@@ -99,6 +99,27 @@ def test_an_error_that_is_known_at_once_is_a_status(kind, body, before):
         run(kind, body, *before, Refused(InvalidRequest("wrong: correct it")))
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_headers_wait_until_all_prompts_are_checked(monkeypatch, seconds):
+    """An agent shortens its prompt if the status is 400; but no client waits for headers without an end."""
+
+    async def status():
+        answers = Answers(2)
+        answers.put(0, Prepared())
+        exchange = LlamaCompletion({"prompt": ["a", "b"], "stream": True}, LOADED)
+        making = asyncio.create_task(responding.stream(exchange, answers, lambda: None))
+        await asyncio.sleep(0.2)
+        answers.put(1, Refused(ContextOverflow("too long: shorten it")))
+        return (await making).status_code
+
+    monkeypatch.setattr(responding, "_CHECKED_S", seconds or 5.0)
+    if seconds:
+        assert asyncio.run(status()) == 200
+    else:
+        with pytest.raises(ContextOverflow):
+            asyncio.run(status())
+
+
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)
 def test_an_error_after_the_headers_is_an_event(kind, body):
     _, parts, _ = run(kind, body, 0.1, Refused(BROKEN))
@@ -108,6 +129,7 @@ def test_an_error_after_the_headers_is_an_event(kind, body):
 def test_headers_come_before_the_first_event():
     async def main():
         answers = Answers(1)
+        answers.put(0, Prepared())
         begun = time.monotonic()
         response = await responding.stream(ChatCompletions(MESSAGES, LOADED), answers, lambda: None)
         first = await anext(response.body_iterator)
