@@ -341,6 +341,7 @@ class RunningAnswers:
             vocabulary = self._main.model.vocabulary
             if settings.grammar is not None:
                 grammar = Grammar.from_gbnf(vocabulary, settings.grammar)
+                grammar.start().allowed()  # fails now, and not in the first step, if no text follows
             elif settings.call_grammar is None:
                 grammar = Grammar.from_json_schema(vocabulary, settings.json_schema or "")
             else:

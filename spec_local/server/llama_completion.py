@@ -104,6 +104,8 @@ class LlamaCompletion(Exchange):
         answer = self._answers[index]
         added = answer.add(event)
         if added is None:
+            if found := openai_json.warnings(self.requests):  # the client need not wait for the answer
+                yield openai_json.data({"index": index, **answer_json.part("", "", [], 0, 0), **found})
             return
         if answer.ended:
             yield openai_json.data(self._selected(self._last(index, added.content, added.reasoning)))

@@ -115,14 +115,15 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
     except BaseException:
         end()
         raise
-    opening = next((event for _, event in first if not isinstance(event, _WAITING)), None)
-    if isinstance(opening, Refused):
-        end()
-        raise opening.error
+    begun = {index for index, event in first if not isinstance(event, (*_WAITING, Refused))}
+    for index, event in first:
+        if isinstance(event, Refused) and index not in begun:
+            end()
+            raise event.error
 
     async def write() -> AsyncIterator[str]:
         arrived, parts, state = first, [*exchange.begin()], "waiting"
-        written = time.monotonic() if opening else -_SIGN_S
+        written = time.monotonic() if begun else -_SIGN_S
         while True:
             for index, event in arrived:
                 if isinstance(event, Refused):
@@ -152,8 +153,10 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
 async def _first(answers: Answers, n: int) -> _Arrived:
     """The events that arrive before the headers must be sent; n: number of answers."""
     begun, first = time.monotonic(), _Arrived()
-    while all(isinstance(event, _WAITING) for _, event in first):
+    while not any(isinstance(event, Refused) for _, event in first):
         are_checked = len({index for index, _ in first}) == n
+        if are_checked and not all(isinstance(event, _WAITING) for _, event in first):
+            break
         if (left := begun + (_HEADERS_S if are_checked else _CHECKED_S) - time.monotonic()) <= 0:
             break
         first += await answers.next(left)
