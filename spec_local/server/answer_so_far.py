@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from spec_local.core.text import printable
 from spec_local.engine.events import Statistics
-from spec_local.server.events import Delta, Ended, Event, Prepared, Reading, Refused, Started, Token
+from spec_local.server.events import Delta, Ended, Event, Reading, Refused, Started, Token
 
 if TYPE_CHECKING:
     from spec_local.chat.tool_calls import ToolCall
@@ -65,7 +65,7 @@ class AnswerSoFar:
         match event:
             case Refused(error):
                 raise error
-            case Prepared() | Reading():
+            case Reading():
                 return None
             case Started(n_prompt, n_cached):
                 self.n_prompt, self.n_cached = n_prompt, n_cached

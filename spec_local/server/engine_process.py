@@ -37,7 +37,6 @@ from spec_local.server.events import (
     Ended,
     Event,
     Loaded,
-    Prepared,
     Reading,
     Refused,
     Started,
@@ -90,8 +89,8 @@ class EngineProcess:
     """Answers the requests that arrive on a connection; started by `spec_local.server.engine.Engine`.
 
     It receives ``("answer", id, AnswerRequest)`` and ``("ask", id, what, argument)``, ``("cancel", id)`` for
-    both, and ``("sign", None)``. It sends ``("event", id, Event)``, ``("reply", id, value or
-    SpecLocalError)`` and ``("sign",)`` if all workers answer.
+    both, and ``("sign", None)``. It sends ``("checked", id)`` of a prompt, ``("event", id, Event)``,
+    ``("reply", id, value or SpecLocalError)`` and ``("sign",)`` if all workers answer.
 
     Args:
         keep_headers: system messages stay as they are: see `StablePrompts`.
@@ -214,7 +213,7 @@ class EngineProcess:
             with abandoned_if(lambda: self._closing or id not in self._waiting):
                 check_wanted()
                 running = self._prepared(id, request)
-                self._send("event", id, Prepared())
+                self._send("checked", id)
                 self._ready.put(running)
         except Abandoned:
             pass  # its client has left

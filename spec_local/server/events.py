@@ -78,11 +78,6 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """The prompt has been checked, and the answer waits for a row."""
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """A row has been found, and a part of the prompt has been read.
 
@@ -174,7 +169,7 @@ class Refused:
     error: SpecLocalError
 
 
-Event = Prepared | Reading | Started | Delta | Ended | Refused
+Event = Reading | Started | Delta | Ended | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors
 from spec_local.server.engine import Answers
-from spec_local.server.events import Event, Prepared, Reading, Refused
+from spec_local.server.events import Event, Reading, Refused
 from spec_local.server.protocol import Exchange
 
 _HEADERS_S = 0.15  # until the headers of a stream: an error that is known by then has a status of its own
@@ -25,7 +25,6 @@ _SIGN_S = 5.0  # between two signs of life: the strictest clients wait 10 s
 _WHOLE_S = 15.0  # until those of a JSON object, which fix its status at 200
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _Arrived = list[tuple[int, Event]]
-_WAITING = (Prepared, Reading)
 
 
 async def with_signs(
@@ -97,7 +96,7 @@ async def whole(exchange: Exchange, answers: Answers, end: Callable[[], None]) -
             for index, event in arrived:
                 if isinstance(event, Refused):
                     raise event.error
-                if not isinstance(event, _WAITING):
+                if not isinstance(event, Reading):
                     found[index].append(event)
     finally:
         end()
@@ -111,11 +110,11 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
         end: called when the response has ended, or the client has gone.
     """
     try:
-        first = await _first(answers, len(exchange.requests))
+        first = await _first(answers)
     except BaseException:
         end()
         raise
-    begun = {index for index, event in first if not isinstance(event, (*_WAITING, Refused))}
+    begun = {index for index, event in first if not isinstance(event, Reading | Refused)}
     for index, event in first:
         if isinstance(event, Refused) and index not in begun:
             end()
@@ -129,8 +128,6 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
                 if isinstance(event, Refused):
                     yield "".join([*parts, exchange.failed(event.error)])
                     return
-                if isinstance(event, Prepared):
-                    continue
                 if isinstance(event, Reading):
                     state = f"reading the prompt {event.n_read}/{event.n_prompt}"
                     parts += exchange.reading(index, event)
@@ -150,14 +147,14 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
     return _Parts(write(), end, "text/event-stream")
 
 
-async def _first(answers: Answers, n: int) -> _Arrived:
-    """The events that arrive before the headers must be sent; n: number of answers."""
+async def _first(answers: Answers) -> _Arrived:
+    """The events that arrive before the headers must be sent."""
     begun, first = time.monotonic(), _Arrived()
     while not any(isinstance(event, Refused) for _, event in first):
-        are_checked = len({index for index, _ in first}) == n
-        if are_checked and not all(isinstance(event, _WAITING) for _, event in first):
+        if not answers.n_unchecked and not all(isinstance(event, Reading) for _, event in first):
             break
-        if (left := begun + (_HEADERS_S if are_checked else _CHECKED_S) - time.monotonic()) <= 0:
+        limit = _CHECKED_S if answers.n_unchecked else _HEADERS_S
+        if (left := begun + limit - time.monotonic()) <= 0:
             break
         first += await answers.next(left)
     return first

@@ -11,7 +11,7 @@ from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.server import responding
 from spec_local.server.chat_completions import ChatCompletions
 from spec_local.server.engine import Answers
-from spec_local.server.events import Delta, Ended, Prepared, Reading, Refused, Started
+from spec_local.server.events import Delta, Ended, Reading, Refused, Started
 from spec_local.server.llama_completion import LlamaCompletion
 from spec_local.server.messages import Messages
 from spec_local.server.responses import Responses
@@ -41,7 +41,7 @@ async def respond(exchange, *script, stream=True):
     answers, ends = Answers(1), []
 
     async def play():
-        for event in (Prepared(), *script):
+        for event in script:
             if isinstance(event, float):
                 await asyncio.sleep(event)
             else:
@@ -105,7 +105,9 @@ def test_headers_wait_until_all_prompts_are_checked(monkeypatch, seconds):
 
     async def status():
         answers = Answers(2)
-        answers.put(0, Prepared())
+        answers.n_unchecked = 2
+        answers.check()
+        answers.put(0, STARTED)
         exchange = LlamaCompletion({"prompt": ["a", "b"], "stream": True}, LOADED)
         making = asyncio.create_task(responding.stream(exchange, answers, lambda: None))
         await asyncio.sleep(0.2)
@@ -129,7 +131,6 @@ def test_an_error_after_the_headers_is_an_event(kind, body):
 def test_headers_come_before_the_first_event():
     async def main():
         answers = Answers(1)
-        answers.put(0, Prepared())
         begun = time.monotonic()
         response = await responding.stream(ChatCompletions(MESSAGES, LOADED), answers, lambda: None)
         first = await anext(response.body_iterator)
