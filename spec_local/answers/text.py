@@ -83,7 +83,7 @@ class AnswerText:
         on_output: Callable[[Sequence[int]], None],
     ) -> None:
         self.is_done = False
-        """True if the answer has ended, perhaps with a stop string or a line that the engine does not know."""
+        """True if the answer has ended, perhaps for a reason that the engine does not know."""
         self._vocabulary, self._lines, self._on_output = vocabulary, lines, on_output
         shown = {token for name in control_text for token in vocabulary.control(name)}
         self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)

@@ -10,7 +10,8 @@ class LineLimits:
     Args:
         min_indent: spaces and tabs with which each line but the first begins; the text ends before a line
             with fewer, also an empty one. 0: lines are not limited.
-        max_seconds: since the first call of `feed`, after which the text ends at a line break. None: no limit.
+        max_seconds: since the first call of `feed`; after them, the text ends at a line break. None: no
+            limit.
     """
 
     def __init__(

@@ -245,8 +245,10 @@ class _Strict:
         if key in ("enum", "const"):
             self._constant(value, f"{key} of {where}")
         if key == "pattern":
-            _check_end(str(value), where)
-            self._count("characters in patterns", len(str(value)), _MAX_PATTERN_LENGTH)
+            if not isinstance(value, str):
+                raise InvalidRequest(f"pattern of {where} is {short(value)}: give a regular expression")
+            _check_end(value, where)
+            self._count("characters in patterns", len(value), _MAX_PATTERN_LENGTH)
         if key == "$ref":
             return self._subschemas.pointer(value, where)
         return value

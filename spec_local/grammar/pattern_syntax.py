@@ -8,6 +8,7 @@ _PARTS = re.compile(
     r"""
     \\(?P<escape> [pP]\{[^{}]*\} | k<[^<>]*> | u\{[0-9a-fA-F]+\} | c[a-zA-Z] | [0-9]+ | . )
     | \[\^?(?P<set> (?: \\. | [^\]\\] )* )\]
+    | (?P<open> \[ )
     | \(\?<(?P<behind> [=!] )
     | \(\?<(?P<name> [^<>]+ )>
     """,
@@ -40,6 +41,8 @@ def _in_python(part: re.Match[str], names: set[str | None]) -> str:
         return f"(?{part['behind']}"  # Python has only those of one length
     if part["name"]:
         return "("
+    if part["open"]:
+        raise re.error("unterminated character set")
     if (members := part["set"]) is not None:
         _check_ranges(members)
         return "x"

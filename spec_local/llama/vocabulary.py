@@ -152,8 +152,8 @@ class Vocabulary:
     def check_length(self, text: bytes, n_ctx: int | None) -> None:
         """Raise ContextOverflow for a text that certainly has more tokens than a context; None: no context.
 
-        To tokenize a text takes up to 5 s for each MB, in which nothing can interrupt it: here, of a text that
-        is much too long, only a part is tokenized.
+        To tokenize a text takes up to 5 s for each MB, in which nothing can interrupt it. Of a text that is
+        much too long, only a part is tokenized here.
         """
         if n_ctx is None or len(text) <= max(n_ctx * _RARELY_LONGER, _LONG_TEXT_BYTES):
             return

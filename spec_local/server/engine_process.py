@@ -245,7 +245,9 @@ class EngineProcess:
         """Refuse at once what would be refused when a row is free, and in the terms of a request."""
         n, n_ctx = len(running.tokens), self._session.main.n_ctx
         if n > n_ctx:
-            raise ContextOverflow(f"the prompt has {n} tokens but the context has {n_ctx}: shorten it", n, n_ctx)
+            raise ContextOverflow(
+                f"the prompt has {n} tokens but the context has {n_ctx}: shorten it", n, n_ctx
+            )
         if running.settings.proposer == "draft" and not self._session.draft:
             raise InvalidRequest('"proposer": "draft" needs a server with a draft model: leave it out')
         shape = running.settings.shape

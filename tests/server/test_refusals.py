@@ -35,7 +35,7 @@ def bodies(schema):
         "completion": ("/completion", plain | {"json_schema": schema}, "json_schema"),
         "responses": (
             "/v1/responses",
-            {"input": "one two", "max_output_tokens": 8, "text": {"format": {"type": "json_schema", **named}}},
+            {"input": "one two", "max_output_tokens": 8, "text": {"format": named | {"type": "json_schema"}}},
             "text.format",
         ),
         "responses, tools": (
@@ -142,3 +142,34 @@ def test_a_prompt_that_is_too_long(server, path, words, stream):
         assert n == len(tokens) or path in ("/v1/chat/completions", "/v1/responses")
         assert f"{n} tokens" in error["message"]
         assert "at least" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/props?autoload=false", None, 200),
+        ("POST", "/props", {"x": 1}, 501),
+        ("GET", "/lora-adapters", None, 200),
+        ("POST", "/lora-adapters", [{"id": 0, "scale": 0.5}], 501),
+        ("POST", "/slots/0?action=save", {"filename": "a"}, 501),
+        ("POST", "/slots/0?action=erase", None, 501),
+        ("GET", "/v1/health", None, 200),
+        ("GET", "/models", None, 200),
+        ("POST", "/v1/chat/completions/input_tokens", CHAT, 200),
+        ("POST", "/chat/completions/input_tokens", CHAT, 200),
+        ("POST", "/responses/input_tokens", {"input": "one two"}, 200),
+        ("POST", "/v1/audio/transcriptions", {}, 501),
+        ("POST", "/rerank", {}, 501),
+        ("POST", "/models/load", {"model": "x"}, 404),
+        ("GET", "/tools", None, 404),
+    ],
+)
+def test_the_other_paths_of_llama_cpps_server(server, method, path, body, status):
+    response = server.get(path) if method == "GET" else server.post(path, body)
+    assert response.status_code == status, response.text
+    if status == 200:
+        assert "error" not in response.json()
+    else:
+        assert response.json()["error"]["message"]
+    if path.endswith("input_tokens"):
+        assert response.json()["input_tokens"] > 5

@@ -144,7 +144,9 @@ def test_what_cannot_be_enforced_is_valid_too(schema, message):
         usable(json.dumps(schema), "field")
 
 
-_WORDS = st.sampled_from(["a", "b", "#", "(", "^(abc$", "(?=a)", "string", "object", "#/$defs/a", "email", ""])
+_WORDS = st.sampled_from(
+    ["a", "b", "#", "(", "^(abc$", "(?=a)", "string", "object", "#/$defs/a", "email", ""]
+)
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 9) | st.floats(allow_nan=False) | _WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=2),
@@ -172,11 +174,14 @@ _SCHEMAS = st.recursive(
 @given(_SCHEMAS)
 def test_what_is_used_is_valid_and_enforced_or_named(schema):
     """No schema with a mistake is used, and no keyword is lost without a warning."""
+    refusal = ""
     try:
         known = usable(json.dumps(schema), "field")
     except InvalidRequest as error:
-        assert str(error).startswith("field: ")
-        assert "\n" not in str(error)
+        refusal = str(error)
+    if refusal:
+        assert refusal.startswith("field: ")
+        assert "\n" not in refusal
         return
     has_tuples = '"items": [' in json.dumps(schema)  # before 2020-12
     validator = jsonschema.Draft7Validator if has_tuples else jsonschema.Draft202012Validator
