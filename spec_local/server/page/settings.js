@@ -1,6 +1,7 @@
 // The settings: their dialog, and what they change on the page.
 
 import { byId } from "./dom.js";
+import { server } from "./connection.js";
 import { openDialog } from "./panels.js";
 import { DEFAULTS, loadSettings, saveSettings } from "./store.js";
 
@@ -15,6 +16,7 @@ function openSettings() {
     const field = fieldOf(name);
     if (field.type === "checkbox") field.checked = value;
     else field.value = value ?? "";
+    if (name in server.defaults) field.placeholder = server.defaults[name] ?? "";
   }
   openDialog(byId("settings"));
 }
@@ -23,6 +25,7 @@ function read() {
   for (const [name, value] of Object.entries(DEFAULTS)) {
     const field = fieldOf(name);
     if (field.type === "checkbox") settings[name] = field.checked;
+    else if (!field.validity.valid) continue; // the dialog was left without "Done"
     else if (value === null) settings[name] = Number.isFinite(field.valueAsNumber) ? field.valueAsNumber : null;
     else settings[name] = field.value;
   }
@@ -39,6 +42,24 @@ function apply() {
 function switchTheme() {
   const isDark = settings.theme ? settings.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   settings.theme = isDark ? "light" : "dark";
+  apply();
+}
+
+/** The fields of a request that the settings change. */
+export function fieldsOfRequest() {
+  const fields = {};
+  for (const name of ["temperature", "top_p", "min_p", "max_tokens", "seed"]) {
+    if (settings[name] !== null) fields[name] = settings[name];
+  }
+  const stops = settings.stop.split("\n").filter(Boolean);
+  if (stops.length) fields.stop = stops;
+  if (!settings.speculative) fields.speculative = false;
+  return fields;
+}
+
+/** Switch the marks of draft tokens on or off. */
+export function switchMarks() {
+  settings.marks = !settings.marks;
   apply();
 }
 
