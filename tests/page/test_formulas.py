@@ -7,7 +7,10 @@ from tests.page.test_markdown import STREAM, render
 
 FORMULAS = [
     ("Let $x^2 + y_1$ be", ["x^2 + y_1"]),
-    (r"So \(a \le b\), and \[ \int_0^1 x\,dx = \tfrac12 \] holds.", [r"a \le b", r" \int_0^1 x\,dx = \tfrac12 "]),
+    (
+        r"So \(a \le b\), and \[ \int_0^1 x\,dx = \tfrac12 \] holds.",
+        [r"a \le b", r" \int_0^1 x\,dx = \tfrac12 "],
+    ),
     ("$$\n\\begin{aligned}\na &= b \\\\[2pt]\n- c &= d\n\\end{aligned}\n$$\n", ["\\begin{aligned}\na &= b"]),
     ("\\[\nE = mc^2\n\\]", ["E = mc^2"]),
     ("- item $$\\sum_i i$$.", [r"\sum_i i"]),

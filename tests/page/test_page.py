@@ -64,7 +64,10 @@ def test_statistics(open_page):
     assert titles[:2] == ["position 1: 6 of 8 accepted", "position 2: 3 of 4 accepted"]
     assert "main model, 4 tokens: 12.0 ms" in titles
     assert "draft model, 1 token: 1.00 ms" in titles
-    assert "about 1.5 times as fast as without drafts · 75 % of drafts accepted" in page.locator("article footer").text_content()
+    assert (
+        "about 1.5 times as fast as without drafts · 75 % of drafts accepted"
+        in page.locator("article footer").text_content()
+    )
 
 
 def test_what_a_head_has_learned(open_page, served):

@@ -93,7 +93,9 @@ def test_a_conversation_as_markdown(open_page):
     ask(page, "```py\nx = 1")
     name, text = saved(page, "#export-markdown")
     assert name == "think.md"
-    statistics = "*30 tokens · 60 tokens/s · about 1.5 times as fast as without drafts · 75 % of drafts accepted*"
+    statistics = (
+        "*30 tokens · 60 tokens/s · about 1.5 times as fast as without drafts · 75 % of drafts accepted*"
+    )
     answer = "## Answer (scripted, draft draft.gguf)"
     assert text.decode() == "\n\n".join(
         [

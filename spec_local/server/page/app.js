@@ -137,7 +137,8 @@ function onChangeElsewhere(id, stored) {
   if (isBehind) save(mine);
   if (mine === current) {
     const next = mine.turns.at(-1);
-    if (!running && next !== last && previousOf(mine, next) === last) showVersion(mine, next);
+    const isNext = next !== last && previousOf(mine, next) === last;
+    if (!running && isNext && (next.ended || next.error)) showVersion(mine, next);
     follow(drawTurns);
   }
   drawList();
@@ -320,7 +321,10 @@ function onKey(event) {
 }
 
 function start() {
-  byId("stop").addEventListener("click", (event) => composer.isSecondClick(event) || running?.stop());
+  byId("stop").addEventListener("click", (event) => {
+    if (composer.isSecondClick(event)) composer.focus();
+    else running?.stop();
+  });
   for (const button of firstScreen.querySelectorAll("button")) {
     button.addEventListener("click", () => {
       if (!running) send({ question: button.textContent, files: [], edited: null });

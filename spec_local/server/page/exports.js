@@ -8,7 +8,7 @@ import { textOf } from "./store.js";
 
 const LONGEST = 120; // bytes of a file's name, which leave room for those that encrypted folders add
 const RESERVED = /^(?:con|prn|aux|nul|com\d|lpt\d)(?=\.|$)/i; // names of devices, on Windows
-const FORBIDDEN = /[\\/:*?"<>|\p{C}]+/gu; // in names of files
+const FORBIDDEN = /[\\/:*?"<>|\p{Cc}\p{Cs}\u200e\u200f\u202a-\u202e\u2066-\u2069]+/gu; // in names of files
 
 /** Give a user a file. name: of a conversation or the like. */
 export function download(blob, name, extension) {
