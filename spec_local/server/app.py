@@ -108,7 +108,7 @@ def create(
     async def props(request: Request) -> Response:
         with await use(request) as engine:
             loaded = engine.check_ready()
-        defaults = dataclasses.asdict(SamplingSettings()) | served.chosen(name_in(request)).defaults
+        defaults = {**dataclasses.asdict(SamplingSettings()), **served.chosen(name_in(request)).defaults}
         # Those that are fields of a body, and have one value.
         left_out = ("speculative", "logit_bias", "penalize_prompt", "penalty_window")
         return JSONResponse(

@@ -5,10 +5,12 @@ import pytest
 from spec_local.server.events import Span
 from tests.page.conftest import ANSWERS, ask, delta, text_of, until
 
-KEY = """([type, init]) => {
-  const Kind = type.startsWith("composition") ? CompositionEvent : KeyboardEvent;
-  const event = new Kind(type, { bubbles: true, cancelable: true, ...init });
-  document.getElementById("question").dispatchEvent(event);
+KEYS = """events => {
+  for (const [type, init] of events) {
+    const Kind = type.startsWith("composition") ? CompositionEvent : KeyboardEvent;
+    const event = new Kind(type, { bubbles: true, cancelable: true, ...init });
+    document.getElementById("question").dispatchEvent(event);
+  }
 }"""
 ENTER = {"key": "Enter", "keyCode": 13}
 START, END = ["compositionstart", {}], ["compositionend", {}]
@@ -26,8 +28,7 @@ LOG = "document.getElementById('turns')"
 def test_enter_that_ends_a_composition_does_not_send(open_page, served, events):
     page = open_page()
     page.fill("#question", "にほん")
-    for event in events:
-        page.evaluate(KEY, event)
+    page.evaluate(KEYS, events)
     page.wait_for_timeout(100)
     assert text_of(page, ".question") == []
     page.keyboard.press("Enter")
@@ -39,7 +40,7 @@ def test_escape_of_a_composition_stops_nothing(open_page):
     page.fill("#question", "long")
     page.keyboard.press("Enter")
     page.wait_for_selector(".answer:has-text('first')")
-    page.evaluate(KEY, ["keydown", {"key": "Escape", "keyCode": 229, "isComposing": True}])
+    page.evaluate(KEYS, [["keydown", {"key": "Escape", "keyCode": 229, "isComposing": True}]])
     assert page.locator("#stop").is_visible()
     page.keyboard.press("Escape")
     page.wait_for_selector("#send")

@@ -42,7 +42,8 @@ export function startSearch(search) {
 
 function hasText({ name, turns }, wanted) {
   const has = (text) => text.toLowerCase().includes(wanted);
-  return has(name) || turns.some((turn) => has(turn.question) || has(textOf(turn.answer)) || turn.files.some((file) => has(file.name)));
+  const texts = turns.flatMap(({ question, answer, files }) => [question, textOf(answer), ...files.map((file) => file.name)]);
+  return has(name) || texts.some(has);
 }
 
 /** Ask for another name; renamed: called with it. */
