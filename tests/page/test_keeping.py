@@ -114,6 +114,17 @@ def test_a_tab_follows_names_deletions_and_undoing(open_page, browser):
     until(lambda: "another" in text_of(second, NAMES))
 
 
+def test_tabs_share_their_settings(open_page, browser):
+    first, second = tabs(open_page, browser)
+    first.focus("#turns")
+    first.keyboard.press("m")
+    until(lambda: second.evaluate("document.body.className") == "marked")
+    second.click("#theme-button")
+    first.reload()
+    assert first.evaluate("document.body.className") == "marked"  # the other tab has not changed it back
+    assert first.title() == "one · specdec"
+
+
 def test_a_tab_that_answers_keeps_what_another_one_deletes(open_page, browser):
     first, second = tabs(open_page, browser)
     second.fill("#question", "long")

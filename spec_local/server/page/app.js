@@ -76,6 +76,7 @@ function drawStatistics() {
 }
 
 function drawList() {
+  document.title = current.name ? `${current.name} · specdec` : "specdec";
   listConversations(conversations, current, { show, rename, remove });
 }
 

@@ -3,7 +3,7 @@
 import { byId } from "./dom.js";
 import { server } from "./connection.js";
 import { openDialog } from "./panels.js";
-import { DEFAULTS, loadSettings, saveSettings } from "./store.js";
+import { DEFAULTS, loadSettings, saveSettings, watchSettings } from "./store.js";
 
 export const settings = loadSettings();
 
@@ -29,6 +29,11 @@ function read() {
     else if (value === null) settings[name] = Number.isFinite(field.valueAsNumber) ? field.valueAsNumber : null;
     else settings[name] = field.value;
   }
+  keep();
+}
+
+function keep() {
+  saveSettings(settings);
   apply();
 }
 
@@ -36,13 +41,12 @@ function apply() {
   document.documentElement.dataset.theme = settings.theme;
   document.body.classList.toggle("marked", settings.marks);
   document.body.classList.toggle("marked-code", settings.marks && settings.marks_in_code);
-  saveSettings(settings);
 }
 
 function switchTheme() {
   const isDark = settings.theme ? settings.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   settings.theme = isDark ? "light" : "dark";
-  apply();
+  keep();
 }
 
 /** The fields of a request that the settings change. */
@@ -60,10 +64,10 @@ export function fieldsOfRequest() {
 /** Switch the marks of draft tokens on or off. */
 export function switchMarks() {
   settings.marks = !settings.marks;
-  apply();
+  keep();
 }
 
-/** changed: called when the dialog has been used. */
+/** changed: called when the dialog has been used, here or in another tab. */
 export function startSettings(changed) {
   byId("settings-button").addEventListener("click", openSettings);
   byId("settings").addEventListener("close", () => {
@@ -71,5 +75,10 @@ export function startSettings(changed) {
     changed();
   });
   byId("theme-button").addEventListener("click", switchTheme);
+  watchSettings(() => {
+    Object.assign(settings, loadSettings());
+    apply();
+    changed();
+  });
   apply();
 }

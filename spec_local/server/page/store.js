@@ -38,6 +38,11 @@ export function loadSettings() {
   return settings;
 }
 
+/** changed: called when another tab has saved settings. */
+export function watchSettings(changed) {
+  addEventListener("storage", ({ key }) => key === SETTINGS && changed());
+}
+
 export function saveSettings(settings) {
   return write(SETTINGS, settings);
 }
