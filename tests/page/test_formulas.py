@@ -60,6 +60,7 @@ def test_formulas_load_nothing_from_elsewhere_and_run_nothing(open_page):
             r"$\href{javascript:alert(1)}{x}$ $\includegraphics{https://example.com/x.png}$",
             r"$\htmlStyle{color:red}{x}$ $\unknowncommand{x}$ $\sqrt{\frac{a}{b}}$ $\cancel{x}$",
             r"$\def\a{\a\a}\a1$ $\boldsymbol{x}$ $\fcolorbox{red}{blue}{x}$ $\rule{999999em}{1em}1$",
+            r"$\vec{v}$ $\pmb{x}$ $\oiint x$ $\begin{array}{c|c}1&2\end{array}$",
         ]
     )
     render(page, [[text, "accepted", []]])
