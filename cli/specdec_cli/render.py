@@ -77,9 +77,7 @@ def answer(text: str, style: str = "") -> None:
     stream.flush()
 
 
-_FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
 _LEAST_SAVED = 0.005  # seconds of a cause that are shown
-_ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
 DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -199,23 +197,11 @@ def setting_lines(session: "Session") -> list[str]:
 
 
 def gain(session: "Session", settings: "GenerationSettings", s: "Statistics") -> str:
-    """Return in words what drafts gained in an answer against plain decoding on this machine.
+    """Return in words what drafts gained in an answer; "" if there is nothing to say: see `gain_of`."""
+    from spec_local.answers.gain import gain_of
 
-    "" if there is nothing to say: no drafts were asked for, the costs of calls have not been measured, or the
-    answer is too short.
-    """
-    plain = session.plain_seconds
-    if not plain or s.predicted_n < _FEWEST or not s.predicted_s or not session.proposers(settings):
-        return ""
-    if not s.draft_n:
-        why = "none promised a gain" if session.draft else "no draft model, and no earlier text recurred"
-        return f"no drafts ({why})"
-    speed = s.predicted_n * plain / s.predicted_s
-    if speed < 1.0 - _ABOUT_EQUAL:  # the policy bounds what drafts may lose
-        return "slower than this machine was before"
-    if speed < 1.0 + _ABOUT_EQUAL:
-        return "about as fast as without drafts"
-    return f"about {speed:.1f} times as fast as without drafts"
+    found = gain_of(session, settings, s)
+    return found.words if found else ""
 
 
 def plain_statistics(s: "Statistics", gain: str = "") -> str:

@@ -42,6 +42,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         ask(browser, address, WARM_UP).close()  # the first answer after the start is slower
         page = ask(browser, address, QUESTION)
+        page.focus("#turns")
+        page.keyboard.press("m")  # marks draft tokens
         page.evaluate("document.getElementById('turns').scrollTop = 0")
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -17,6 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from spec_local.core.lazy_table import LazyTable
+from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors, llama_paths, openapi, responding
 from spec_local.server.engine import Engine, NotReady
@@ -106,7 +108,9 @@ def create(
     async def props(request: Request) -> Response:
         with await use(request) as engine:
             loaded = engine.check_ready()
-        defaults = served.chosen(name_in(request)).defaults
+        defaults = {**dataclasses.asdict(SamplingSettings()), **served.chosen(name_in(request)).defaults}
+        # Those that are fields of a body, and have one value.
+        left_out = ("speculative", "logit_bias", "penalize_prompt", "penalty_window")
         return JSONResponse(
             {
                 "model": loaded.name,
@@ -117,7 +121,7 @@ def create(
                 "chat_template": loaded.template,
                 "default_generation_settings": {
                     "n_ctx": loaded.n_ctx,
-                    "params": {name: value for name, value in defaults.items() if name != "speculative"},
+                    "params": {name: value for name, value in defaults.items() if name not in left_out},
                 },
                 **loaded.properties,
             }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_local.answers.gain import Gain
 from spec_local.answers.marked import Span
 from spec_local.chat.messages import Message
 from spec_local.engine.events import FinishReason, Statistics
@@ -151,6 +152,7 @@ class Ended:
         stopping_word: the stop string that ended it, if any.
         statistics: of the answer.
         plain_seconds: seconds of a step without draft tokens; None: not measured.
+        gain: what drafts gained; None: that is not known well enough.
         n_reread: tokens of the prompt that were read again: see `read_again`.
     """
 
@@ -159,6 +161,7 @@ class Ended:
     statistics: Statistics
     stopping_word: str = ""
     plain_seconds: float | None = None
+    gain: Gain | None = None
     n_reread: int = 0
 
 

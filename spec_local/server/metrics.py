@@ -60,6 +60,7 @@ class Metrics:
         self._steps = counter("steps", "Steps by the source of their draft tokens.", ("proposer",))
         self._saved = counter("drafting_saved_seconds", "Net savings of drafting in answers.", ("cause",))
         self._lost = counter("drafting_lost_seconds", "Net losses of drafting in answers.", ("cause",))
+        self._gains = counter("drafting_gain", "Answers by what drafts gained.", ("gain",))
         self._first = Histogram(
             "specdec:time_to_first_token_seconds",
             "From the start of the prompt to the first token.",
@@ -122,6 +123,8 @@ class Metrics:
         self._prompt.inc(s.prompt_n + s.cached_n + bool(s.prompt_s))
         self._cached.inc(s.cached_n)
         self._reread.inc(event.n_reread)
+        if event.gain:
+            self._gains.labels(event.gain.kind).inc()
         self._generated.inc(s.predicted_n)
         if s.first_token_s:
             self._first.observe(s.first_token_s)

@@ -77,9 +77,13 @@ def usage(prompts: Sequence[AnswerSoFar], answers: Sequence[AnswerSoFar]) -> dic
 
 
 def timings(ended: Ended) -> dict[str, Any]:
-    """`answer_json.timings`, and milliseconds of a step without draft tokens if measured: ``plain_ms``."""
-    plain = {} if ended.plain_seconds is None else {"plain_ms": 1e3 * ended.plain_seconds}
-    return answer_json.timings(ended.statistics) | plain
+    """`answer_json.timings`; if known, ``plain_ms`` of a step without draft tokens, and ``gain``."""
+    made = answer_json.timings(ended.statistics)
+    if ended.plain_seconds is not None:
+        made["plain_ms"] = 1e3 * ended.plain_seconds
+    if ended.gain:
+        made["gain"] = {"words": ended.gain.words, "times": ended.gain.times}
+    return made
 
 
 def progress(event: Reading) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def statistics(seconds, n=100, draft_n=50):
     [
         (statistics(5.0), session(), "about 2.0 times as fast as without drafts"),
         (statistics(10.2), session(), "about as fast as without drafts"),
-        (statistics(14.0), session(), "slower than this machine was before"),
+        (statistics(14.0), session(), "slower than usual: the machine may be busy or hot"),
         (statistics(10.0, draft_n=0), session(), "no drafts (no draft model, and no earlier text recurred)"),
         (statistics(10.0, draft_n=0), session(draft=object()), "no drafts (none promised a gain)"),
         (statistics(10.0), session(proposers=()), ""),  # none were asked for

@@ -9,10 +9,11 @@ import time
 import pytest
 import uvicorn
 
+from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
 from spec_local.server import app
 from spec_local.server.engine import Answers, Busy, NotReady
-from spec_local.server.events import Delta, Ended, Loaded, Span, Started
+from spec_local.server.events import Delta, Ended, Loaded, Reading, Span, Started
 from spec_local.server.served_models import ServedModel, ServedModels
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -64,6 +65,7 @@ class ScriptedEngine:
         self.loaded = Loaded("scripted", "draft.gguf", 4096, 4, None, {"version": "0"})
         self.is_ready, self.busy_s = True, 0
         self.requests, self.cancelled, self._stopped = [], threading.Event(), None
+        self.gain = Gain("faster", "about 1.5 times as fast as without drafts", 1.5)
 
     def check_ready(self):
         if not self.is_ready:
@@ -75,13 +77,18 @@ class ScriptedEngine:
             raise Busy(f"64 answers wait already: try again in {self.busy_s} s", self.busy_s)
         self.requests += requests
         self.cancelled.clear()
-        self._stopped = asyncio.Event()
+        self._stopped, self.is_read = asyncio.Event(), asyncio.Event()
         answers = Answers(1)
         self._task = asyncio.create_task(self._play(answers, requests[0], self._stopped))
         return answers
 
     async def _play(self, answers, request, stopped):
         question = request.messages[-1]["content"]
+        if question == "slow":
+            for n_read in (400, 1200):
+                answers.put(0, Reading(4100, n_read, 0, 1.0))
+                await asyncio.sleep(0.4)
+            await self.is_read.wait()
         answers.put(0, Started(5, 2))
         for event in ANSWERS.get(question, [delta(Span(f"You said {question}"))]):
             if event == "wait":
@@ -97,7 +104,7 @@ class ScriptedEngine:
             tested_at=[8, 4], accepted_at=[6, 3], prompt_n=7, cached_n=40,
         )  # fmt: skip
         statistics.steps_by.update({"draft": 8, "none": 2})
-        answers.put(0, Ended(Delta(), "stop", statistics, plain_seconds=0.025))
+        answers.put(0, Ended(Delta(), "stop", statistics, plain_seconds=0.025, gain=self.gain))
 
     def cancel(self, answers):
         if self._stopped and not self._stopped.is_set():

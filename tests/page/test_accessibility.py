@@ -139,6 +139,8 @@ def test_the_focus_stays_in_the_list(open_page):
     assert text_of(page, "nav .open") == ["two"]
     assert page.evaluate(FOCUSED) == "new"
     page.keyboard.press("Tab")
+    assert page.evaluate(FOCUSED) == "search"
+    page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.evaluate(FOCUSED) == "open"
 
@@ -155,7 +157,7 @@ def test_the_focus_survives_an_answer(open_page):
     page.focus("#stop")
     page.keyboard.press("Enter")
     page.wait_for_selector("#send")
-    assert page.evaluate(FOCUSED) == "send"
+    assert page.evaluate(FOCUSED) == "question"
 
 
 def test_a_phone(open_page):

@@ -294,6 +294,8 @@ def test_marks_in_code_are_asked_for(open_page, monkeypatch):
     code = (Span("```python\n"), Span("x = 1\n", "accepted"), Span("y\n", "corrected", ("z",)))
     monkeypatch.setitem(ANSWERS, "code", [delta(Span("Use `a b`:\n", "accepted"), *code)])
     page = open_page()
+    page.focus("#turns")
+    page.keyboard.press("m")
     ask(page, "code")
     style = "selector => getComputedStyle(document.querySelector(selector)).textDecorationLine"
 

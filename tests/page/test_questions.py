@@ -108,14 +108,14 @@ def test_a_question_waits_for_the_models(open_page, served):
     page = open_page(allowed=("503",))
     page.fill("#question", "one")
     page.keyboard.press("Enter")
-    page.wait_for_selector("article footer:has-text('Waiting for the models')")
+    page.wait_for_selector("article:has-text('Waiting for the models')")
     page.wait_for_selector("#notice:has-text('being loaded')")
     assert page.locator("#status").text_content() == "Waiting for the models to load"
     assert not served.engine.requests
     served.engine.is_ready = True
     page.wait_for_selector(".answer:has-text('You said one')")
     page.wait_for_selector("#send")
-    assert "Waiting" not in page.locator("article footer").text_content()
+    assert "Waiting" not in page.locator("article").text_content()
     assert page.locator("#notice").is_hidden()
     assert len(served.engine.requests) == 1
 
@@ -125,7 +125,7 @@ def test_a_question_that_waits_can_be_stopped(open_page, served):
     page = open_page(allowed=("503",))
     page.fill("#question", "one")
     page.keyboard.press("Enter")
-    page.wait_for_selector("article footer:has-text('Waiting')")
+    page.wait_for_selector("article:has-text('Waiting')")
     page.click("#stop")
     page.wait_for_selector("article footer:has-text('Stopped.')")
     served.engine.is_ready = True
@@ -140,19 +140,19 @@ def test_a_question_waits_for_a_busy_server(open_page, served):
     page = open_page(allowed=("429",))
     page.fill("#question", "one")
     page.keyboard.press("Enter")
-    page.wait_for_selector("article footer:has-text('The server is busy: asking again in 1 s …')")
+    page.wait_for_selector("article:has-text('The server is busy: asking again in 1 s …')")
     assert page.locator("#status").text_content() == "The server is busy: asking again in 1 s"
     served.engine.busy_s = 30
-    page.wait_for_selector("article footer:has-text('asking again in 30 s …')")
+    page.wait_for_selector("article:has-text('asking again in 30 s …')")
     page.click("#stop")
     page.wait_for_selector("article footer:has-text('Stopped.')")
     served.engine.busy_s = 1
     page.click("footer button:has-text('Regenerate')")
-    page.wait_for_selector("article footer:has-text('asking again in 1 s …')")
+    page.wait_for_selector("article:has-text('asking again in 1 s …')")
     served.engine.busy_s = 0
     page.wait_for_selector(".answer:has-text('You said one')")
     page.wait_for_selector("#send")
-    assert "busy" not in page.locator("article footer").text_content()
+    assert "busy" not in page.locator("article").text_content()
     assert len(served.engine.requests) == 1
 
 
@@ -165,7 +165,7 @@ def test_what_a_proxy_says_of_the_time_to_wait_is_bounded(open_page, served, ret
     page.route("**/chat/completions", lambda route: route.fulfill(status=429, headers=headers, body="<html>"))
     page.fill("#question", "one")
     page.keyboard.press("Enter")
-    page.wait_for_selector(f"article footer:has-text('asking again in {shown_s} s')")
+    page.wait_for_selector(f"article:has-text('asking again in {shown_s} s')")
 
 
 def test_a_question_survives_a_page_that_closes(open_page, served):

@@ -1,9 +1,13 @@
 """What is taken from the page: pictures of the speed, and conversations as files."""
 
 import json
+import re
 import struct
 from xml.etree import ElementTree
 
+import pytest
+
+from spec_local.answers.gain import Gain
 from tests.page.conftest import ask, until
 
 
@@ -24,14 +28,14 @@ def test_a_picture_of_the_speed(open_page):
     until(lambda: page.evaluate("document.querySelector('#picture img').naturalWidth") == 1200)
 
     name, svg = saved(page, "#save-svg")
-    assert name == "speed of scripted draft draft.gguf.svg"
+    assert name == "speed of scripted, draft draft.gguf.svg"
     texts = [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert texts == [
         "specdec",
         "scripted, draft draft.gguf",
         "60 tokens/s",
         "30 tokens · draft tokens accepted: 9 of 12 (75 %)",
-        "1.5 times as fast as plain decoding",
+        "about 1.5 times as fast as without drafts",
         "with draft tokens 60 tokens/s",
         "without 40 tokens/s",
     ]
@@ -63,6 +67,25 @@ def test_a_stopped_answer_has_no_speed(open_page):
     assert page.locator("footer button:has-text('Share speed')").count() == 0
 
 
+@pytest.mark.parametrize(
+    "gain",
+    [
+        None,
+        Gain("none", "no drafts (no draft model, and no earlier text recurred)"),
+        Gain("same", "about as fast as without drafts"),
+        Gain("slower", "slower than usual: the machine may be busy or hot"),
+    ],
+)
+def test_no_number_is_stated_or_shared_where_there_is_no_gain(open_page, served, gain):
+    served.engine.gain = gain
+    page = open_page()
+    ask(page, "marks")
+    for place in (page.locator("article footer"), page.locator("#statistics")):
+        assert not re.search(r"\d×|times", place.text_content())
+        assert not gain or gain.words in place.text_content()
+    assert page.locator("footer button:has-text('Share speed')").count() == 0
+
+
 def test_a_conversation_as_markdown(open_page):
     page = open_page()
     page.wait_for_selector("#model:has-text('scripted')")
@@ -70,7 +93,9 @@ def test_a_conversation_as_markdown(open_page):
     ask(page, "```py\nx = 1")
     name, text = saved(page, "#export-markdown")
     assert name == "think.md"
-    statistics = "*30 tokens · 60 tokens/s · 1.5× plain decoding · 75 % of drafts accepted*"
+    statistics = (
+        "*30 tokens · 60 tokens/s · about 1.5 times as fast as without drafts · 75 % of drafts accepted*"
+    )
     answer = "## Answer (scripted, draft draft.gguf)"
     assert text.decode() == "\n\n".join(
         [

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.models.head_versions import HeadVersion
@@ -166,9 +167,9 @@ def test_defaults_of_several_models():
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
             found = [(await opened.post("/v1/echo", json={"model": name})).json() for name in "ba"]
             params = (await opened.get("/props?model=b")).json()["default_generation_settings"]["params"]
-        return [each["fields"]["top_k"] for each in found], params
+        return [each["fields"]["top_k"] for each in found], params["top_k"], params["min_p"]
 
-    assert asyncio.run(main()) == ([2, 1], {"top_k": 2})
+    assert asyncio.run(main()) == ([2, 1], 2, 0.05)
 
 
 def test_streams():
@@ -699,6 +700,18 @@ def test_savings_and_losses_of_drafting_are_counters():
     for line in ('saved_seconds_total{cause="draft"} 1.5', 'lost_seconds_total{cause="draft"} 0.25',
                  'lost_seconds_total{cause="reading"} 0.5'):  # fmt: skip
         assert f"specdec:drafting_{line}\n".encode() in metrics.text()
+
+
+def test_gains_are_counted_as_they_are_stated():
+    metrics = Metrics(lambda: 0, lambda: 0)
+    for gain in (Gain("faster", "", 1.5), Gain("none", ""), Gain("faster", "", 2.0), None):
+        metrics.observe(Ended(Delta(), "stop", Statistics(predicted_n=20), gain=gain), 1.0)
+    lines = metrics.text().decode().splitlines()
+    found = [line for line in lines if line.startswith("specdec:drafting_gain")]
+    assert sorted(found) == [
+        'specdec:drafting_gain_total{gain="faster"} 2.0',
+        'specdec:drafting_gain_total{gain="none"} 1.0',
+    ]
 
 
 def scope(path="/v1/echo"):

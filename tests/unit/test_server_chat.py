@@ -382,6 +382,7 @@ def test_a_stream():
     assert [chunk.choices[0].finish_reason for chunk in found] == [None] * (len(found) - 1) + ["stop"]
     assert last.timings["draft_n"] == 6
     assert last.timings["plain_ms"] == 250
+    assert last.timings["gain"] == {"words": "about 1.5 times as fast as without drafts", "times": 1.5}
     assert {(chunk.id, chunk.model, chunk.created) for chunk in found} == {
         (first.id, "tiny.gguf", first.created)
     }

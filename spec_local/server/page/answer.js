@@ -1,9 +1,11 @@
 // An answer as elements: rendered Markdown with the marks of its draft tokens, drawn again while it grows.
 
-import { byId, element } from "./dom.js";
+import { element } from "./dom.js";
 import { highlight, languageOf } from "./highlight.js";
 import { blocksOf, sanitized } from "./markdown.js";
-import { mark, marksCode, order } from "./marks.js";
+import { copyText } from "./clipboard.js";
+import { mark, marksCode, marksText, order } from "./marks.js";
+import { typeset } from "./math.js";
 import { textOf } from "./store.js";
 
 export { hideRejected } from "./marks.js";
@@ -22,7 +24,7 @@ export class FormattedText {
 
   /** running: the text will grow, and only its last blocks are parsed and drawn; else those that have changed. */
   show(spans, running) {
-    const state = `${spans.length} ${running} ${marksCode()}`;
+    const state = `${spans.length} ${running} ${marksText()} ${marksCode()}`;
     if (state === this.shown) return;
     this.shown = state;
     const n_kept = running ? this.n_complete : 0;
@@ -64,7 +66,9 @@ function drawnBlock(block, spans, end, before, growing) {
   for (const code of fragment.querySelectorAll("pre code")) highlight(code, growing);
   mark(fragment, block, spans, end, !growing || marksCode());
   fragment.querySelectorAll("pre").forEach(withCopy);
-  fragment.querySelectorAll("table").forEach(withScrolling);
+  fragment.querySelectorAll("table").forEach((table) => withScrolling(table, "table", "Table"));
+  fragment.querySelectorAll(".math.display").forEach((formula) => withScrolling(formula, "formula", "Formula"));
+  typeset(fragment);
   const nodes = [...fragment.children];
   return { start: block.start, html: block.html, nodes: isSameCode(before?.nodes, nodes) ? grown(before.nodes, nodes) : nodes };
 }
@@ -79,10 +83,10 @@ function withCopy(pre) {
   box.append(pre);
 }
 
-function withScrolling(table) {
-  const box = scrolling(element("div", { class: "table" }), "Table");
-  table.replaceWith(box);
-  box.append(table);
+function withScrolling(wide, kind, name) {
+  const box = scrolling(element("div", { class: kind }), name);
+  wide.replaceWith(box);
+  box.append(wide);
 }
 
 /** Let an element be scrolled with the keyboard. */
@@ -107,20 +111,7 @@ function grown(before, nodes) {
 async function copyCode(event) {
   const button = event.currentTarget;
   const code = button.closest(".code").querySelector("code");
-  const isCopied = await copied(code);
-  const text = isCopied ? "Copied" : "Not allowed here: select it";
-  byId("status").textContent = text;
-  button.textContent = text;
+  const isCopied = await copyText(code.textContent, code);
+  button.textContent = isCopied ? "Copied" : "Selected";
   setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
-}
-
-/** Return whether the text of an element could be copied. */
-async function copied(code) {
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-    return true;
-  } catch {
-    getSelection().selectAllChildren(code);
-    return document.execCommand("copy"); // without a secure connection there is only this
-  }
 }

@@ -4,14 +4,20 @@ import * as api from "./api.js";
 import { untilReady } from "./connection.js";
 import { Meter } from "./statistics.js";
 
+const PATIENCE_MS = 500; // without text, after which the page says what it waits for
+
 export class Answering {
-  /** plain_ms: of a step without draft tokens; undefined: it is not known. */
-  constructor(conversation, turn, plain_ms) {
+  constructor(conversation, turn) {
     this.conversation = conversation;
     this.turn = turn;
-    this.meter = new Meter(plain_ms);
-    this.waiting = ""; // for what
+    this.meter = new Meter();
+    this.reason = ""; // of waiting; "": text has come
     this.controller = new AbortController();
+  }
+
+  /** What the answer waits for, as soon as that takes long; "": nothing. */
+  get waiting() {
+    return this.isLate ? this.reason : "";
   }
 
   stop() {
@@ -26,11 +32,16 @@ export class Answering {
     const { turn } = this;
     const { signal } = this.controller;
     let status;
+    this.reason = "Waiting for the server";
+    const late = setTimeout(() => {
+      this.isLate = true;
+      changed();
+    }, PATIENCE_MS);
     try {
       const stopped = new Promise((resolve) => signal.addEventListener("abort", resolve));
       for (let refused; (refused = await this.ask(body, changed)); signal.throwIfAborted()) {
         const isLoading = refused.status === 503;
-        this.waiting = isLoading ? "Waiting for the models to load" : `The server is busy: asking again in ${refused.retry_s} s`;
+        this.reason = isLoading ? "Waiting for the models to load" : `The server is busy: asking again in ${refused.retry_s} s`;
         changed();
         await Promise.race([isLoading ? untilReady() : seconds(refused.retry_s), stopped]);
       }
@@ -38,7 +49,8 @@ export class Answering {
       if (signal.aborted) turn.ended = "stopped";
       else [turn.error, status] = [error.message, error.status];
     }
-    this.waiting = "";
+    clearTimeout(late);
+    this.reason = "";
     return status;
   }
 
@@ -46,8 +58,8 @@ export class Answering {
   async ask(body, changed) {
     try {
       for await (const chunk of api.chat(body, this.controller.signal)) {
-        this.waiting = "";
-        this.receive(chunk);
+        if (typeof chunk === "string") this.reason &&= doing(chunk);
+        else this.receive(chunk);
         changed();
       }
       return null;
@@ -61,7 +73,9 @@ export class Answering {
     const { turn } = this;
     const mark = chunk.specdec;
     const choice = chunk.choices[0];
+    if (chunk.prompt_progress) this.reason = reading(chunk.prompt_progress);
     if (mark) {
+      this.reason = "";
       this.meter.count(mark);
       const reasoning = choice.delta.reasoning_content ?? "";
       add(turn, mark.spans, reasoning.length);
@@ -69,6 +83,17 @@ export class Answering {
     if (choice?.finish_reason) turn.ended = choice.finish_reason;
     if (chunk.timings) turn.statistics = chunk.timings;
   }
+}
+
+/** What a comment of the server says that it does. */
+function doing(comment) {
+  const loading = /^loading (.*)/.exec(comment)?.[1];
+  return loading ? `Loading ${loading}` : "Waiting for the first token";
+}
+
+function reading({ processed, total }) {
+  const [n, all] = [processed, total].map((number) => number.toLocaleString("en"));
+  return `Reading ${n} of ${all} tokens`;
 }
 
 function seconds(n) {

@@ -2,27 +2,30 @@
 
 import { hideRejected } from "./answer.js";
 import { Answering } from "./answering.js";
+import { copyText } from "./clipboard.js";
 import { Composer } from "./composer.js";
 import { askForKey, connect, refreshCosts, server, startConnection } from "./connection.js";
-import { addTurn, messagesOf, pathOf, previousOf, showVersion, versionsOf } from "./conversation.js";
-import { askForName, listConversations } from "./conversation_list.js";
+import { addTurn, messagesOf, nameOf, pathOf, previousOf, showVersion, versionsOf } from "./conversation.js";
+import { askForName, listConversations, startSearch } from "./conversation_list.js";
+import { addDeleted, deleteWithUndo, settleDeleted, startDeletions, undoDeletions } from "./deletions.js";
 import { byId } from "./dom.js";
 import { download, jsonOf, markdownOf } from "./exports.js";
+import { merge } from "./merging.js";
 import { notify, say } from "./notices.js";
 import { closeCover, openDialog, startPanels } from "./panels.js";
-import { settings, startSettings } from "./settings.js";
+import { fieldsOfRequest, settings, startSettings, switchMarks } from "./settings.js";
 import { shareSpeed } from "./speed_picture.js";
 import { showStatistics } from "./statistics.js";
 import * as store from "./store.js";
 import { TurnView } from "./turn_view.js";
 
-const NAME_LENGTH = 48; // characters of a question that name a conversation
-
 let conversations = [];
 let current; // the conversation that is shown
 let running = null; // an Answering
 const views = new WeakMap(); // by turn
+const ACTIONS = { copy, goOn, regenerate, edit, shareSpeed, showVersion: goToVersion };
 const composer = new Composer(send, () => server.n_ctx);
+const firstScreen = byId("first");
 
 // Conversations
 
@@ -38,14 +41,15 @@ function show(conversation) {
 
 /** Bring the turns on the page into line with the path that is shown; those that stay are not touched. */
 function drawTurns() {
-  const shown = pathOf(current).map((turn) => viewOf(turn).element);
+  const path = pathOf(current);
+  const shown = path.length ? path.map((turn) => viewOf(turn).element) : [firstScreen];
   for (const old of [...byId("turns").children]) if (!shown.includes(old)) old.remove();
   byId("turns").append(...shown.filter((element) => !element.isConnected));
   updateTurns();
 }
 
 function viewOf(turn) {
-  if (!views.has(turn)) views.set(turn, new TurnView(turn, { copy, regenerate, edit, shareSpeed, showVersion: goToVersion }));
+  if (!views.has(turn)) views.set(turn, new TurnView(turn, ACTIONS));
   return views.get(turn);
 }
 
@@ -60,6 +64,7 @@ function updateTurn(turn) {
     running: running?.turn === turn,
     waiting: running?.turn === turn ? running.waiting : "",
     busy: running !== null,
+    isLast: turn === lastTurn(),
     version: versions.indexOf(turn) + 1,
     n_versions: versions.length,
   });
@@ -71,6 +76,7 @@ function drawStatistics() {
 }
 
 function drawList() {
+  document.title = current.name ? `${current.name} · specdec` : "specdec";
   listConversations(conversations, current, { show, rename, remove });
 }
 
@@ -81,7 +87,7 @@ function startConversation() {
     conversations.unshift(empty);
   }
   show(empty);
-  byId("question").focus();
+  composer.focus();
 }
 
 function rename(conversation) {
@@ -92,19 +98,58 @@ function rename(conversation) {
   });
 }
 
-function remove(conversation) {
+function remove(conversation, event) {
   if (running?.conversation === conversation) running.stop();
+  if (conversation.turns.length) deleteWithUndo(conversation);
+  leaveOut(conversation);
+  if (event.detail) composer.focus(byId("new")); // with the keyboard, the focus stays in the list
+}
+
+/** Take a conversation from the list; if it is shown, another one is. */
+function leaveOut(conversation) {
   conversations = conversations.filter((other) => other !== conversation);
-  store.deleteConversation(conversation);
   if (conversation !== current) drawList();
   else if (conversations.length) show(conversations[0]);
   else startConversation();
 }
 
-function save(conversation) {
-  if (!store.saveConversation(conversation)) {
-    notify("The browser's storage is full: this conversation is lost when you close the page. Delete others.");
+function bringBack(restored) {
+  conversations = [...conversations, ...restored].sort((a, b) => b.changed - a.changed);
+  if (restored.length === 1 || !current.turns.length) show(restored[0]);
+  else drawList();
+  composer.focus();
+}
+
+/** Another tab has changed a conversation: what both have added to it stays. stored: null: it has deleted it for good. */
+function onChangeElsewhere(id, stored) {
+  const mine = conversations.find((conversation) => conversation.id === id);
+  settleDeleted(id);
+  if (!stored || stored.deleted) {
+    if (mine && mine !== running?.conversation) leaveOut(mine);
+    return;
   }
+  if (!mine) {
+    conversations = [...conversations, stored].sort((a, b) => b.changed - a.changed);
+    return drawList();
+  }
+  const last = lastTurn();
+  const isBehind = merge(mine, stored);
+  mine.name = stored.name;
+  if (isBehind) save(mine);
+  if (mine === current) {
+    const next = mine.turns.at(-1);
+    const isNext = next !== last && previousOf(mine, next) === last;
+    if (!running && isNext && (next.ended || next.error)) showVersion(mine, next);
+    follow(drawTurns);
+  }
+  drawList();
+}
+
+function save(conversation) {
+  if (store.saveConversation(conversation)) return;
+  const why = store.canStore() ? "The browser's storage is full" : "The browser stores nothing for this page";
+  const advice = store.canStore() ? " Delete others, or export it." : " Export it to keep it.";
+  notify(`${why}: this conversation is lost when you close the page.${advice}`);
 }
 
 function exportAs(type, extension, text) {
@@ -120,7 +165,7 @@ function lastTurn() {
 /** edited: the turn whose question this is another version of, or null. */
 function send({ question, files, edited }) {
   const previous = edited ? previousOf(current, edited) : lastTurn();
-  current.name ||= (question || files[0].name).slice(0, NAME_LENGTH);
+  current.name ||= nameOf(question || files[0].name);
   return answer(addTurn(current, question, files, previous));
 }
 
@@ -130,15 +175,24 @@ function regenerate(turn) {
   if (turn.answer.length || turn.reasoning.length) {
     answer(addTurn(current, turn.question, turn.files, previousOf(current, turn)));
   } else {
-    answer(Object.assign(turn, store.newTurn(turn.question, turn.files, turn.parent)));
+    const { id, question, files, parent } = turn;
+    answer(Object.assign(turn, store.newTurn(question, files, parent), { id }));
   }
   viewOf(lastTurn()).element.focus();
 }
 
-async function answer(turn) {
+/** Let an answer go on that was stopped or cut. */
+function goOn(turn) {
+  if (running) return;
+  Object.assign(turn, { ended: "", error: "" });
+  answer(turn, true);
+  viewOf(turn).element.focus();
+}
+
+async function answer(turn, goesOn = false) {
   const conversation = current;
-  running = new Answering(conversation, turn, server.plain_ms);
-  conversation.changed = Date.now();
+  running = new Answering(conversation, turn);
+  conversation.changed = turn.changed = Date.now();
   conversations = [conversation, ...conversations.filter((other) => other !== conversation)];
   notify("");
   say("Answering");
@@ -148,31 +202,37 @@ async function answer(turn) {
   drawTurns();
   scrollToEnd();
   const path = pathOf(conversation);
-  const body = { model: server.model ?? "any", messages: messagesOf(path.slice(0, path.indexOf(turn) + 1), settings.system) };
-  for (const name of ["temperature", "max_tokens", "seed"]) if (settings[name] !== null) body[name] = settings[name];
-  if (!settings.speculative) body.speculative = false;
-  const status = await running.generate(body, draw);
+  const messages = messagesOf(path.slice(0, path.indexOf(turn) + 1), settings.system, goesOn);
+  const status = await running.generate({ model: server.model ?? "any", messages, ...fieldsOfRequest() }, draw);
   running = null;
   end(conversation, turn, status);
 }
 
 function end(conversation, turn, status) {
   turn.model = server.names;
-  server.plain_ms = turn.statistics?.plain_ms ?? server.plain_ms;
+  turn.changed = Date.now();
   composer.setRunning(false);
-  if (conversations.includes(conversation)) save(conversation); // it may have been deleted meanwhile
+  save(conversation);
   follow(updateTurns);
-  say(turn.error || "The answer is complete.");
+  say(turn.error || (turn.ended === "stopped" ? "Stopped." : "The answer is complete."));
   if (status === 401) askForKey(turn.error);
   else if (server.model && !turn.error) connect(); // it may have been loaded for the answer
   else refreshCosts();
 }
 
 let drawing = false;
+let saidWaiting = "";
+
+/** Say what is waited for, and not each number of it. */
+function sayWaiting(waiting) {
+  const kind = waiting.replace(/^(Reading) .*/, "$1");
+  if (kind && kind !== saidWaiting) say(waiting);
+  saidWaiting = kind;
+}
 
 /** Draw what has arrived, at most once for each picture of the screen. */
 function draw() {
-  if (running.waiting) say(running.waiting);
+  sayWaiting(running.waiting);
   if (drawing || running.conversation !== current) return;
   drawing = true;
   requestAnimationFrame(() => {
@@ -185,12 +245,12 @@ function draw() {
   });
 }
 
-/** Change the turns; where their end is seen, it stays in sight. */
+let isFollowing = true; // the end of the turns stays in sight, until the reader scrolls up
+let lastTop = 0;
+
 function follow(change) {
-  const log = byId("turns");
-  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60; // pixels
   change();
-  if (isAtEnd) scrollToEnd();
+  if (isFollowing) scrollToEnd();
 }
 
 function edit(turn) {
@@ -208,22 +268,23 @@ function goToVersion(turn, number) {
   viewOf(version).element.scrollIntoView({ block: "nearest" });
 }
 
-async function copy(turn) {
-  try {
-    await navigator.clipboard.writeText(store.textOf(turn.answer));
-    say("Copied.");
-  } catch {
-    notify("The browser does not allow copying here: select the text instead.");
-  }
+function copy(turn) {
+  return copyText(store.textOf(turn.answer), viewOf(turn).answer);
 }
 
 function scrollToEnd() {
   const log = byId("turns");
   log.scrollTop = log.scrollHeight;
+  isFollowing = true;
 }
 
 /** What hovers over the turns goes; that of the place that has the focus, to which the arrow keys scroll, moves along. */
 function onScroll() {
+  const { scrollTop, scrollHeight, clientHeight } = byId("turns");
+  const left = scrollHeight - scrollTop - clientHeight; // pixels below
+  if (scrollTop < lastTop) isFollowing = left < 2;
+  else if (left < 60) isFollowing = true;
+  lastTop = scrollTop;
   hideRejected();
   if (document.activeElement.matches(".corrected")) document.activeElement.dispatchEvent(new FocusEvent("focus"));
 }
@@ -237,10 +298,15 @@ const SHORTCUTS = {
   r: () => lastTurn() && regenerate(lastTurn()),
   e: () => lastTurn() && edit(lastTurn()),
   c: () => lastTurn() && copy(lastTurn()),
+  m: () => {
+    switchMarks();
+    updateTurns();
+    say(settings.marks ? "Draft tokens are marked." : "Draft tokens are not marked.");
+  },
 };
 
 function onKey(event) {
-  if (document.querySelector("dialog[open]")) return;
+  if (document.querySelector("dialog[open]") || event.isComposing || event.keyCode === 229) return;
   if (event.key === "Escape") {
     hideRejected();
     if (closeCover()) return;
@@ -249,23 +315,42 @@ function onKey(event) {
     return;
   }
   const typing = event.target.matches("input, textarea, select");
+  if (!typing && event.key === "z" && (event.ctrlKey || event.metaKey)) return undoDeletions();
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !SHORTCUTS[event.key]) return;
   event.preventDefault();
   SHORTCUTS[event.key]();
 }
 
 function start() {
-  byId("stop").addEventListener("click", () => running?.stop());
+  byId("stop").addEventListener("click", (event) => {
+    if (composer.isSecondClick(event)) composer.focus();
+    else running?.stop();
+  });
+  for (const button of firstScreen.querySelectorAll("button")) {
+    button.addEventListener("click", () => {
+      if (!running) send({ question: button.textContent, files: [], edited: null });
+      composer.focus(byId("stop"));
+    });
+  }
   byId("new").addEventListener("click", startConversation);
   byId("export-markdown").addEventListener("click", () => exportAs("text/markdown", "md", markdownOf(current)));
   byId("export-json").addEventListener("click", () => exportAs("application/json", "json", jsonOf(current, settings.system)));
   byId("help-button").addEventListener("click", () => openDialog(byId("help")));
   document.addEventListener("keydown", onKey);
   byId("turns").addEventListener("scroll", onScroll);
-  addEventListener("pagehide", () => running && store.saveConversation(running.conversation));
+  addEventListener("pagehide", () => {
+    if (!running) return;
+    running.turn.changed = Date.now();
+    store.saveConversation(running.conversation);
+  });
   startPanels();
   startSettings(updateTurns);
-  conversations = store.loadConversations().conversations;
+  startSearch(drawList);
+  startDeletions(bringBack);
+  store.watchConversations(onChangeElsewhere);
+  const stored = store.loadConversations();
+  conversations = stored.filter(({ deleted }) => !deleted);
+  stored.filter(({ deleted }) => deleted).forEach(addDeleted);
   const last = conversations.find((conversation) => conversation.id === store.loadCurrent());
   if (last) show(last);
   else startConversation();
@@ -273,3 +358,4 @@ function start() {
 }
 
 start();
+byId("failed").remove();

@@ -4,6 +4,9 @@ import { byId } from "./dom.js";
 import { bytesOf, chip, mostBytes, readFile } from "./files.js";
 import { notify } from "./notices.js";
 
+const SAFARI_MS = 50; // within which Safari reports the key that ended a composition
+const DOUBLE_CLICK_MS = 500;
+
 export class Composer {
   /** send: called with {question, files, edited}, where edited is a turn or null; n_ctx: returns the context's tokens. */
   constructor(send, n_ctx) {
@@ -37,9 +40,21 @@ export class Composer {
     const [hidden, shown] = isRunning ? [byId("send"), byId("stop")] : [byId("stop"), byId("send")];
     const hadFocus = document.activeElement === hidden;
     this.isRunning = isRunning;
+    this.changed = performance.now();
     hidden.hidden = true;
     shown.hidden = false;
-    if (hadFocus) shown.focus();
+    if (hadFocus) this.focus(shown);
+  }
+
+  /** Go on writing. Where that would bring up the keyboard of a phone, another element gets the focus. */
+  focus(other) {
+    if (matchMedia("(pointer: coarse)").matches) other?.focus();
+    else this.field.focus();
+  }
+
+  /** Return whether a click is the second one of a double click on "Send", in whose place "Stop" is now. */
+  isSecondClick({ detail }) {
+    return detail > 1 && performance.now() - this.changed < DOUBLE_CLICK_MS;
   }
 
   write({ question, files }) {
@@ -97,23 +112,42 @@ export class Composer {
       event.preventDefault();
       this.submit();
     });
-    this.field.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.submit();
-    });
+    this.listenToKeys();
     this.field.addEventListener("input", () => this.grow());
     byId("editing").querySelector("button").addEventListener("click", () => {
       this.stopEditing();
       this.field.focus();
     });
     byId("attach").addEventListener("click", () => chooser.click());
+    this.field.addEventListener("paste", (event) => {
+      const { files, types } = event.clipboardData;
+      if (!files.length || types.includes("text/plain")) return; // cells of a table come as a picture, too
+      event.preventDefault();
+      this.attach([...files]);
+    });
     chooser.addEventListener("change", async () => {
       await this.attach(chooser.files);
       chooser.value = ""; // so that the same file can be chosen again
       this.field.focus();
     });
     this.listenToDrops();
+  }
+
+  /**
+   * Enter sends, but not the one that ends a composition of an input method: its code is 229, and in Safari it comes
+   * after the composition has ended.
+   */
+  listenToKeys() {
+    let ended = -Infinity; // when a composition ended whose key has not come
+    this.field.addEventListener("compositionend", ({ timeStamp }) => (ended = timeStamp));
+    this.field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey) return;
+      const isOfComposition = event.isComposing || event.keyCode === 229 || event.timeStamp - ended < SAFARI_MS;
+      ended = -Infinity;
+      if (isOfComposition) return;
+      event.preventDefault();
+      if (!event.repeat) this.submit();
+    });
   }
 
   /** Files may be dropped anywhere on the page; without this, the browser would leave it to show them. */

@@ -11,10 +11,10 @@ const LEARNING_MS = 10_000; // between two looks at what a head has learned
 
 /**
  * What is known of the server. model: the chosen one if there are several, or null; names: of the model and its
- * draft, for people; n_ctx: tokens of its context; costs, learning: what /costs and /learning returned; plain_ms: of a
- * step without draft tokens, measured by the server, or in the last answer.
+ * draft, for people; n_ctx: tokens of its context; defaults: settings of an answer that sets none; costs,
+ * learning: what /costs and /learning returned.
  */
-export const server = { model: null, names: "", n_ctx: undefined, costs: null, learning: null, plain_ms: undefined };
+export const server = { model: null, names: "", n_ctx: undefined, defaults: {}, costs: null, learning: null };
 let onChange;
 
 /** changed: called when something is known that was not. */
@@ -43,6 +43,7 @@ async function look() {
     const says = (...parts) => parts.filter(Boolean).join(", ");
     server.names = says(server.model ?? props.model, draft);
     server.n_ctx = props.n_ctx;
+    server.defaults = props.default_generation_settings?.params ?? {};
     const shown = says(!server.model && props.model, draft); // the list shows which one is chosen
     byId("model").textContent = `${shown && `${shown} · `}${props.n_ctx} tokens of context`;
     byId("model").title = `${byId("model").textContent} · specdec ${props.version}`;
@@ -71,7 +72,6 @@ function chooseModel() {
   saveModel(server.model);
   server.costs = null;
   server.learning = null;
-  server.plain_ms = undefined;
   onChange();
   connect();
 }
@@ -84,8 +84,6 @@ function query() {
 export async function refreshCosts() {
   try {
     server.costs = await api.get(`costs${query()}`);
-    const plain = server.costs.main?.find(([n]) => n === 1);
-    if (plain) server.plain_ms ??= 1e3 * plain[1];
     onChange();
     await refreshLearning();
   } catch {

@@ -37,13 +37,27 @@ export function showVersion(conversation, turn) {
   }
 }
 
-/** The messages of turns, for the server. system: the system message, "": none. */
-export function messagesOf(turns, system) {
+const NAME_LENGTH = 48; // characters of a question that name a conversation
+
+/** The name of a conversation that begins with a question. */
+export function nameOf(question) {
+  const words = question.trim().replace(/\s+/g, " ");
+  const characters = [...new Intl.Segmenter().segment(words)].map(({ segment }) => segment);
+  return characters.length > NAME_LENGTH ? `${characters.slice(0, NAME_LENGTH - 1).join("").trim()}…` : words;
+}
+
+/** The messages of turns, for the server. system: the system message, "": none; goesOn: the last answer does. */
+export function messagesOf(turns, system, goesOn = false) {
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
     messages.push({ role: "user", content: messageOf(turn) });
     const content = textOf(turn.answer);
     if (content || turn.ended) messages.push({ role: "assistant", content });
+  }
+  if (goesOn) {
+    const { answer, reasoning } = turns.at(-1);
+    if (messages.at(-1).role === "user") messages.push({ role: "assistant", content: textOf(answer) });
+    messages.at(-1).reasoning_content = textOf(reasoning);
   }
   return messages;
 }

@@ -6,12 +6,27 @@ import { messageOf } from "./files.js";
 import { summary } from "./statistics.js";
 import { textOf } from "./store.js";
 
-/** Give a user a file. name: of a conversation or the like; characters that files may not have are left out. */
+const LONGEST = 120; // bytes of a file's name, which leave room for those that encrypted folders add
+const RESERVED = /^(?:con|prn|aux|nul|com\d|lpt\d)(?=\.|$)/i; // names of devices, on Windows
+const FORBIDDEN = /[\\/:*?"<>|\p{Cc}\p{Cs}\u200e\u200f\u202a-\u202e\u2066-\u2069]+/gu; // in names of files
+
+/** Give a user a file. name: of a conversation or the like. */
 export function download(blob, name, extension) {
   const address = URL.createObjectURL(blob);
-  const safe = name.replace(/[^\p{L}\p{N} ._-]/gu, "").trim() || "conversation";
-  element("a", { href: address, download: `${safe}.${extension}` }).click();
+  element("a", { href: address, download: `${fileName(name)}.${extension}` }).click();
   URL.revokeObjectURL(address);
+}
+
+/** A name as that of a file, without its extension, for all systems. */
+export function fileName(name) {
+  let [safe, n_bytes] = ["", 0];
+  for (const { segment } of new Intl.Segmenter().segment(name.replace(FORBIDDEN, " ").replace(/\s+/g, " "))) {
+    n_bytes += new TextEncoder().encode(segment).length;
+    if (n_bytes > LONGEST) break;
+    safe += segment;
+  }
+  safe = safe.replace(/^[. ]+|[. ]+$/g, "");
+  return RESERVED.test(safe) ? `_${safe}` : safe || "conversation";
 }
 
 /** The turns that are shown, as Markdown. */

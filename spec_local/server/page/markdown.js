@@ -4,6 +4,7 @@
 
 import "./vendor/markdown-it.umd.min.js";
 import "./vendor/purify.min.js";
+import { blockFormula, inlineFormula } from "./formulas.js";
 import { completed, held } from "./unfinished.js";
 
 const { markdownit, DOMPurify } = globalThis;
@@ -25,6 +26,8 @@ const SANITIZED = {
 
 const markdown = markdownit({ html: true, linkify: true }).disable(["html_block", "fragments_join", "text_join"]);
 markdown.core.ruler.disable("linkify"); // only addresses with a scheme, which a rule of the same name finds
+markdown.inline.ruler.before("escape", "math", inlineFormula);
+markdown.block.ruler.before("fence", "math", blockFormula, { alt: ["paragraph", "reference", "blockquote", "list"] });
 markdown.validateLink = (address) => LINK.test(address);
 
 /** The state of inline rules, whose tokens know where they begin: `places`, roughly, until it is `located`. */
@@ -52,14 +55,14 @@ markdown.inline.State = class extends markdown.inline.State {
  */
 export function blocksOf(text, { base = 0, running = false } = {}) {
   const shown = running ? held(text) : text;
-  let tokens = markdown.parse(shown, {});
+  let tokens = markdown.parse(shown, { running });
   const groups = [...grouped(tokens)];
   let lines = linesOf(shown, base);
   const n_complete = Math.max(0, groups.length - 1);
   const next = groups.length ? lines[groups.at(-1)[0].map[0]].start : base;
   const complete = running ? completed(shown, tokens) : shown;
   if (complete !== shown) {
-    tokens = markdown.parse(complete, {});
+    tokens = markdown.parse(complete, { running });
     lines = linesOf(complete, base);
   }
   locate(tokens, lines);
@@ -147,6 +150,13 @@ function named(token, env) {
 rules.text = (tokens, i, options, env) => `<span ${named(tokens[i], env)}>${escaped(tokens[i].content)}</span>`;
 
 rules.code_inline = (tokens, i, options, env) => `<code ${named(tokens[i], env)}>${escaped(tokens[i].content)}</code>`;
+
+rules.math = (tokens, i, options, env) => {
+  const { content, block, markup } = tokens[i];
+  const kind = markup === "$$" || markup === "\\[" ? "math display" : "math";
+  const formula = `<code class="${kind}" ${named(tokens[i], env)}>${escaped(content)}</code>`;
+  return block ? `<p>${formula}</p>\n` : formula;
+};
 
 rules.softbreak = () => '<span class="line-end">\n</span>';
 

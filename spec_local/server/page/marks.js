@@ -14,7 +14,7 @@ export function mark(root, block, spans, end, inCode) {
   for (const holder of holders) {
     const places = block.texts[holder.dataset.text];
     holder.removeAttribute("data-text");
-    if (!inCode && holder.matches("pre code")) {
+    if (holder.matches(".math") || (!inCode && holder.matches("pre code"))) {
       marker.skip(places);
       continue;
     }
@@ -106,12 +106,17 @@ function place(text, rejected) {
 
 /** Make the places one stop for Tab; arrows go on from it. Those in code are left out where they are not shown. */
 export function order(parent) {
-  placesIn(parent).forEach((place, i) => (place.tabIndex = i ? -1 : 0));
+  placesIn(parent).forEach((place, i) => (place.tabIndex = i || !marksText() ? -1 : 0));
 }
 
 /** Return whether marks in code are shown. */
 export function marksCode() {
   return document.body.classList.contains("marked-code");
+}
+
+/** Return whether marks are shown at all. */
+export function marksText() {
+  return document.body.classList.contains("marked");
 }
 
 function placesIn(parent) {

@@ -3,7 +3,7 @@
 import { byId, shape } from "./dom.js";
 import { download } from "./exports.js";
 import { openDialog } from "./panels.js";
-import { ofDrafts, speedup, summary, tokensPerSecond } from "./statistics.js";
+import { ofDrafts, summary, tokensPerSecond } from "./statistics.js";
 
 const [WIDTH, HEIGHT] = [1200, 630]; // pixels: the shape that most programs show whole
 const MARGIN = 80;
@@ -11,11 +11,17 @@ const LONGEST = 560; // of the bars, which leaves room for their texts
 const [PAGE, TEXT, QUIET, ACCENT, TRACK] = ["#14171a", "#e4e7ea", "#9aa4af", "#4cb96a", "#363c43"];
 const MOST_CHARACTERS = 64; // of the models' names, which then fit
 
-/** An SVG picture that needs no style sheet. models: names of the main and the draft model. */
+/** An SVG picture that needs no style sheet. statistics: of an answer that was faster; models: names of the main and the draft model. */
 export function speedPicture(statistics, models) {
   const write = (x, y, size, fill, text, more = {}) => shape("text", { x, y, "font-size": size, fill, ...more }, text);
   const speed = statistics.predicted_per_second;
-  const times = speedup(statistics);
+  const { times, words } = statistics.gain;
+  const plain = speed / times;
+  const bar = (y, value, fill, text) => {
+    const width = (LONGEST * value) / speed;
+    const rect = shape("rect", { x: MARGIN, y, width, height: 40, rx: 6, fill });
+    return [rect, write(MARGIN + width + 18, y + 30, 26, QUIET, text)];
+  };
   const names = models.length > MOST_CHARACTERS ? `${models.slice(0, MOST_CHARACTERS - 1)}…` : models;
   const drawn = [
     shape("rect", { width: WIDTH, height: HEIGHT, fill: PAGE }),
@@ -23,19 +29,10 @@ export function speedPicture(statistics, models) {
     write(MARGIN, 150, 28, QUIET, names),
     write(MARGIN, 290, 120, TEXT, tokensPerSecond(speed), { "font-weight": "bold" }),
     write(MARGIN, 555, 28, QUIET, `${statistics.predicted_n} tokens · draft tokens accepted: ${ofDrafts(statistics)}`),
+    write(MARGIN, 352, 38, ACCENT, words),
+    ...bar(390, speed, ACCENT, `with draft tokens ${tokensPerSecond(speed)}`),
+    ...bar(446, plain, TRACK, `without ${tokensPerSecond(plain)}`),
   ];
-  if (times) {
-    const plain = speed / times;
-    const most = Math.max(speed, plain);
-    const bar = (y, value, fill, text) => {
-      const width = (LONGEST * value) / most;
-      const rect = shape("rect", { x: MARGIN, y, width, height: 40, rx: 6, fill });
-      return [rect, write(MARGIN + width + 18, y + 30, 26, QUIET, text)];
-    };
-    drawn.push(write(MARGIN, 352, 38, ACCENT, `${times.toFixed(1)} times as fast as plain decoding`));
-    drawn.push(...bar(390, speed, ACCENT, `with draft tokens ${tokensPerSecond(speed)}`));
-    drawn.push(...bar(446, plain, TRACK, `without ${tokensPerSecond(plain)}`));
-  }
   const size = { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT };
   return shape("svg", { ...size, role: "img", "font-family": "system-ui, sans-serif" }, ...drawn);
 }

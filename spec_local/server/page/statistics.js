@@ -12,11 +12,10 @@ const LEARNED = [
 
 /** Counts the tokens of a running answer; the same fields as the server's `timings`. */
 export class Meter {
-  /** plain_ms: of a step without draft tokens; undefined: it is not known. */
-  constructor(plain_ms) {
+  constructor() {
     this.started = 0;
     this.values = { predicted_n: 0, predicted_per_second: 0, steps_n: 0, draft_n: 0, draft_n_accepted: 0 };
-    this.values = { ...this.values, tested_at: [], accepted_at: [], steps_by: {}, plain_ms };
+    this.values = { ...this.values, tested_at: [], accepted_at: [], steps_by: {} };
   }
 
   /** Count a step. mark: the object `specdec` of a chunk; now: in milliseconds. */
@@ -38,12 +37,6 @@ export class Meter {
   }
 }
 
-/** How many times as fast as without drafts; undefined: it is not known. */
-export function speedup(statistics) {
-  if (!statistics.plain_ms || !statistics.predicted_per_second) return undefined;
-  return (statistics.predicted_per_second * statistics.plain_ms) / 1e3;
-}
-
 export function tokensPerSecond(value) {
   return `${number(value)} tokens/s`;
 }
@@ -57,8 +50,7 @@ export function ofDrafts({ draft_n, draft_n_accepted }) {
 export function summary(statistics) {
   const parts = [`${statistics.predicted_n} tokens`];
   if (statistics.predicted_per_second) parts.push(tokensPerSecond(statistics.predicted_per_second));
-  const times = speedup(statistics);
-  if (times) parts.push(`${times.toFixed(1)}× plain decoding`);
+  if (statistics.gain) parts.push(statistics.gain.words);
   if (statistics.draft_n) parts.push(`${percent(statistics.draft_n_accepted / statistics.draft_n)} of drafts accepted`);
   return parts.join(" · ");
 }
@@ -77,12 +69,11 @@ function hint() {
 }
 
 function ofAnswer(statistics) {
-  const times = speedup(statistics);
   const speed = statistics.predicted_per_second ? number(statistics.predicted_per_second) : "…";
   const { steps_n, predicted_n } = statistics;
   return [
     element("p", { class: "speed" }, element("strong", {}, speed), " tokens/s"),
-    element("p", { class: "note" }, times ? `${times.toFixed(1)}× plain decoding` : " "),
+    element("p", { class: "note" }, statistics.gain?.words ?? " "),
     section(
       "Draft tokens",
       table([

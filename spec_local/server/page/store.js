@@ -1,10 +1,12 @@
 // What the browser keeps: settings and conversations. Damaged data is left out, and a full storage reported.
 //
-// A conversation is {id, name, changed, turns, last}; a turn is {question, files, reasoning, answer, statistics, model,
-// ended, error, parent}. `parent` is the index in `turns` of the turn before it, -1: none, and `last` that of the last
-// turn that is shown: see conversation.js. `files` are {name, text}. `reasoning` and `answer` are lists of spans {text,
-// kind, rejected}, as the server sends them. `changed` is in milliseconds. Each conversation has a key of its own, so
-// that two tabs do not overwrite each other's.
+// A conversation is {id, name, changed, deleted, turns, last}; a turn is {id, changed, question, files, reasoning,
+// answer, statistics, model, ended, error, parent}. `parent` is the index in `turns` of the turn before it, -1: none, and
+// `last` that of the last turn that is shown: see conversation.js. `files` are {name, text}. `reasoning` and `answer` are
+// lists of spans {text, kind, rejected}, as the server sends them. `changed` and `deleted` (0: it is not) are in
+// milliseconds. Each conversation has a key of its own, and what two tabs add to one of them is merged.
+
+import { merge } from "./merging.js";
 
 const SETTINGS = "specdec.settings";
 const CURRENT = "specdec.current";
@@ -14,10 +16,13 @@ const CONVERSATION = "specdec.conversation.";
 export const DEFAULTS = {
   system: "",
   temperature: null,
+  top_p: null,
+  min_p: null,
   max_tokens: null,
   seed: null,
+  stop: "",
   speculative: true,
-  marks: true,
+  marks: false,
   marks_in_code: false,
   theme: "",
 };
@@ -33,21 +38,34 @@ export function loadSettings() {
   return settings;
 }
 
+/** changed: called when another tab has saved settings. */
+export function watchSettings(changed) {
+  addEventListener("storage", ({ key }) => key === SETTINGS && changed());
+}
+
 export function saveSettings(settings) {
   return write(SETTINGS, settings);
 }
 
-/** Return the conversations, newest first, and the number of damaged ones, which stay as they are. */
+/** Return the conversations, also deleted ones, newest first; damaged ones stay as they are. */
 export function loadConversations() {
   const stored = keys().filter((name) => name.startsWith(CONVERSATION)).map(read);
-  const conversations = stored.map(conversationFrom).filter(Boolean);
-  conversations.sort((a, b) => b.changed - a.changed);
-  return { conversations, damaged: stored.length - conversations.length };
+  return stored.map(conversationFrom).filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
 
-/** Return whether there was room for it. */
+/** Save a conversation with what another tab has added to it; return whether there was room for it. */
 export function saveConversation(conversation) {
+  const stored = conversationFrom(read(CONVERSATION + conversation.id));
+  if (stored) merge(conversation, stored);
   return write(CONVERSATION + conversation.id, conversation);
+}
+
+/** changed: called with the id of a conversation that another tab has changed, and what it is now, or null. */
+export function watchConversations(changed) {
+  addEventListener("storage", ({ key }) => {
+    // What is stored now may be newer than the value of the event.
+    if (key?.startsWith(CONVERSATION)) changed(key.slice(CONVERSATION.length), conversationFrom(read(key)));
+  });
 }
 
 export function deleteConversation(conversation) {
@@ -59,22 +77,36 @@ export function deleteConversation(conversation) {
 }
 
 export function newConversation() {
-  const random = crypto.getRandomValues(new Uint32Array(2));
-  return { id: [...random].map((n) => n.toString(36)).join(""), name: "", changed: Date.now(), turns: [], last: -1 };
+  return { id: newId(), name: "", changed: Date.now(), deleted: 0, turns: [], last: -1 };
+}
+
+function newId() {
+  const random = crypto.getRandomValues(new Uint32Array(2)); // `randomUUID` needs https
+  return [...random].map((n) => n.toString(36)).join("");
 }
 
 /** A turn without an answer. parent: the index of the turn before it, -1: none. */
 export function newTurn(question, files, parent) {
-  return { question, files, reasoning: [], answer: [], statistics: null, model: "", ended: "", error: "", parent };
+  const answer = { reasoning: [], answer: [], statistics: null, model: "", ended: "", error: "" };
+  return { id: newId(), changed: Date.now(), question, files, ...answer, parent };
 }
 
-/** The id of the conversation that was shown last. */
+/** The id of the conversation that was shown last, in this tab if it was loaded again. */
 export function loadCurrent() {
-  return read(CURRENT);
+  try {
+    return sessionStorage.getItem(CURRENT) ?? read(CURRENT);
+  } catch {
+    return null; // the browser allows no storage
+  }
 }
 
 export function saveCurrent(conversation) {
   write(CURRENT, conversation.id);
+  try {
+    sessionStorage.setItem(CURRENT, conversation.id);
+  } catch {
+    // As above.
+  }
 }
 
 /** The text of spans. */
@@ -92,6 +124,11 @@ export function saveModel(name) {
 }
 
 // The storage itself
+
+/** Return whether the browser keeps anything at all. */
+export function canStore() {
+  return write("specdec.test", "") && (localStorage.removeItem("specdec.test"), true);
+}
 
 function keys() {
   try {
@@ -125,10 +162,11 @@ function conversationFrom(stored) {
   const turns = stored.turns.map(turnFrom);
   if (turns.includes(null)) return null;
   const last = Number.isInteger(stored.last) && turns[stored.last] ? stored.last : turns.length - 1;
-  return { id: stored.id, name: String(stored.name ?? ""), changed: Number(stored.changed) || 0, turns, last };
+  const [changed, deleted] = [stored.changed, stored.deleted].map((ms) => Number(ms) || 0);
+  return { id: stored.id, name: String(stored.name ?? ""), changed, deleted, turns, last };
 }
 
-/** Before there were versions and files, each turn followed the one at the index before its own. */
+/** Before there were versions and files, each turn followed the one at the index before its own, and had no id. */
 function turnFrom(stored, index) {
   if (!isObject(stored) || typeof stored.question !== "string") return null;
   if (![stored.reasoning, stored.answer].every((spans) => Array.isArray(spans) && spans.every(isSpan))) return null;
@@ -137,8 +175,8 @@ function turnFrom(stored, index) {
   if (!Number.isInteger(parent) || parent < -1 || parent >= index) return null;
   const statistics = isStatistics(stored.statistics) ? stored.statistics : null;
   const [model, ended, error] = [stored.model, stored.ended, stored.error].map((text) => String(text ?? ""));
-  const lost = ended || error ? error : "The page was closed before the answer ended.";
-  return { question, files, reasoning, answer, statistics, model, ended, error: lost, parent };
+  const [id, changed] = [String(stored.id ?? index), Number(stored.changed) || 0];
+  return { id, changed, question, files, reasoning, answer, statistics, model, ended, error, parent };
 }
 
 function isSpan(span) {
@@ -157,6 +195,7 @@ function isStatistics(value) {
     isObject(value.steps_by) &&
     Object.values(value.steps_by).every(Number.isFinite) &&
     numbers.every((name) => Number.isFinite(value[name])) &&
+    (value.gain === undefined || (isObject(value.gain) && typeof value.gain.words === "string")) &&
     lists.every((name) => value[name] === undefined || (Array.isArray(value[name]) && value[name].every(Number.isFinite)))
   );
 }

@@ -12,20 +12,23 @@ const ENDINGS = {
   length: "The answer reached the maximum number of tokens.",
 };
 
+const LOST = "The page was closed before the answer ended, or another tab still shows it.";
+
 const REST = 4; // while an answer runs, drawing it takes a fifth of the time at most: the model needs the processor
 
 export class TurnView {
-  /** actions: what the buttons do: copy, regenerate, edit, shareSpeed and showVersion, each called with the turn. */
+  /** actions: what the buttons do: copy, goOn, regenerate, edit, shareSpeed and showVersion, each called with the turn. */
   constructor(turn, actions) {
     this.turn = turn;
     this.actions = actions;
     this.reasoning = element("div");
     this.details = element("details", { class: "reasoning" }, element("summary", {}, "Reasoning"), this.reasoning);
     this.answer = element("div", { class: "answer" });
+    this.waiting = element("p", { class: "waiting", hidden: true });
     this.footer = element("footer");
-    const question = element("div", { class: "question" }, turn.question, ...turn.files.map(sentFile));
+    const question = element("div", { class: "question", dir: "auto" }, turn.question, ...turn.files.map(sentFile));
     const name = `Question: ${turn.question || turn.files[0]?.name}`;
-    this.element = element("article", { "aria-label": name, tabindex: -1 }, question, this.details, this.answer, this.footer);
+    this.element = element("article", { "aria-label": name, tabindex: -1 }, question, this.details, this.waiting, this.answer, this.footer);
     this.clear();
   }
 
@@ -41,7 +44,8 @@ export class TurnView {
 
   /**
    * Show the turn as it is now, or soon, if drawing has just taken long. running: its answer is; waiting: for
-   * what; busy: some answer is running; version, n_versions: which version of the turn it is, from 1.
+   * what; busy: some answer is running; isLast: of the turns that are shown; version, n_versions: which version of the
+   * turn it is, from 1.
    */
   update(state) {
     clearTimeout(this.timer);
@@ -57,6 +61,8 @@ export class TurnView {
     } else {
       this.timer = setTimeout(() => this.update(state), this.due - now);
     }
+    this.waiting.textContent = state.waiting && `${state.waiting} …`;
+    this.waiting.hidden = !state.waiting;
     this.details.hidden = !turn.reasoning.length;
     this.foldReasoning(running);
     this.element.classList.toggle("running", running);
@@ -77,9 +83,9 @@ export class TurnView {
     this.answering = answering;
   }
 
-  *notes({ waiting }) {
-    const { error, ended, statistics } = this.turn;
-    if (waiting) yield element("p", { class: "note" }, `${waiting} …`);
+  *notes({ running }) {
+    const { ended, statistics } = this.turn;
+    const error = this.turn.error || (!ended && !running && LOST);
     if (error) yield element("p", { class: "error" }, error);
     else if (ENDINGS[ended]) yield element("p", { class: "note" }, ENDINGS[ended]);
     if (statistics) yield element("p", { class: "note" }, summary(statistics));
@@ -87,15 +93,17 @@ export class TurnView {
     if (parts.some((part) => part.querySelector(".accepted, .corrected"))) yield legend();
   }
 
-  *buttons({ busy, version, n_versions }) {
+  *buttons({ busy, isLast, version, n_versions }) {
     const { turn, actions } = this;
     const button = (name, action) => element("button", { type: "button", class: "quiet", click: () => action(turn) }, name);
     if (turn.answer.length) yield button("Copy", actions.copy);
     if (!busy) {
-      yield button(turn.error ? "Retry" : "Regenerate", actions.regenerate);
+      const isCut = turn.ended !== "stop" && (turn.answer.length || turn.reasoning.length);
+      if (isLast && isCut) yield button("Continue", actions.goOn);
+      yield button(turn.error || !turn.ended ? "Retry" : "Regenerate", actions.regenerate);
       yield button("Edit question", actions.edit);
     }
-    if (turn.statistics?.predicted_per_second) yield button("Share speed", actions.shareSpeed);
+    if (turn.statistics?.gain?.times) yield button("Share speed", actions.shareSpeed);
     if (n_versions > 1 && !busy) yield versionSwitch(version, n_versions, (number) => actions.showVersion(turn, number));
   }
 }

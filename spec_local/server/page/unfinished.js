@@ -5,6 +5,7 @@
 // head, or a fence. Each beginning of such a line is one, too.
 const HELD = /^[ \t>]*(?![ \t>])(?:[-+*=#_~`|:\s]*|\d{1,9}[.)]?\s*|(?:[-+*]|\d{1,9}[.)])\s+\d{1,9}[.)]?|(?:`{3,}|~{3,})[^`]*)$/;
 
+const MATHS = /\$\$[^]+?\$\$|\$(?=\S)[^$\n`]*\S\$|\\\([^]+?\\\)|\\\[[^]+?\\\]/g; // formulas that have ended
 const LONGEST = 10_000; // characters of a paragraph whose markup is closed: some time is quadratic in them
 
 // Ends that show what they are when more has come: of an escape, an entity, a tag, an address, or struck text.
@@ -36,7 +37,7 @@ export function completed(text, tokens) {
 /** How many characters of an inline text's end do not show what they are, and what closes the rest. */
 function endOf(content) {
   const blank = (found) => "x".repeat(found.length);
-  let text = content.replace(/\\[^]/g, blank).replace(/(?<!`)(`+)(?!`)[^]*?(?<!`)\1(?!`)/g, blank);
+  let text = content.replace(MATHS, blank).replace(/\\[^]/g, blank).replace(/(?<!`)(`+)(?!`)[^]*?(?<!`)\1(?!`)/g, blank);
   let closers = "";
   let cut = 0;
   const code = /(?<!`)(`+)(?!`)([^`]*)(`*)$/.exec(text);

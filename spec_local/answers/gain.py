@@ -1,0 +1,47 @@
+"""What drafts gained in an answer, and when that may be stated."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from spec_local.engine.events import Statistics
+from spec_local.settings import GenerationSettings
+
+if TYPE_CHECKING:
+    from spec_local.session import Session
+
+_FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
+_ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What drafts gained in an answer against plain decoding on this machine.
+
+    Attributes:
+        kind: ``none``: there were no drafts.
+        words: for people.
+        times: how many times as fast the answer was; None: no number is stated.
+    """
+
+    kind: Literal["faster", "same", "slower", "none"]
+    words: str
+    times: float | None = None
+
+
+def gain_of(session: "Session", settings: GenerationSettings, s: Statistics) -> Gain | None:
+    """Return what drafts gained in an answer with these settings.
+
+    None: no drafts were asked for, the costs of calls have not been measured, or the answer is too short.
+    """
+    plain = session.plain_seconds
+    if not plain or s.predicted_n < _FEWEST or not s.predicted_s or not session.proposers(settings):
+        return None
+    if not s.draft_n:
+        why = "none promised a gain" if session.draft else "no draft model, and no earlier text recurred"
+        return Gain("none", f"no drafts ({why})")
+    speed = s.predicted_n * plain / s.predicted_s
+    if speed < 1.0 - _ABOUT_EQUAL:  # the policy bounds what drafts may lose: it is the machine
+        return Gain("slower", "slower than usual: the machine may be busy or hot")
+    if speed < 1.0 + _ABOUT_EQUAL:
+        return Gain("same", "about as fast as without drafts")
+    return Gain("faster", f"about {speed:.1f} times as fast as without drafts", round(speed, 1))
