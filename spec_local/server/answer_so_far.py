@@ -1,8 +1,11 @@
 """Accumulates a streaming answer."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic_core import from_json
 
 from spec_local.core.text import printable
 from spec_local.engine.events import Statistics
@@ -146,3 +149,20 @@ class Blocks:
 
 def _with(call: "ToolCall", arguments: str) -> "ToolCall":
     return replace(call, arguments=call.arguments + arguments)
+
+
+def arguments_of(call: "ToolCall") -> dict[str, Any]:
+    """The arguments of a call as an object that can be written as JSON again.
+
+    What is complete of them if they are cut.
+    """
+    try:
+        try:
+            value = json.loads(call.arguments)
+        except ValueError:
+            value = from_json(call.arguments, allow_partial="trailing-strings")
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        value = json.loads(text.encode(errors="replace"))  # escapes may make half characters
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": call.arguments}

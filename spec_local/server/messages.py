@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import from_json
 
 from spec_local.chat.messages import Message
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
-from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
+from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind, arguments_of
 from spec_local.server.chat_body import (
     Function,
     Name,
@@ -266,7 +265,7 @@ class Messages(Exchange):
                 case ("arguments", text):
                     yield self._delta("input_json_delta", "partial_json", text)
                 case ("close call", call):
-                    self._content[-1]["input"] = _json_object(call.arguments)
+                    self._content[-1]["input"] = arguments_of(call)
                     yield self._event("stop")
         if self._answer.ended:
             message = self._message()
@@ -275,7 +274,7 @@ class Messages(Exchange):
             yield named({"type": "message_stop"})
 
     @classmethod
-    def sign_of_life(cls, state: str) -> str:
+    def sign_of_life(cls, state: str, model: str) -> str:
         return named({"type": "ping"})
 
     @classmethod
@@ -322,17 +321,3 @@ def _stop_reason(answer: AnswerSoFar) -> str | None:
     if answer.calls:
         return "tool_use"
     return "stop_sequence" if answer.ended.stopping_word else "end_turn"
-
-
-def _json_object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object that can be written as JSON again; what is complete of them if they are cut."""
-    try:
-        try:
-            value = json.loads(arguments)
-        except ValueError:
-            value = from_json(arguments, allow_partial="trailing-strings")
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        value = json.loads(text.encode(errors="replace"))  # escapes may make half characters
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}

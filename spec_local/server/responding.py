@@ -1,8 +1,8 @@
-"""The response to a request for answers: one JSON object, or a stream of server-sent events.
+"""The response to a request for answers: one JSON object, or a stream.
 
 A slow machine loads a model or reads a long prompt for minutes, and clients and proxies close connections on
-which nothing arrives. So there are signs of life: comments or pings in a stream, white space before a JSON
-object.
+which nothing arrives. So there are signs of life: comments, pings or empty parts in a stream, and white space
+before a JSON object.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def with_signs(
     path: str,
     *,
     begun: "asyncio.Future[None] | None" = None,
-    state: str = "",
+    model: str = "",
 ) -> Response:
     """The response that a coroutine makes, or one that has signs of life until it is made.
 
@@ -40,7 +40,7 @@ async def with_signs(
         make: cancelled if the client goes.
         path: of the request.
         begun: for a stream; done as soon as it will have signs of its own. None: the response is an object.
-        state: of a stream until then.
+        model: the name of the one that is loaded until then.
     """
     making = asyncio.create_task(make)
     first: list[asyncio.Future[Any]] = [making] if begun is None else [making, begun]
@@ -55,7 +55,7 @@ async def with_signs(
 
     async def write() -> AsyncIterator[str | bytes]:
         while not making.done():
-            yield " " if begun is None else kind.sign_of_life(state)
+            yield " " if begun is None else kind.sign_of_life(f"loading {model}", model)
             await asyncio.wait([making], timeout=_SIGN_S)
         try:
             response = making.result()
@@ -69,7 +69,7 @@ async def with_signs(
         else:
             yield bytes(response.body)
 
-    media_type = "application/json" if begun is None else "text/event-stream"
+    media_type = "application/json" if begun is None else kind.media_type
     return _Parts(write(), lambda: _abandon(making), media_type)
 
 
@@ -133,7 +133,7 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
                     state = "generating"
                     parts += exchange.write(index, event)
             if not parts and time.monotonic() >= written + _SIGN_S:
-                parts = [exchange.sign_of_life(state)]
+                parts = [exchange.sign_of_life(state, exchange.model)]
             if parts:
                 yield "".join(parts)  # one write: asyncio complains about many to a client that has just gone
                 written, parts = time.monotonic(), []
@@ -142,7 +142,7 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
             arrived = await answers.next(written + _SIGN_S - time.monotonic())
         yield "".join(exchange.end())
 
-    return _Parts(write(), end, "text/event-stream")
+    return _Parts(write(), end, exchange.media_type)
 
 
 async def _first(answers: Answers) -> _Arrived:

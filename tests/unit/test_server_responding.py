@@ -133,7 +133,7 @@ class Loading:
     def response(self):
         kind = type(self.exchange)
         path = "/v1/messages" if kind is Messages else "/v1/chat/completions"
-        return responding.with_signs(self.make(), kind, path, begun=self.loaded, state="loading m")
+        return responding.with_signs(self.make(), kind, path, begun=self.loaded, model="m")
 
 
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)
