@@ -28,7 +28,6 @@ from spec_local.server.sampling_body import Part, ResponseFormat, SamplingBody, 
 from spec_local.server.served_models import seconds_of
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
-NDJSON = "application/x-ndjson"
 _ROLES = ("system", "user", "assistant")
 
 
@@ -244,7 +243,7 @@ def _context_of(messages: Sequence[Mapping[str, Any]], answer: str) -> list[int]
 class OllamaExchange(Exchange):
     """One answer as lines of JSON. An empty question loads the model, or unloads it: ``keep_alive`` 0."""
 
-    media_type, streams_by_default = NDJSON, True
+    media_type, has_chunks, streams_by_default = "application/x-ndjson", True, True
     body: ClassVar[type[_ChatBody] | type[_GenerateBody]]
     question: ClassVar[str]
     """The field of the body without which the model is only loaded."""

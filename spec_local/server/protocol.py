@@ -21,11 +21,13 @@ class Exchange(ABC):
         requests: the answers to generate; all at the same time, if there are rows for them.
         streams: whether the client wants a stream. streams_by_default: what it wants if it does not say so.
         media_type: of a stream. Events are those of this type: server-sent ones, unless it is another.
+        has_chunks: each event is a chunk of HTTP of its own, for clients that do not look for its end.
         model: its name in signs of life. waited_s: seconds from the request until it was loaded.
     """
 
     body: ClassVar[type[BaseModel]]
     media_type: ClassVar[str] = "text/event-stream"
+    has_chunks: ClassVar[bool] = False
     streams_by_default: ClassVar[bool] = False
     requests: Sequence[AnswerRequest]
     streams: bool

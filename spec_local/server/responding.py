@@ -7,7 +7,7 @@ before a JSON object.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -124,7 +124,8 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
         while True:
             for index, event in arrived:
                 if isinstance(event, Refused):
-                    yield "".join([*parts, exchange.failed(event.error)])
+                    async for part in _apart([*parts, exchange.failed(event.error)], exchange):
+                        yield part
                     return
                 if isinstance(event, Reading):
                     state = f"reading the prompt {event.n_read}/{event.n_prompt}"
@@ -135,7 +136,8 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
             if not parts and time.monotonic() >= written + _SIGN_S:
                 parts = [exchange.sign_of_life(state, exchange.model)]
             if parts:
-                yield "".join(parts)  # one write: asyncio complains about many to a client that has just gone
+                async for part in _apart(parts, exchange):
+                    yield part
                 written, parts = time.monotonic(), []
             if answers.are_done:
                 break
@@ -143,6 +145,13 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
         yield "".join(exchange.end())
 
     return _Parts(write(), end, exchange.media_type)
+
+
+async def _apart(parts: Sequence[str], exchange: Exchange) -> AsyncIterator[str]:
+    """The texts to write: one at a time, since asyncio complains about many to a client that has just gone."""
+    for part in parts if exchange.has_chunks else ["".join(parts)]:
+        yield part
+        await asyncio.sleep(0)  # then it is known whether it has
 
 
 async def _first(answers: Answers) -> _Arrived:
