@@ -183,7 +183,7 @@ def create(
             respond(kind, request, body, loaded),
             kind,
             path,
-            begun=loaded if body.get("stream", kind.streams_by_default) is True else None,
+            begun=loaded if kind.wants_stream(body) else None,
             model=model.name,
         )
 

@@ -243,17 +243,17 @@ def _context_of(messages: Sequence[Mapping[str, Any]], answer: str) -> list[int]
 class OllamaExchange(Exchange):
     """One answer as lines of JSON. An empty question loads the model, or unloads it: ``keep_alive`` 0."""
 
-    media_type, has_chunks, streams_by_default = "application/x-ndjson", True, True
+    media_type, has_chunks = "application/x-ndjson", True
     body: ClassVar[type[_ChatBody] | type[_GenerateBody]]
-    question: ClassVar[str]
-    """The field of the body without which the model is only loaded."""
+    question: ClassVar[Sequence[str]]
+    """The fields of the body without all of which the model is only loaded."""
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         self._created = time.monotonic()
         given = read(self.body, body)
         request = given.request(loaded)
         self.requests = [request] if request else []
-        self.streams = bool(request) and given.stream is not False
+        self.streams = self.wants_stream(body)
         self._with_logprobs, self.model = bool(given.logprobs), given.model or loaded.name
         self._reason = "unload" if _unloads(body) else "load"
         self._answer, self._blocks, self._n_calls = AnswerSoFar(), Blocks(()), 0
@@ -270,8 +270,16 @@ class OllamaExchange(Exchange):
         return {}
 
     @classmethod
+    def wants_stream(cls, body: Mapping[str, Any]) -> bool:
+        return body.get("stream") is not False and cls._asks(body)
+
+    @classmethod
+    def _asks(cls, body: Mapping[str, Any]) -> bool:
+        return any(body.get(name) for name in cls.question)
+
+    @classmethod
     def without_model(cls, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        if body.get(cls.question) or not _unloads(body):
+        if cls._asks(body) or not _unloads(body):
             return None
         return cls._object(body.get("model") or "", cls.part("")) | {"done": True, "done_reason": "unload"}
 
@@ -341,7 +349,7 @@ class OllamaExchange(Exchange):
 class OllamaChat(OllamaExchange):
     """Ollama's chat. Reasoning is ``thinking``, beside ``content``."""
 
-    body, question = _ChatBody, "messages"
+    body, question = _ChatBody, ("messages",)
 
     @classmethod
     def part(
@@ -357,7 +365,7 @@ class OllamaChat(OllamaExchange):
 class OllamaGenerate(OllamaExchange):
     """Ollama's answer to one prompt, through the chat template unless it is raw; or the text of a gap."""
 
-    body, question = _GenerateBody, "prompt"
+    body, question = _GenerateBody, ("prompt", "suffix")
 
     @classmethod
     def part(

@@ -19,7 +19,7 @@ class Exchange(ABC):
     Attributes:
         body: the model that checks bodies.
         requests: the answers to generate; all at the same time, if there are rows for them.
-        streams: whether the client wants a stream. streams_by_default: what it wants if it does not say so.
+        streams: whether the client wants a stream.
         media_type: of a stream. Events are those of this type: server-sent ones, unless it is another.
         has_chunks: each event is a chunk of HTTP of its own, for clients that do not look for its end.
         model: its name in signs of life. waited_s: seconds from the request until it was loaded.
@@ -28,7 +28,6 @@ class Exchange(ABC):
     body: ClassVar[type[BaseModel]]
     media_type: ClassVar[str] = "text/event-stream"
     has_chunks: ClassVar[bool] = False
-    streams_by_default: ClassVar[bool] = False
     requests: Sequence[AnswerRequest]
     streams: bool
     model: str = ""
@@ -44,6 +43,11 @@ class Exchange(ABC):
     def reading(self, index: int, event: Reading) -> Iterable[str]:
         """The server-sent events for progress with the prompt of answer number `index`."""
         return ()
+
+    @classmethod
+    def wants_stream(cls, body: Mapping[str, Any]) -> bool:
+        """What `streams` will be for a body, if that is valid."""
+        return body.get("stream") is True
 
     @classmethod
     def without_model(cls, body: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -148,7 +148,7 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
 
 
 async def _apart(parts: Sequence[str], exchange: Exchange) -> AsyncIterator[str]:
-    """The texts to write: one at a time, since asyncio complains about many to a client that has just gone."""
+    """The texts to write; asyncio complains about many at a time to a client that has just gone."""
     for part in parts if exchange.has_chunks else ["".join(parts)]:
         yield part
         await asyncio.sleep(0)  # then it is known whether it has
