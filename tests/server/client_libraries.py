@@ -2,8 +2,8 @@
 
     .venv/libraries/bin/python client_libraries.py LIBRARY ADDRESS TEXT
 
-TEXT is the answer of the model ``main`` to `QUESTION` with 16 tokens at temperature 0. For ollama's libraries,
-there is a model ``caller`` besides, which thinks, and then asks for the weather in Rome.
+TEXT is the answer of the model ``main`` to `QUESTION` with 16 tokens at temperature 0. For ollama, there is
+a model ``caller`` besides, which thinks, and then asks for the weather in Rome.
 """
 
 import asyncio
