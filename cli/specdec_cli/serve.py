@@ -87,6 +87,13 @@ def serve(
             metavar="ORIGIN", help="Web pages that may use the server, as https://HOST; repeatable; *: all."
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        _Server(
+            metavar="NAME",
+            help="Further name under which clients reach the server without a key, or *.DOMAIN; repeatable.",
+        ),
+    ] = None,
     max_body: Annotated[int, _Server(min=1, metavar="<int>", help="Maximum size of a request in MiB.")] = 16,
     keep_headers: Annotated[
         bool,
@@ -115,9 +122,8 @@ def serve(
         try:
             from spec_local.llama.memory import free_memory
             from spec_local.server import run
-            from spec_local.server.guard import Access
+            from spec_local.server.guard import Access, host_pattern
             from spec_local.server.served_models import ServedModels, seconds_of
-            from spec_local.system.machine import is_loopback
         except ModuleNotFoundError as error:
             raise InvalidRequest(f"the server needs {error.name}: {extras.hint('serve')}") from None
         if len(model or ()) > 1:
@@ -125,6 +131,7 @@ def serve(
         if keep_alive is not None and models.workers:
             raise InvalidRequest("--keep-alive is not for --workers, which wait for the model: remove it")
         run.check_access(host, api_key)
+        hosts = [host_pattern(name) for name in allow_host or ()]
         os.environ.pop(settings.variable("api-key"), None)  # child processes do not need it
         given = [models.with_models(name) for name in model or ()] or [models]
         served = ServedModels(
@@ -136,8 +143,8 @@ def serve(
             log=render.note,
         )
         names = [each.name for each in served.models]
-        with run.listen(host, port) as opened:
-            address = _address(host, opened.getsockname()[1])
+        with run.listening(host, port) as opened:
+            address = _address(host, opened[0].getsockname()[1])
             render.note(f"specdec: loading {names[0]}; {address} answers as soon as it is ready")
 
             def on_ready(loaded: "Loaded") -> None:
@@ -153,7 +160,7 @@ def serve(
             run.run(
                 opened,
                 served,
-                Access(api_key, is_loopback(host), tuple(cors or ()), max_body << 20),
+                Access(api_key, tuple(cors or ()), max_body << 20, hosts),
                 on_ready=on_ready,
                 persist=bool(models.workers),
                 log=render.note,

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, NotRequired, TypedDict, get_args
 
-from spec_local.core.text import bytes_of
+from pydantic_core import from_json
+
+from spec_local.core.text import bytes_of, with_whole_characters
 from spec_local.errors import InvalidRequest
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -121,34 +123,42 @@ def tools_of(given: Sequence[Tool]) -> list[dict[str, Any]]:
     return tools
 
 
-def for_template(messages: Sequence[Message], *, parsed: bool, short_ids: bool) -> list[dict[str, Any]]:
+Arguments = Literal["parsed", "text", "repaired"]
+"""How templates get the arguments of calls: as the JSON object that they are, or as text. Of what is no
+object, "parsed" makes text, and "repaired" an object."""
+
+
+def for_template(
+    messages: Sequence[Message], arguments: Arguments, *, short_ids: bool
+) -> list[dict[str, Any]]:
     """Messages as a chat template gets them.
 
     Args:
-        parsed: replace arguments by the JSON object that they are, as most templates expect.
         short_ids: replace the ids of calls by nine letters and digits.
     """
-    return [_for_template(dict(message), parsed, short_ids) for message in messages]
+    return [_for_template(dict(message), arguments, short_ids) for message in messages]
 
 
-def _for_template(message: dict[str, Any], parsed: bool, short_ids: bool) -> dict[str, Any]:
+def _for_template(message: dict[str, Any], arguments: Arguments, short_ids: bool) -> dict[str, Any]:
     def id_of(call: str) -> str:
         is_right = not short_ids or _SHORT_ID.fullmatch(call)
         return call if is_right else hashlib.sha256(bytes_of(call)).hexdigest()[:9]
+
+    def called(function: CalledFunction) -> dict[str, Any]:
+        text = function["arguments"]
+        value = None if arguments == "text" else json_object(text)
+        if value is None and arguments == "repaired":
+            value = repaired_object(text)
+        return {**function} if value is None else {**function, "arguments": value}
 
     if "tool_call_id" in message:
         message["tool_call_id"] = id_of(message["tool_call_id"])
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [
-            {"id": id_of(call["id"]), "type": "function", "function": _parsed(call["function"], parsed)}
+            {"id": id_of(call["id"]), "type": "function", "function": called(call["function"])}
             for call in calls
         ]
     return message
-
-
-def _parsed(function: CalledFunction, parsed: bool) -> dict[str, Any]:
-    arguments = json_object(function["arguments"]) if parsed else None
-    return {**function} if arguments is None else {**function, "arguments": arguments}
 
 
 INVALID = object()
@@ -158,16 +168,27 @@ def json_value(text: str) -> object:
     """The value of JSON, in whose strings line breaks are allowed; `INVALID`: it is no JSON."""
     try:
         value: object = json.loads(text, strict=False, parse_constant=_refuse)
-        json.dumps(value)  # what is nested too deeply cannot be passed on
+        # What is nested too deeply, or infinite, cannot be passed on.
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        whole = with_whole_characters(written)
+        return value if whole == written else json.loads(whole)
     except (ValueError, RecursionError):
         return INVALID
-    return value
 
 
 def json_object(text: str) -> dict[str, Any] | None:
     """The JSON object that a text is; None: it is none."""
     found = json_value(text)
     return found if isinstance(found, dict) else None
+
+
+def repaired_object(text: str) -> dict[str, Any]:
+    """A JSON object for arguments that are none: what is complete of it, or the text as an argument."""
+    try:
+        value = json_object(json.dumps(from_json(text, allow_partial="trailing-strings")))
+    except (ValueError, RecursionError):
+        value = None
+    return {"arguments": text} if value is None else value
 
 
 def _refuse(constant: str) -> NoReturn:

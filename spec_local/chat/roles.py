@@ -15,7 +15,8 @@ def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """The messages as they are, and then in forms that more and more templates accept.
 
     All have all of the content, in its order: neighbours of the same role become one message, then later
-    system messages become the user's, then all of them, and at last user and assistant alternate.
+    system messages become the user's, then all of them, then user and assistant alternate, and at last calls
+    and results are text: some templates accept no result without its call, or one call at a time.
     """
     merged = joined([*map(_users, messages)])
     last: list[Message] | None = None
@@ -25,6 +26,7 @@ def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
         joined([*messages[:1], *map(_users, messages[1:])]),
         merged,
         joined(_alternating(merged)),
+        joined(_alternating(joined([*map(_users, without_calls(messages))]))),
     ):
         if arranged != last:
             yield arranged
@@ -41,6 +43,28 @@ def joined(messages: Sequence[Message]) -> list[Message]:
         else:
             found[-1] = _one(last, message)
     return found
+
+
+def without_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with calls of tools as text of the assistant, and their results as the user's.
+
+    Empty answers are left out: some templates refuse them.
+    """
+    made = map(_without_calls, messages)
+    return [message for message in made if message["content"] or message["role"] != "assistant"]
+
+
+def _without_calls(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": message["content"]}
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = (f"[tool_call: {function['name']} {function['arguments']}]" for function in functions)
+    made: Message = {"role": "assistant", "content": _text(message["content"], *calls)}
+    if "reasoning_content" in message:
+        made["reasoning_content"] = message["reasoning_content"]
+    return made
 
 
 def _one(first: Message, second: Message) -> Message:

@@ -3,21 +3,22 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from spec_local.arguments import checked
-from spec_local.chat.messages import Message, Tool, check_last, for_template, messages_of, tools_of
+from spec_local.chat.messages import Arguments, Message, Tool, check_last, for_template, messages_of, tools_of
 from spec_local.chat.rendered import Rendered
-from spec_local.chat.roles import arrangements, joined
+from spec_local.chat.roles import arrangements, joined, without_calls
 from spec_local.chat.template_process import TemplateFailed, TemplateRefused, process
 from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 
 NO_TOOLS = (
-    "the model's chat template has no tools: remove the tools and the messages with calls, or use a model "
-    "trained for tool calls, such as Qwen3"
+    "the model's chat template has no tools: remove the tools, or use a model trained for tool calls, such "
+    "as Qwen3"
 )
 _SHORT_IDS = "length != 9"
 """A string in those templates of Mistral that reject other ids of calls."""
@@ -159,7 +160,9 @@ class ChatTemplate:
         shown = tools_of(tools)
         calls = shown or any(m["role"] == "tool" or "tool_calls" in m for m in messages)
         if calls and not self.has_tools:
-            raise ModelError(NO_TOOLS)
+            if shown:
+                raise ModelError(NO_TOOLS)
+            messages = without_calls(messages)  # another model made them
         reply = self._accepted(messages, shown, more or {})
         rendered = Rendered.of(reply["text"], reply["content"])
         # The tokenizer adds the beginning-of-sequence token; a second one would change the output.
@@ -171,7 +174,7 @@ class ChatTemplate:
         """The child's reply for the first arrangement that the template accepts and shows completely."""
         incomplete: dict[str, Any] | None = None
         refused: TemplateFailed | None = None
-        for arranged in arrangements(messages):
+        for arranged in chain(arrangements(messages), self._arranged_without_markers(messages)):
             try:
                 reply = self._request(arranged, tools, more)
             except TemplateRefused as error:
@@ -190,23 +193,39 @@ class ChatTemplate:
             "the system message, or give a text without a chat template"
         )
 
+    def _arranged_without_markers(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
+        """Arrangements without the markers that another server has left in answers: gpt-oss refuses them."""
+        if not (markers := markers_of(self.source)):
+            return
+
+        def without_markers(message: Message) -> Message:
+            reasoning, text = Splitter(markers, markers.header).finish(message["content"])
+            if message["role"] != "assistant" or text == message["content"]:
+                return message
+            return message | {"content": text, "reasoning_content": reasoning}
+
+        made = [*map(without_markers, messages)]
+        if made != messages:
+            yield from arrangements(made)
+
     def _request(
         self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, object]
     ) -> dict[str, Any]:
         """The child's reply. Most templates expect the arguments of calls as objects, others as text."""
         short_ids, variables = _SHORT_IDS in self.source, {**self._variables, **more}
 
-        def reply(parsed: bool) -> dict[str, Any]:
-            given = for_template(messages, parsed=parsed, short_ids=short_ids)
+        def reply(arguments: Arguments) -> dict[str, Any]:
+            given = for_template(messages, arguments, short_ids=short_ids)
             shown = list(tools) or None
             return process.request(**self._template, messages=given, tools=shown, variables=variables)
 
         try:
-            return reply(True)
+            return reply("parsed")
         except TemplateFailed as error:
             if any("tool_calls" in message for message in messages):
-                with contextlib.suppress(TemplateFailed):
-                    return reply(False)
+                for arguments in ("text", "repaired"):
+                    with contextlib.suppress(TemplateFailed):
+                        return reply(arguments)
             raise error
 
 

@@ -5,6 +5,7 @@ Bytes that are not UTF-8 become lone surrogates (PEP 383), so that writing the t
 """
 
 import codecs
+import re
 from collections.abc import Callable, Sequence
 
 from spec_local.errors import InvalidRequest
@@ -80,6 +81,15 @@ def bytes_of(text: str) -> bytes:
         raise InvalidRequest(
             f"the text is not valid Unicode (lone surrogate at character {error.start}): remove it"
         ) from None
+
+
+_HALF_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""A surrogate that stands for no byte."""
+
+
+def with_whole_characters(text: str) -> str:
+    """The text with U+FFFD in place of surrogates that `bytes_of` refuses, such as half of a cut pair."""
+    return _HALF_CHARACTER.sub("\ufffd", text)
 
 
 def printable(text: str) -> str:

@@ -9,6 +9,7 @@ engine           the server's side of the process with the models: gives each an
 engine_process   the models, in a child process: answers several requests at the same time
 stable_prompts   leaves out what changes in system messages from request to request
 read_again       tells which tokens of prompts are read again, and why
+history          conversations of all protocols, also those that other servers wrote
 left_out         what a model of text cannot read, as text
 events           what these two tell each other
 """

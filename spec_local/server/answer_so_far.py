@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic_core import from_json
-
+from spec_local.chat.messages import json_object, repaired_object
 from spec_local.core.text import printable
 from spec_local.engine.events import Statistics
 from spec_local.server.events import Delta, Ended, Event, Reading, Refused, Started, Token
@@ -156,13 +155,8 @@ def arguments_of(call: "ToolCall") -> dict[str, Any]:
 
     What is complete of them if they are cut.
     """
-    try:
-        try:
-            value = json.loads(call.arguments)
-        except ValueError:
-            value = from_json(call.arguments, allow_partial="trailing-strings")
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        value = json.loads(text.encode(errors="replace"))  # escapes may make half characters
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"arguments": call.arguments}
+    value = json_object(call.arguments)
+    value = repaired_object(call.arguments) if value is None else value
+    text = json.dumps(value, ensure_ascii=False)
+    found: dict[str, Any] = json.loads(text.encode(errors="replace"))  # of bytes that are not UTF-8
+    return found

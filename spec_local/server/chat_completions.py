@@ -10,22 +10,21 @@ from spec_local.errors import InvalidRequest
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.chat_body import (
-    ChatMessage,
     Function,
     Tool,
     choice_of,
     functions_of,
-    messages_of,
     tool_warnings,
     variables_of,
 )
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
+from spec_local.server.history import Items, messages_of
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
 from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
 
 
 class _Body(OpenAIBody):
-    messages: list[ChatMessage]
+    messages: Items
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
@@ -76,7 +75,7 @@ class _Body(OpenAIBody):
 
     def _check_last(self) -> None:
         """Check the fields of vLLM's server that say whether the last message goes on."""
-        if self.messages and self.messages[-1].role == "assistant":
+        if self.messages and self.messages[-1].get("role") == "assistant":
             if self.continue_final_message is False:
                 raise InvalidRequest(
                     "continue_final_message: give true: a last message of the assistant goes on"

@@ -1,9 +1,9 @@
-"""What a model of text cannot read, and calls of tools that do not exist here, as text."""
+"""Content as text: also what a model of text cannot read, and calls of tools that do not exist here."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 _TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),
@@ -34,30 +34,39 @@ def text_of(part: object) -> str:
     Raises:
         ValueError: it is none of these.
     """
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise ValueError("a part of the content is not an object: give text, or parts of the type text")
+    kind = part.get("type", "text")
+    if not isinstance(kind, str):
         raise ValueError("a part of the content has no type: give text, or parts of the type text")
     if kind in _TEXTS:
         text = part.get(_TEXTS[kind])
+        text = text.get("value") if isinstance(text, dict) else text  # OpenAI's assistants, LibreChat
         if not isinstance(text, str):
             raise ValueError(f"a part of the content has no text: give its {_TEXTS[kind]}")
         return text
     if kind == "search_result":
-        return "\n".join([*_strings(part, "title", "source"), content_of(part.get("content"))])
+        return "\n".join([*_strings(part, "title", "source"), readable(part.get("content"))])
+    if kind == "tool_reference" or role_of(kind):
+        return described(part)
+    if kind not in _MEDIA and isinstance(text := part.get("text"), str):
+        return text
     if kind not in _MEDIA:
         raise ValueError(f"content of the type {kind[:40]} is not supported: give text")
     match part.get("source"):
         case {"type": "text", "data": str(text)}:
             return "\n".join([*_strings(part, "title", "context"), text])
         case {"type": "content", "content": content}:
-            return "\n".join([*_strings(part, "title", "context"), content_of(content)])
+            return "\n".join([*_strings(part, "title", "context"), readable(content)])
     inner = part.get(kind)
     names = [*_strings(part, *_NAMES), *_strings(inner if isinstance(inner, dict) else {}, *_NAMES)]
     return f"[{' '.join([_MEDIA[kind], *names[:1]])} {_NOTE}]"
 
 
 def content_of(content: object) -> str:
-    """The text of the content of a message, or of the result of a tool: its parts are lines.
+    """The text of the content of a message: its parts are lines.
 
     Raises:
         ValueError: it is not text, nor a list of parts.
@@ -67,6 +76,31 @@ def content_of(content: object) -> str:
     if not isinstance(content, str):
         raise ValueError("the content is not text: give text, or a list of parts")
     return content
+
+
+def readable(content: object) -> str:
+    """The text of a result or an earlier turn: other JSON is text, and what cannot be read is a note."""
+    if not isinstance(content, list):
+        return "" if content is None else _readable_part(content)
+    if content and not any(isinstance(part, str) or _is_part(part) for part in content):
+        return json.dumps(content, ensure_ascii=False)
+    return "\n".join(map(_readable_part, content))
+
+
+def _readable_part(part: object) -> str:
+    try:
+        return text_of(part)
+    except ValueError:
+        return note(part["type"]) if _is_part(part) else json.dumps(part, ensure_ascii=False)
+
+
+def _is_part(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
+
+
+def note(kind: str) -> str:
+    """What stands for a part or an item of an earlier turn that cannot be read."""
+    return f"[{' '.join(kind.split())[:40]} left out: it cannot be read here]"
 
 
 def has_text(content: str) -> bool:
@@ -94,7 +128,7 @@ def _told(value: Any) -> Any:
         return [_told(each) for each in value]
     if not isinstance(value, dict):
         return value
-    if value.get("type") in _MEDIA:
+    if _is_part(value) and value["type"] in _MEDIA:
         return text_of(value)
     kept = {key: _told(each) for key, each in value.items() if key not in _UNSAID}
     return {key: each for key, each in kept.items() if each not in (None, "", [], {})}

@@ -1,30 +1,25 @@
 """Anthropic's messages: POST /v1/messages."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spec_local.chat.messages import Message
 from spec_local.core.text import printable
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind, arguments_of
 from spec_local.server.chat_body import (
     Function,
     Name,
     Text,
-    checked_question,
     choice_of,
     functions_of,
-    known,
-    other_kind,
     tool_warnings,
     variables_of,
 )
 from spec_local.server.events import AnswerRequest, Event, Loaded
-from spec_local.server.left_out import described, role_of, text_of
+from spec_local.server.history import Items, messages_of
 from spec_local.server.openai_json import named, new_id, warnings
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import (
@@ -37,54 +32,7 @@ from spec_local.server.sampling_body import (
     schema_of,
 )
 
-
-class _TextBlock(Part):
-    type: Literal["text"]
-    text: str
-
-
-class _Thinking(Part):
-    type: Literal["thinking"]
-    thinking: str
-
-
-class _RedactedThinking(Part):
-    type: Literal["redacted_thinking"]
-
-
-class _ToolUse(Part):
-    type: Literal["tool_use"]
-    id: str
-    name: Name
-    input: dict[str, Any]
-
-
-class _ToolResult(Part):
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: Text | None = None
-
-
 _TYPES: Mapping[Kind, str] = {"reasoning": "thinking", "content": "text"}
-_BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
-_Block = Annotated[
-    _TextBlock | _ToolUse | _ToolResult | _Thinking | _RedactedThinking,
-    Field(discriminator="type"),
-    known(_BLOCKS),
-]
-
-
-def _blocks(content: object) -> object:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [_as_text(block) for block in content] if isinstance(content, list) else content
-
-
-def _as_text(block: Any) -> Any:
-    """The block; one that a model of text cannot read, or of a tool that does not exist here, is text."""
-    if (kind := other_kind(block, _BLOCKS)) is None:
-        return block
-    return {"type": "text", "text": described(block) if role_of(kind) else text_of(block)}
 
 
 def _custom(tools: object) -> object:
@@ -96,35 +44,6 @@ def _custom(tools: object) -> object:
 
 def _is_custom(tool: object) -> bool:
     return isinstance(tool, dict) and tool.get("type") in (None, "custom")
-
-
-class _Message(Part):
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[list[_Block], BeforeValidator(_blocks)]
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """The messages that this one is in OpenAI's form: results of tools are messages of their own."""
-        texts: list[str] = []
-        message: dict[str, Any] = {"role": self.role, "content": ""}
-        has_results = False
-        for block in self.content:
-            match block:
-                case _TextBlock(text=text):
-                    texts.append(text)
-                case _Thinking(thinking=text):
-                    message["reasoning_content"] = message.get("reasoning_content", "") + text
-                case _ToolUse():
-                    call = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-                    called = {"id": block.id, "type": "function", "function": call}
-                    message.setdefault("tool_calls", []).append(called)
-                case _ToolResult():
-                    has_results = True
-                    if texts:
-                        yield message | {"content": "\n".join(texts)}
-                        texts = []
-                    yield {"role": "tool", "content": block.content or "", "tool_call_id": block.tool_use_id}
-        if texts or not has_results:
-            yield message | {"content": "\n".join(texts)}
 
 
 class _Tool(Part):
@@ -148,7 +67,7 @@ class _OutputConfig(Part):
 
 
 class _Body(SamplingBody):
-    messages: list[_Message]
+    messages: Items
     system: Text | None = None
     stop_sequences: Stops | None = None
     tools: Annotated[list[_Tool] | None, BeforeValidator(_custom)] = None
@@ -179,7 +98,7 @@ class _Body(SamplingBody):
         one_only = isinstance(self.tool_choice, dict) and self.tool_choice.get("disable_parallel_tool_use")
         return AnswerRequest(
             settings,
-            self._messages(),
+            messages_of(self.messages, system=self.system),
             [each.tool() for each in functions],
             choice,
             self._variables(),
@@ -196,20 +115,6 @@ class _Body(SamplingBody):
         if self.thinking and self.thinking.type != "adaptive":
             variables["enable_thinking"] = self.thinking.type == "enabled"
         return variables | (self.chat_template_kwargs or {})
-
-    def _messages(self) -> Sequence[Message]:
-        if not self.messages:
-            raise InvalidRequest("messages is empty: give at least one message")
-        for i, message in enumerate(self.messages):
-            for block in message.content:
-                needed = {"tool_use": "assistant", "tool_result": "user"}.get(block.type, message.role)
-                if message.role != needed:
-                    raise InvalidRequest(
-                        f"messages[{i}] has a {block.type}: only messages of the {needed} have one"
-                    )
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        made = [made for message in self.messages for made in message.messages()]
-        return checked_question([*system, *made], "messages")
 
 
 def _openai_choice(given: object) -> object:

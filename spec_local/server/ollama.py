@@ -5,24 +5,17 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors, openai_json
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, arguments_of
-from spec_local.server.chat_body import (
-    ChatMessage,
-    Tool,
-    choice_of,
-    functions_of,
-    messages_of,
-    tool_warnings,
-    variables_of,
-)
+from spec_local.server.chat_body import Tool, choice_of, functions_of, tool_warnings, variables_of
 from spec_local.server.events import AnswerRequest, Event, Loaded
+from spec_local.server.history import Items, messages_of
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Part, ResponseFormat, SamplingBody, Stops, read, schema_of
 from spec_local.server.served_models import seconds_of
@@ -49,55 +42,6 @@ def _response_format(form: object) -> object:
     if isinstance(form, dict):
         return {"type": "json_schema", "json_schema": {"schema": form}}
     raise ValueError("give json, or a JSON schema")
-
-
-def _openai_messages(messages: object) -> object:
-    """Messages in OpenAI's form: calls get ids, and a result that of the first call it can belong to."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return messages
-    made, waiting, numbers = [], list[dict[str, Any]](), count()
-    for given in messages:
-        message = {"content": "", **{key: value for key, value in given.items() if value is not None}}
-        if isinstance(message.get("role"), str):
-            message["role"] = message["role"].lower()
-        if thinking := message.get("thinking"):
-            message["reasoning_content"] = thinking
-        if message.get("images"):
-            message["content"] = _with_images(message["content"], message["images"])
-        if isinstance(calls := message.get("tool_calls"), list):
-            message["tool_calls"] = [_openai_call(call, f"call_{next(numbers)}") for call in calls]
-            waiting += filter(_name_of, message["tool_calls"])
-        if message.get("role") == "tool":
-            name, id = message.get("tool_name") or message.get("name"), message.get("tool_call_id")
-            same = [call for call in waiting if call["id"] == id] if id else waiting
-            call = next((call for call in same if not name or name == _name_of(call)), None)
-            if call:
-                waiting.remove(call)
-            message["tool_call_id"] = call["id"] if call else id or f"call_{next(numbers)}"
-            message["name"] = name
-        made.append(message)
-    return made
-
-
-def _openai_call(call: Any, id: str) -> Any:
-    if not _name_of(call):
-        return call
-    arguments = call["function"].get("arguments") or {}
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {"id": call.get("id") or id, "function": {**call["function"], "arguments": arguments}}
-
-
-def _name_of(call: Any) -> Any:
-    """The name of the tool that is called; None: it is no call."""
-    function = call.get("function") if isinstance(call, dict) else None
-    return function.get("name") if isinstance(function, dict) else None
-
-
-def _with_images(content: Any, images: Any) -> list[Any]:
-    """The content of a message with images, as parts."""
-    texts = content if isinstance(content, list) else [{"type": "text", "text": content}] * bool(content)
-    return [*texts, *[{"type": "image"}] * (len(images) if isinstance(images, list) else 1)]
 
 
 class _Options(SamplingBody):
@@ -159,7 +103,7 @@ class _Body(Part):
 
 
 class _ChatBody(_Body):
-    messages: Annotated[Sequence[ChatMessage], BeforeValidator(_openai_messages)] = ()
+    messages: Items = Field(default_factory=list)
     tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
 
     def request(self, loaded: Loaded) -> AnswerRequest | None:
@@ -210,9 +154,7 @@ class _GenerateBody(_Body):
         if self.system:
             others = [message for message in messages if message["role"] != "system"]
             messages = [{"role": "system", "content": self.system}, *others]
-        content = _with_images(prompt, self.images) if self.images else prompt
-        messages.append({"role": "user", "content": content})
-        asked = messages_of([read(ChatMessage, message) for message in messages])
+        asked = messages_of([*messages, {"role": "user", "content": prompt, "images": self.images}])
         return AnswerRequest(self.settings(), asked, variables=self.variables(), **more)
 
     def _earlier(self, warnings: list[str]) -> list[dict[str, Any]]:
@@ -220,7 +162,7 @@ class _GenerateBody(_Body):
         try:
             pairs = json.loads(bytes(self.context or b"[]"))
             if all(role in _ROLES and isinstance(content, str) for role, content in pairs):
-                return [{"role": role, "content": content} for role, content in pairs]
+                return [{"role": role, "content": printable(content)} for role, content in pairs]
         except (TypeError, ValueError, RecursionError):
             pass
         warnings.append("context is not from this server, and is left out: use /api/chat")

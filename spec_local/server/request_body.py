@@ -17,6 +17,9 @@ from spec_local.system.cancellation import check_wanted
 _LARGE = 1 << 16  # bytes: what is larger is read in a thread, since others would wait
 _MAX_VALUES = 1 << 20  # in a body: `{"":[]},` is 8 bytes that become 300
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""What may be one, or belong to a pair: programs cut text between the two."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_ENCODINGS = 2  # one after another, each of which can make a large body of a small one
 _MAX_MEMBERS = 1 << 14  # of a file of gzip: one of 20 bytes takes as long as a thousand bytes
 _FIRST_PIECE, _PIECE = 1 << 9, 1 << 16  # bytes of a member that are read at a time; they double
@@ -45,7 +48,10 @@ async def read_json(request: Request, max_body: int) -> dict[str, Any]:
     def read() -> Any:
         text = decoded(body, encoding, max_body)
         _check_values(text)
-        return json.loads(text)
+        value = json.loads(text)
+        if not _HALF_CHARACTER.search(text):
+            return value
+        return json.loads(_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
 
     try:
         value = await in_thread(read, large=True) if request.state.is_large else read()

@@ -6,56 +6,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spec_local.chat.messages import Message, json_object
+from spec_local.chat.messages import json_object
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
 from spec_local.server.chat_body import (
     Function,
-    Name,
-    Text,
-    checked_question,
     choice_of,
     functions_of,
-    known,
-    other_kind,
     tool_warnings,
     variables_of,
 )
 from spec_local.server.events import AnswerRequest, Event, Loaded
-from spec_local.server.left_out import described, role_of
+from spec_local.server.history import Items, messages_of
 from spec_local.server.openai_json import named, new_id, probabilities, warnings
 from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read, schema_of
-
-
-class _MessageItem(Part):
-    type: Literal["message"]
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Text
-
-
-class _CallItem(Part):
-    type: Literal["function_call"]
-    call_id: str
-    name: Name
-    arguments: str
-
-
-class _OutputItem(Part):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Text
-
-
-class _ReasoningText(Part):
-    text: str
-
-
-class _ReasoningItem(Part):
-    type: Literal["reasoning"]
-    content: list[_ReasoningText] | None = None
-
 
 _TEXTS: Mapping[Kind, str] = {"reasoning": "reasoning_text", "content": "output_text"}
 _IDS: Mapping[Kind, str] = {"reasoning": "rs_", "content": "msg_"}
@@ -65,28 +31,10 @@ _STARTS: Mapping[Kind, Mapping[str, Any]] = {
 }
 _LOGPROBS = "message.output_text.logprobs"
 """The value of ``include`` that asks for log probabilities."""
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
-_Item = Annotated[
-    _MessageItem | _CallItem | _OutputItem | _ReasoningItem,
-    Field(discriminator="type"),
-    known(_ITEMS, default="message"),
-]
 
 
 def _items(given: object) -> object:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return [_as_message(item) for item in given] if isinstance(given, list) else given
-
-
-def _as_message(item: Any) -> Any:
-    """The item; one of a tool that does not exist here is a message, or nothing."""
-    if (kind := other_kind(item, _ITEMS)) is None:
-        return item
-    role = role_of(kind)
-    if role and (text := described(item)):
-        return {"role": role, "content": text}
-    return {"type": "reasoning"} if role or kind == "mcp_list_tools" else item
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 class _Tool(Function):
@@ -103,12 +51,10 @@ class _Reasoning(Part):
 
 
 class _Body(SamplingBody):
-    input: Annotated[list[_Item], BeforeValidator(_items)] = Field(default_factory=list)
+    input: Annotated[Items, BeforeValidator(_items)] = Field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: Annotated[list[Annotated[_Tool, known(("function",))]] | None, BeforeValidator(functions_of)] = (
-        None
-    )
+    tools: Annotated[list[_Tool] | None, BeforeValidator(functions_of)] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
@@ -143,7 +89,7 @@ class _Body(SamplingBody):
         effort = self.reasoning.effort if self.reasoning else None
         return AnswerRequest(
             settings,
-            self._messages(),
+            messages_of(self.input, "input", self.instructions),
             [tool.tool() for tool in tools],
             tool_choice,
             variables_of(effort, self.chat_template_kwargs),
@@ -154,42 +100,6 @@ class _Body(SamplingBody):
             ],
             **self.more(),
         )
-
-    def _messages(self) -> Sequence[Message]:
-        """The items as messages: calls and reasoning are parts of the assistant's."""
-        if not self.input and not self.instructions:
-            raise InvalidRequest("input is empty: give text, or at least one message")
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        reasoning = ""
-
-        def assistant(content: str) -> dict[str, Any]:
-            nonlocal reasoning
-            thought = {"reasoning_content": reasoning} if reasoning else {}
-            reasoning = ""
-            messages.append({"role": "assistant", "content": content} | thought)
-            return messages[-1]
-
-        for item in self.input:
-            match item:
-                case _MessageItem(role="assistant", content=content):
-                    assistant(content)
-                case _MessageItem(role=role, content=content):
-                    messages.append({"role": "user" if role == "user" else "system", "content": content})
-                case _CallItem():
-                    is_next = messages and messages[-1]["role"] == "assistant" and not reasoning
-                    message = messages[-1] if is_next else assistant("")
-                    function = {"name": item.name, "arguments": item.arguments}
-                    call = {"id": item.call_id, "type": "function", "function": function}
-                    message.setdefault("tool_calls", []).append(call)
-                case _OutputItem():
-                    messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
-                case _ReasoningItem():
-                    reasoning += "".join(part.text for part in item.content or ())
-        if not messages:
-            raise InvalidRequest("input has no message: give text, or at least one message")
-        return checked_question(messages, "input")
 
 
 class Responses(Exchange):

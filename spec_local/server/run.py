@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -24,6 +25,8 @@ GRACE_S = 5
 _CUT_S = 1  # for the last events of answers that are cut; then their connections are closed
 _LAST_S = 7.5  # from the signal to the end of the process, whatever waits for whatever
 _BACKLOG = 512  # connections that wait to be accepted
+_LOOPBACKS = ("localhost", "127.0.0.1")
+_MISSING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
 _HEADERS_S = 30.0  # for the headers of a request to arrive
 
 
@@ -35,22 +38,54 @@ def check_access(host: str, api_key: str | None) -> None:
         )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the socket of the server; port 0: any that is free.
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Open the sockets of the server; port 0: any that is free.
+
+    For localhost and 127.0.0.1, there is one for IPv6's loopback address, too, if the machine has it: many
+    clients try that first for localhost.
 
     Raises:
         InvalidRequest: the address is unknown or in use.
     """
+    sockets = _loopbacks(port) if host in _LOOPBACKS else [_opened(host, port)]
+    with contextlib.ExitStack() as stack:
+        for each in sockets:
+            stack.enter_context(each)
+        yield sockets
+
+
+def _loopbacks(port: int, n_tries: int = 5) -> list[socket.socket]:
+    first = _opened("127.0.0.1", port)
+    try:
+        return [first, _opened("::1", first.getsockname()[1])]
+    except _NoAddress:
+        return [first]
+    except InvalidRequest:
+        first.close()
+        if port or not n_tries:
+            raise
+        return _loopbacks(port, n_tries - 1)  # another program has this port of the other address
+
+
+class _NoAddress(InvalidRequest):
+    """The machine does not have this address."""
+
+
+def _opened(host: str, port: int) -> socket.socket:
     with contextlib.ExitStack() as stack:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             opened = stack.enter_context(socket.socket(family, kind, protocol))
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if host == "::":  # and IPv4
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             opened.bind(address)
             opened.listen(_BACKLOG)
         except OSError as error:
+            is_missing = isinstance(error, socket.gaierror) or error.errno in _MISSING
             reason = error.strerror or error
-            raise InvalidRequest(
+            raise (_NoAddress if is_missing else InvalidRequest)(
                 f"cannot listen on {host} port {port} ({reason}): give another --host or --port"
             ) from None
         stack.pop_all()
@@ -58,7 +93,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(
-    opened: socket.socket,
+    opened: Sequence[socket.socket],
     served: ServedModels,
     access: Access,
     *,
@@ -72,7 +107,7 @@ def run(
     refused, and answers have `GRACE_S` seconds to finish. At the second one, they are cut.
 
     Args:
-        opened: the result of `listen`.
+        opened: see `listening`.
         served, access: see `app.create`.
         on_ready: called when the first model is loaded for the first time.
         persist: try again if it cannot be loaded the first time, as when workers are not running.
@@ -99,7 +134,7 @@ def run(
         )
         server = _Server(config, served, last_resort)
         loading = asyncio.create_task(served.start(persist=persist))
-        serving = asyncio.create_task(server.serve(sockets=[opened]))
+        serving = asyncio.create_task(server.serve(sockets=[*opened]))
         await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
         failed = None
         if loading.done() and not server.should_exit:

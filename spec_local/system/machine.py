@@ -8,6 +8,7 @@ import ipaddress
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from spec_local.system.processors import usable_processors
 # A share of the cores. A call waits for its slowest thread, so that other programs on a tenth of the cores
 # slow it down by about a tenth, which is more than many differences that are measured.
 _BUSY = 0.1
+_PRIVATE_DOMAINS = (".local", ".internal", ".home.arpa")  # RFC 6762, ICANN 2024, RFC 8375
 
 
 # Features of Arm processors as Linux spells them: the word in the auxiliary vector (AT_HWCAP, AT_HWCAP2) and
@@ -117,6 +119,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def own_names() -> list[str]:
+    """Return the names of this machine that nobody can register: without a domain, and in private ones.
+
+    Its full name may have been given by the network that it is in.
+    """
+    full = socket.gethostname().lower().removesuffix(".")
+    short = full.partition(".")[0]
+    return [short, f"{short}.local", *([full] if full.endswith(_PRIVATE_DOMAINS) else [])]
 
 
 class OtherPrograms:

@@ -267,15 +267,20 @@ def test_templates_without_tools_or_with_an_unknown_form(hermes):
     template = template_of(hermes, CHAT_TEMPLATE)
     assert not template.has_tools
     call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": "{}"}}
-    for messages, tools in (
-        ([ASKED], TOOLS),
-        ([ASKED, {"role": "assistant", "tool_calls": [call]}, ASKED], ()),
-        ([ASKED, {"role": "tool", "content": "a", "tool_call_id": "a"}], ()),
-    ):
-        with pytest.raises(ModelError, match="the model's chat template has no tools: remove the tools"):
-            ToolUse(template, tools).render(messages)
-        with pytest.raises(ModelError, match="the model's chat template has no tools: remove the tools"):
-            template.render(messages, tools)
+    with pytest.raises(ModelError, match="the model's chat template has no tools: remove the tools"):
+        ToolUse(template, TOOLS).render([ASKED])
+    with pytest.raises(ModelError, match="the model's chat template has no tools: remove the tools"):
+        template.render([ASKED], TOOLS)
+    result = {"role": "tool", "content": "seven", "tool_call_id": "a"}
+    earlier = [ASKED, {"role": "assistant", "tool_calls": [call]}, result]  # of another model
+    for text in (template.render(earlier), ToolUse(template, []).render(earlier)):
+        assert text == template.render(
+            [
+                ASKED,
+                {"role": "assistant", "content": "[tool_call: a {}]"},
+                {"role": "user", "content": "seven"},
+            ]
+        )
     assert ToolUse(template, TOOLS, "none").render([ASKED]).text
     unknown = template_of(hermes, "{{ tools }}{{ messages[0].content }}")
     with pytest.raises(ModelError, match="writes tool calls in a form that is not supported: use a model"):

@@ -96,28 +96,32 @@ def test_wrong_tools(tool, error):
 
 
 def test_arguments_for_templates():
-    def shown(arguments, **how):
+    def shown(arguments, how):
         call = {**CALL, "function": {"name": "a", "arguments": arguments}}
-        (message,) = for_template(messages_of([{**CALLED, "tool_calls": [call]}]), **how)
+        (message,) = for_template(messages_of([{**CALLED, "tool_calls": [call]}]), how, short_ids=False)
         return message["tool_calls"][0]["function"]["arguments"]
 
-    assert shown('{"a": [1, {"b": null}]}', parsed=True, short_ids=False) == {"a": [1, {"b": None}]}
-    assert shown('{"a": 1}', parsed=False, short_ids=False) == '{"a": 1}'
-    for text in ("[1]", "{", "", '{"a": NaN}', '{"a":' * 100_000):
-        assert shown(text, parsed=True, short_ids=False) == text
+    for how in ("parsed", "repaired"):
+        assert shown('{"a": [1, {"b": null}]}', how) == {"a": [1, {"b": None}]}
+    assert shown('{"a": 1}', "text") == '{"a": 1}'
+    for text in ("[1]", "a", "", '{"a": NaN}', '{"a":' * 100_000):
+        assert shown(text, "parsed") == text
+        assert shown(text, "repaired") == {"arguments": text}
         assert json_object(text) is None
+    assert shown('{"a": [1, "b', "repaired") == {"a": [1, "b"]}
+    assert shown(r'{"a": "\ud83d", "b": "\ud83d\ude00"}', "parsed") == {"a": "\ufffd", "b": "😀"}
 
 
 def test_short_ids():
     calls = [CALL, {**CALL, "id": "abcdefgh9"}, {**CALL, "id": "\udcff"}]
     given = messages_of([{**CALLED, "tool_calls": calls}, RESULT])
-    called, result = for_template(given, parsed=True, short_ids=True)
+    called, result = for_template(given, "parsed", short_ids=True)
     ids = [call["id"] for call in called["tool_calls"]]
     assert all(re.fullmatch("[a-zA-Z0-9]{9}", each) for each in ids)
     assert len(set(ids)) == 3
     assert ids[1] == "abcdefgh9"
     assert result["tool_call_id"] == ids[0]
-    assert for_template(given, parsed=True, short_ids=False)[0]["tool_calls"][0]["id"] == "call_1"
+    assert for_template(given, "parsed", short_ids=False)[0]["tool_calls"][0]["id"] == "call_1"
 
 
 def hostile(text):

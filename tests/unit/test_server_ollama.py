@@ -126,8 +126,6 @@ def test_a_longer_context_than_the_servers_is_a_warning():
         ({"messages": "Why?"}, "messages: give"),
         ({"messages": [{"role": "user", "content": "", "images": ["aGk="]}]}, "the question is only"),
         ({"messages": [QUESTION | {"role": "wizard"}]}, r"messages\[0\].role"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": 1}]}]}, r"messages\[0\].tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": [7]}]}, r"messages\[0\].tool_calls"),
     ],
 )
 def test_refusals(body, reason):
@@ -186,9 +184,9 @@ def test_calls_without_ids_and_their_results_by_order():
         {"name": "time", "arguments": "{}"},
         {"name": "weather", "arguments": '{"city": "Rome"}'},
     ]
-    results = [(message["tool_call_id"], message["content"]) for message in found[3:]]
-    assert results[:3] == [(ids[1], "noon"), (ids[0], "rain"), (ids[2], "sun")]
-    assert results[3][0] not in ids
+    results = [(message["tool_call_id"], message["content"]) for message in found[3:6]]
+    assert results == [(ids[1], "noon"), (ids[0], "rain"), (ids[2], "sun")]
+    assert found[6] == {"role": "user", "content": "lost"}
     assert found[0] == {"role": "system", "content": "Be kind."}
 
 
@@ -254,17 +252,13 @@ def test_a_context_is_the_conversation():
 
 
 @pytest.mark.parametrize(
-    "context", [[1, 2, 3], [300], [-1], [*b"[1]"], [*b'[["user", 1]]'], [*b'[["x", ""]]']]
+    "context",
+    [[1, 2], [300], [-1], [*b"[1]"], [*b'[["user", 1]]'], [*b'[["x", ""]]'], [*rb'[["user", "\ud800"]]']],
 )
 def test_a_context_of_another_server_is_left_out(context):
     (found,) = generate(context=context).requests
     assert found.messages == [QUESTION]
     assert found.warnings == ["context is not from this server, and is left out: use /api/chat"]
-
-
-def test_a_context_with_half_characters_is_refused():
-    with pytest.raises(InvalidRequest):
-        generate(context=[*rb'[["user", "\ud800"]]'])
 
 
 # Answers

@@ -243,7 +243,7 @@ def test_tools():
     ("more", "part"),
     [
         ({"given": []}, "input is empty"),
-        ({"given": [{"type": "reasoning", "summary": []}]}, "input has no message"),
+        ({"given": [{"type": "reasoning", "summary": []}]}, "input is empty"),
         ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0]: the type item_reference is not"),
         ({"given": [{"role": "user", "content": [IMAGE]}]}, "input: the question is only '[image left out"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is not supported"),
@@ -251,7 +251,7 @@ def test_tools():
         ({"metadata": {"a": 1}}, "metadata.a: give a valid string"),
         ({"top_logprobs": 21}, "logprobs is 21: give at most 20"),
         ({"background": True}, "background is not supported"),
-        ({"tools": [{"name": "f"}]}, "tools[0]: there is no type: give function"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type is missing"),
         (
             {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
             "tool_choice asks for a tool of the type 'web_search'",
