@@ -37,7 +37,17 @@ class VocabularyMismatch(SpecLocalError):
 
 
 class ContextOverflow(SpecLocalError):
-    """More tokens than the context holds, or a context larger than the memory."""
+    """More tokens than the context holds, or a context larger than the memory.
+
+    Args:
+        n_prompt: tokens of the prompt, if it is too long; 0: something else is.
+        n_ctx: of the context.
+        is_exact: the prompt has `n_prompt` tokens, and not more.
+    """
+
+    def __init__(self, message: str, n_prompt: int = 0, n_ctx: int = 0, *, is_exact: bool = True) -> None:
+        super().__init__(message)
+        self.n_prompt, self.n_ctx, self.is_exact = n_prompt, n_ctx, is_exact
 
 
 class BackendError(SpecLocalError):

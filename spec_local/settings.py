@@ -39,6 +39,10 @@ class GenerationSettings:
         max_tokens: maximum number of tokens to generate; None: until the model ends its answer or the context
             is full.
         stops: strings that end the answer; they are not part of it.
+        min_indent: spaces and tabs with which each line but the first begins; the answer ends before a line
+            with fewer, also an empty one.
+        max_seconds: seconds after the first token, after which the answer ends at a line break; None: no
+            limit.
         proposer: ``draft`` (the draft model), ``suffix`` (a suffix automaton over the whole context),
             ``lookup`` (prompt lookup: the last occurrence), ``recycling`` (tokens that the main model
             predicted after the same token before), ``none``; ``auto``: in each step, the policy chooses among
@@ -78,6 +82,8 @@ class GenerationSettings:
     seed: _Natural | None = None
     max_tokens: _Natural | None = None
     stops: Sequence[str] = ()
+    min_indent: _Natural = 0
+    max_seconds: Annotated[float, Field(gt=0)] | None = None
     proposer: str = field(default="auto", metadata=_SPEED)
     policy: str = field(default="adaptive", metadata=_SPEED)
     draft_max: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = field(default=None, metadata=_SPEED)

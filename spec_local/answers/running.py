@@ -16,6 +16,7 @@ from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked, checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
+from spec_local.core.line_limits import LineLimits
 from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
@@ -170,7 +171,11 @@ class RunningAnswers:
         if request.plain_s is not None:
             request.statistics.saved_s["measuring"] = started - measured
         text = AnswerText(
-            vocabulary, settings.stops, settings.control_text, lambda output: self._store(prompt, output)
+            vocabulary,
+            settings.stops,
+            LineLimits(settings.min_indent, settings.max_seconds, clock),
+            settings.control_text,
+            lambda output: self._store(prompt, output),
         )
         return Running(prompt, slot, request, text)
 
@@ -336,6 +341,7 @@ class RunningAnswers:
             vocabulary = self._main.model.vocabulary
             if settings.grammar is not None:
                 grammar = Grammar.from_gbnf(vocabulary, settings.grammar)
+                grammar.start().allowed()  # fails now, and not in the first step, if no text follows
             elif settings.call_grammar is None:
                 grammar = Grammar.from_json_schema(vocabulary, settings.json_schema or "")
             else:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spec_local.core.line_limits import LineLimits
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
 from spec_local.core.text import TextStream
@@ -68,6 +69,7 @@ class AnswerText:
     Args:
         vocabulary: the main model's.
         stops: strings that end the answer; they are not part of it.
+        lines: limits that may end the answer with a line.
         control_text: names of control tokens that are part of the text.
         on_output: called with the tokens of the answer when it ends.
     """
@@ -76,12 +78,13 @@ class AnswerText:
         self,
         vocabulary: Vocabulary,
         stops: Sequence[str],
+        lines: LineLimits,
         control_text: Sequence[str],
         on_output: Callable[[Sequence[int]], None],
     ) -> None:
         self.is_done = False
-        """True if the answer has ended, perhaps with a stop string that the engine does not know."""
-        self._vocabulary, self._on_output = vocabulary, on_output
+        """True if the answer has ended, perhaps for a reason that the engine does not know."""
+        self._vocabulary, self._lines, self._on_output = vocabulary, lines, on_output
         shown = {token for name in control_text for token in vocabulary.control(name)}
         self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)
         self._statistics = Statistics()
@@ -90,7 +93,7 @@ class AnswerText:
 
     def feed(self, event: Event) -> Iterator[Prefilled | Text | Done | Failed]:
         """The events that follow from an event of the engine."""
-        stream, vocabulary = self._stream, self._vocabulary
+        stream, lines, vocabulary = self._stream, self._lines, self._vocabulary
         if isinstance(event, Prefilled):
             self._statistics = event.statistics
             yield event
@@ -100,22 +103,26 @@ class AnswerText:
         elif isinstance(event, Finished):
             self.is_done = True
             self._on_output(self._output)
-            if rest := stream.finish():
+            if rest := lines.feed(stream.finish()) + lines.finish():
                 yield Text(rest)
             yield Done(event.reason, event.statistics, end_token=self._end_token)
         else:
             text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
             self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
             for i, token in enumerate(tokens):
-                text += stream.feed(token)
-                if stream.stopped:
+                text += lines.feed(stream.feed(token))
+                if stream.stopped or lines.ended:
+                    text += lines.finish()
                     self._statistics.predicted_n -= len(event.tokens) - i - 1
                     tokens = tokens[: i + 1]
                     break
             self._output += tokens
-            self.is_done = stream.stopped
+            self.is_done = stream.stopped or lines.ended
             n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
             yield Text(text, tokens, event.proposal, n_accepted, logprobs)
-            if stream.stopped:
+            if self.is_done:
                 self._on_output(self._output)
-                yield Done("stop", self._statistics, stream.stopping_word)
+                if lines.ended:
+                    yield Done("length", self._statistics)
+                else:
+                    yield Done("stop", self._statistics, stream.stopping_word)

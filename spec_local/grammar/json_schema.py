@@ -27,8 +27,11 @@ from collections import defaultdict
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
+from llguidance import LLMatcher
+
 from spec_local.errors import InvalidRequest
 from spec_local.grammar.subschemas import LISTED, NAMED, Subschemas, check_references
+from spec_local.system.deep_stack import call_with_stack
 
 _OPTIONS = {
     "whitespace_pattern": r"[ ]|\n[ \t]{0,20}",
@@ -166,7 +169,7 @@ class _Strict:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise InvalidRequest(f"{where} is {_short(schema)}: give an object")
+            raise InvalidRequest(f"{where} is {short(schema)}: give an object")
         if "$id" in schema and schema is not self._root and '"$ref"' in json.dumps(schema):
             raise Unsupported(
                 f"references in {where} begin at its $id: give schemas without $id", schema, "$id"
@@ -178,7 +181,7 @@ class _Strict:
         for key in keys & _COUNTS:
             count = schema[key]
             if type(count) not in (int, float) or count < 0 or not _is_finite(count) or count != int(count):
-                raise InvalidRequest(f"{key} of {where} is {_short(count)}: give 0 or more")
+                raise InvalidRequest(f"{key} of {where} is {short(count)}: give 0 or more")
         for key in keys & _LIMITS:
             self._number(schema, key, where)
         parts = part or (bool(keys & _COMBINED) and len(keys - {"$defs", "definitions"}) > 1)
@@ -208,20 +211,22 @@ class _Strict:
         value = schema[key]
         if key in NAMED:
             if not isinstance(value, dict):
-                raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a schema for each name")
+                raise InvalidRequest(f"{key} of {where} is {short(value)}: give a schema for each name")
             kind = "property" if key == "properties" else key
             if key == "patternProperties":
+                for pattern in value:
+                    _check_end(pattern, where)
                 self._count("patterns in patternProperties", len(value), _MAX_PATTERNS)
                 self._count("characters in patterns", sum(map(len, value)), _MAX_PATTERN_LENGTH)
             if key == "properties":
                 for name in value:
                     _check_name(name, where)
             return {
-                name: self._schema(one, f"{kind} {_short(name)} of {where}") for name, one in value.items()
+                name: self._schema(one, f"{kind} {short(name)} of {where}") for name, one in value.items()
             }
         if key in LISTED or (key == "items" and isinstance(value, list)):
             if not isinstance(value, list) or not value:
-                raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list of schemas")
+                raise InvalidRequest(f"{key} of {where} is {short(value)}: give a list of schemas")
             parts = key not in ("prefixItems", "items") and (parts or (key == "allOf" and len(value) > 1))
             found = [self._schema(one, f"{key} {i} of {where}", part=parts) for i, one in enumerate(value)]
             if key == "oneOf":
@@ -232,7 +237,7 @@ class _Strict:
         if key in _COUNTS:
             return int(value)
         if key in ("enum", "required") and not isinstance(value, list):
-            raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list")
+            raise InvalidRequest(f"{key} of {where} is {short(value)}: give a list")
         if key == "required":
             self._count(_PARTS, len(value), _MAX_PARTS)
             for name in value:
@@ -240,7 +245,10 @@ class _Strict:
         if key in ("enum", "const"):
             self._constant(value, f"{key} of {where}")
         if key == "pattern":
-            self._count("characters in patterns", len(str(value)), _MAX_PATTERN_LENGTH)
+            if not isinstance(value, str):
+                raise InvalidRequest(f"pattern of {where} is {short(value)}: give a regular expression")
+            _check_end(value, where)
+            self._count("characters in patterns", len(value), _MAX_PATTERN_LENGTH)
         if key == "$ref":
             return self._subschemas.pointer(value, where)
         return value
@@ -312,7 +320,7 @@ class _Strict:
         if (listed := _listed_names(rule)) is not None:
             return f"^(?:{'|'.join(map(re.escape, listed))})$" if listed else None
         wrong = Unsupported(
-            f"{where} is {_short(names)}: give a string, an enum or a const", schema, "propertyNames"
+            f"{where} is {short(names)}: give a string, an enum or a const", schema, "propertyNames"
         )
         if rule.pop("type", "string") != "string":
             raise wrong
@@ -327,7 +335,7 @@ class _Strict:
         limit = schema[key]
         if type(limit) not in (int, float) or not _is_finite(limit) or (key == "multipleOf" and limit <= 0):
             expected = "a positive number" if key == "multipleOf" else "a number"
-            raise InvalidRequest(f"{key} of {where} is {_short(limit)}: give {expected}")
+            raise InvalidRequest(f"{key} of {where} is {short(limit)}: give {expected}")
         if key == "multipleOf":
             factor = Decimal(str(limit)).normalize()
             decimals = max(0, -int(factor.as_tuple().exponent))
@@ -342,7 +350,7 @@ class _Strict:
     def _format(self, schema: dict[str, Any], strict: dict[str, Any], where: str) -> None:
         name = strict["format"]
         if not isinstance(name, str):
-            raise InvalidRequest(f"format of {where} is {_short(name)}: give a string")
+            raise InvalidRequest(f"format of {where} is {short(name)}: give a string")
         if name in _UNCHECKED_FORMATS:
             raise Unsupported(
                 f'{where} has the format "{name}", which is not supported: '
@@ -370,7 +378,7 @@ class _Strict:
             for one in value.values() if isinstance(value, dict) else value:
                 self._constant(one, where)
         elif isinstance(value, (int, float)) and not (_is_finite(value) and abs(value) <= _MAX_INTEGER):
-            raise InvalidRequest(f"{where} has the number {_short(value)}: give one within ±2**53")
+            raise InvalidRequest(f"{where} has the number {short(value)}: give one within ±2**53")
 
     def _count(self, of: str, n: int, most: int) -> None:
         """Bound the time that a schema takes, by the number of parts of one kind."""
@@ -452,7 +460,12 @@ def _is_finite(number: float) -> bool:
 def _check_name(name: Any, where: str) -> None:
     """Reject names that `spec_local.grammar.json_text` does not allow."""
     if not isinstance(name, str) or "\\u" in json.dumps(name, ensure_ascii=False).replace("\\\\", ""):
-        raise InvalidRequest(f"{where} has the name {_short(name)}: give a string without control characters")
+        raise InvalidRequest(f"{where} has the name {short(name)}: give a string without control characters")
+
+
+def _check_end(pattern: str, where: str) -> None:
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # llguidance ignores it
+        raise InvalidRequest(f"a pattern of {where} ends with a backslash: correct it")
 
 
 def _is_any_name(names: Any) -> bool:
@@ -465,10 +478,10 @@ def _is_any_name(names: Any) -> bool:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.search(pattern, name) is not None
-    except re.error:  # another dialect: the name is not used
-        return False
+    """Return whether a name matches a client's pattern, for which Python's `re` can take years."""
+    both = {"allOf": [{"type": "string", "pattern": pattern}, {"const": name}]}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(both))
+    return not call_with_stack(64 << 20, lambda: LLMatcher.validate_grammar(grammar))
 
 
 def _listed_names(names: dict[str, Any]) -> list[str] | None:
@@ -481,7 +494,7 @@ def _listed_names(names: dict[str, Any]) -> list[str] | None:
 
 def _unsupported(schema: dict[str, Any], keyword: str, where: str) -> Unsupported:
     return Unsupported(
-        f"{where} has {_short(keyword)}, which is not supported: remove it and validate the output yourself",
+        f"{where} has {short(keyword)}, which is not supported: remove it and validate the output yourself",
         schema,
         keyword,
     )
@@ -491,7 +504,8 @@ def _not_json(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as JSON, for errors."""
     text = json.dumps(value, ensure_ascii=False)
     text = text if text.isprintable() else json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -85,7 +85,6 @@ class Grammar:
         Raises:
             InvalidRequest: it cannot be used; the message gives the reason.
         """
-
         return cls(vocabulary, gbnf.to_lark(text, functools.partial(_token_id, vocabulary)))
 
     @classmethod

@@ -15,7 +15,7 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 _MAX_COMPARISONS = 50_000
 """Comparisons of schemas and constants, about half a second, after which nothing excludes anything."""
 _MAX_DEPTH = 50
-_TYPES = {"null", "boolean", "number", "integer", "string", "array", "object"}
+TYPES = {"null", "boolean", "number", "integer", "string", "array", "object"}
 
 
 class Subschemas:
@@ -173,10 +173,11 @@ def each_schema(schema: Any, pointer: str = "#") -> Iterator[tuple[str, dict[str
             yield from each_schema(value, at)
         elif isinstance(value, dict | list):
             for name, one in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from each_schema(one, f"{at}/{_step(str(name))}")
+                yield from each_schema(one, f"{at}/{step(str(name))}")
 
 
-def _step(name: str) -> str:
+def step(name: str) -> str:
+    """A name as a part of a JSON pointer."""
     return quote(name.replace("~", "~0").replace("/", "~1"), errors="replace")
 
 
@@ -260,7 +261,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
     values = _values(schema)
     if values is not None:
         return {_type(value) for value in values}
-    given = schema.get("type", sorted(_TYPES))
+    given = schema.get("type", sorted(TYPES))
     types = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
     return types | {"integer"} if "number" in types else types
 

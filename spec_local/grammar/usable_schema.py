@@ -5,7 +5,7 @@ import json
 from typing import Any, NamedTuple
 
 from spec_local.errors import InvalidRequest
-from spec_local.grammar import json_schema
+from spec_local.grammar import json_schema, meta_schema
 from spec_local.grammar.matcher import check_json_schema, is_pattern
 from spec_local.grammar.subschemas import each_schema
 
@@ -36,7 +36,9 @@ def usable(schema: str, field: str) -> Usable:
     except InvalidRequest:
         pass
     try:
-        return _without_unsupported(json.loads(schema), field)
+        root = json.loads(schema)
+        meta_schema.check(root)
+        return _without_unsupported(root, field)
     except (InvalidRequest, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field}: {error}") from None
 

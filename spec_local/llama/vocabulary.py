@@ -23,6 +23,8 @@ _MAX_TEXT_BYTES = 1 << 24
 # of stack per character (measured with the tokenizer of deepseek-llm: 512 MiB suffice for 1.5
 # million characters).
 _LONG_TEXT_BYTES, _MIN_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
+_RARELY_LONGER = 8  # bytes of a token on average: those of usual texts have 3 to 5
+_PART_BYTES, _SEAM = 1 << 15, 16
 _USUALLY_LONGEST = 32  # bytes of a token: most vocabularies have longer ones, of white space
 _PieceBuffer = ctypes.c_char * 64  # enough for nearly all tokens
 _MARKER = re.compile(rb"<\|[^<>|\s]{1,64}\|>")  # what the names of tokens that mark turns look like
@@ -150,17 +152,30 @@ class Vocabulary:
     def check_length(self, text: bytes, n_ctx: int | None) -> None:
         """Raise ContextOverflow for a text that certainly has more tokens than a context; None: no context.
 
-        To tokenize a text takes up to 5 s for each MB, in which nothing can interrupt it.
+        To tokenize a text takes up to 5 s for each MB, in which nothing can interrupt it. Of a text that is
+        much too long, only a part is tokenized here.
         """
-        if n_ctx is None or len(text) <= max(n_ctx * _USUALLY_LONGEST, _LONG_TEXT_BYTES):
+        if n_ctx is None or len(text) <= max(n_ctx * _RARELY_LONGER, _LONG_TEXT_BYTES):
             return
         longest, left_out = self._coverage
-        counted = text.replace(_SPACE, b" ").translate(None, left_out)
-        if longest and (n := len(counted) // longest) > n_ctx:
-            raise ContextOverflow(
-                f"the prompt has more than {n} tokens but the context has {n_ctx}: shorten it, or use a "
-                "longer context"
-            )
+        if not longest:
+            return
+        n = 0
+        if len(text) > n_ctx * _USUALLY_LONGEST:
+            n = len(text.replace(_SPACE, b" ").translate(None, left_out)) // longest
+        n_parts = 0  # tokens of parts: the whole text may have fewer, where two parts meet
+        for start in range(0, len(text), _PART_BYTES):
+            if n > n_ctx or n_parts > 2 * n_ctx:
+                n = max(n, n_parts // 2)
+                raise ContextOverflow(
+                    f"the prompt has more than {n} tokens but the context has {n_ctx}: shorten it, or use a "
+                    "longer context",
+                    n,
+                    n_ctx,
+                    is_exact=False,
+                )
+            part = text[start : start + _PART_BYTES].decode("utf-8", "surrogateescape")
+            n_parts += max(0, len(self.tokenize(part, parse_special=True)) - _SEAM)
 
     @functools.cached_property
     def _coverage(self) -> tuple[int | None, bytes]:

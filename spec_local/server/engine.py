@@ -43,18 +43,27 @@ class Answers:
     """The events of answers that were requested together.
 
     The last event of each answer is `Ended` or `Refused`.
+
+    Attributes:
+        n_unchecked: answers whose prompts may still be refused.
     """
 
     def __init__(self, n: int) -> None:
         self._events: list[tuple[int, Event]] = []
         self._arrived = asyncio.Event()
         self._n_unfinished = n
+        self.n_unchecked = 0
         self.ids: list[int] = []
         self.started = time.monotonic()
 
     def put(self, index: int, event: Event) -> None:
         """Add an event; an answer has at most as many as the context has tokens."""
         self._events.append((index, event))
+        self._arrived.set()
+
+    def check(self) -> None:
+        """The prompt of another answer is not refused; `next` returns."""
+        self.n_unchecked -= 1
         self._arrived.set()
 
     @property
@@ -66,7 +75,8 @@ class Answers:
         """All events that have arrived since the last call, each with the index of its answer.
 
         Args:
-            seconds: that it may wait for one; an empty list: none has arrived. None: until one arrives.
+            seconds: that it may wait for one; an empty list: none has arrived. None: until one arrives, or
+                a prompt has been checked.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -249,6 +259,9 @@ class Engine:
                 del self._answers[id]
                 self._cancelled.discard(id)
                 self._count(answers, event)
+        elif kind == "checked":
+            if found := self._answers.get(content[0]):
+                found[0].check()
         elif kind == "reply":
             id, value = content
             future = self._replies.pop(id, None)
@@ -320,6 +333,7 @@ class Engine:
                 retry_s,
             )
         answers = Answers(len(requests))
+        answers.n_unchecked = len(requests)
         for index, request in enumerate(requests):
             id = next(self._ids)
             self._answers[id] = answers, index

@@ -89,8 +89,8 @@ class EngineProcess:
     """Answers the requests that arrive on a connection; started by `spec_local.server.engine.Engine`.
 
     It receives ``("answer", id, AnswerRequest)`` and ``("ask", id, what, argument)``, ``("cancel", id)`` for
-    both, and ``("sign", None)``. It sends ``("event", id, Event)``, ``("reply", id, value or
-    SpecLocalError)`` and ``("sign",)`` if all workers answer.
+    both, and ``("sign", None)``. It sends ``("checked", id)`` of a prompt, ``("event", id, Event)``,
+    ``("reply", id, value or SpecLocalError)`` and ``("sign",)`` if all workers answer.
 
     Args:
         keep_headers: system messages stay as they are: see `StablePrompts`.
@@ -212,7 +212,9 @@ class EngineProcess:
         try:
             with abandoned_if(lambda: self._closing or id not in self._waiting):
                 check_wanted()
-                self._ready.put(self._prepared(id, request))
+                running = self._prepared(id, request)
+                self._send("checked", id)
+                self._ready.put(running)
         except Abandoned:
             pass  # its client has left
         except Exception as error:
@@ -243,7 +245,9 @@ class EngineProcess:
         """Refuse at once what would be refused when a row is free, and in the terms of a request."""
         n, n_ctx = len(running.tokens), self._session.main.n_ctx
         if n > n_ctx:
-            raise ContextOverflow(f"the prompt has {n} tokens but the context has {n_ctx}: shorten it")
+            raise ContextOverflow(
+                f"the prompt has {n} tokens but the context has {n_ctx}: shorten it", n, n_ctx
+            )
         if running.settings.proposer == "draft" and not self._session.draft:
             raise InvalidRequest('"proposer": "draft" needs a server with a draft model: leave it out')
         shape = running.settings.shape

@@ -42,6 +42,7 @@ _TYPES = {  # OpenAI's and Anthropic's names
 }
 ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
 """The beginnings of the paths of protocols with errors of their own."""
+LLAMA = ("/completion", "/completions", "/infill")
 _RETRY_S = 2  # while models load
 _OF_CLIENTS = ("invalid_request_error", "invalid_request_error")
 _OTHERS = ("server_error", "api_error")
@@ -62,7 +63,23 @@ def code_of(error: SpecLocalError) -> str | None:
 
 def body_for(path: str, error: SpecLocalError) -> dict[str, Any]:
     """The JSON object for an error of the library, in the shape of the protocol that a path belongs to."""
-    return _body(path, status_of(error), str(error), code_of(error))
+    body = _body(path, status_of(error), str(error), code_of(error))
+    if isinstance(error, ContextOverflow) and error.n_prompt and not path.startswith(OLLAMA):
+        body["error"] |= _too_long(path, error)
+    return body
+
+
+def _too_long(path: str, error: ContextOverflow) -> dict[str, Any]:
+    """The keys of an error for a prompt that is too long, by which agents know that they must shorten it."""
+    n = f"{'' if error.is_exact else 'at least '}{error.n_prompt} tokens"
+    if path.startswith(ANTHROPIC):
+        return {"message": f"prompt is too long: {n} > {error.n_ctx} maximum"}
+    counts = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+    if path in LLAMA:
+        message = f"request ({n}) exceeds the available context size ({error.n_ctx} tokens): shorten it"
+        return {"message": message, "type": "exceed_context_size_error", "code": 400, **counts}
+    message = f"the prompt has {n}, but the maximum context length is {error.n_ctx} tokens: shorten it"
+    return {"message": message, **counts}
 
 
 def response(
@@ -77,7 +94,7 @@ def response_for(path: str, error: SpecLocalError) -> JSONResponse:
     headers = {}
     if isinstance(error, Busy | NotReady):
         headers["retry-after"] = str(error.retry_s if isinstance(error, Busy) else _RETRY_S)
-    return response(path, status_of(error), str(error), code=code_of(error), headers=headers)
+    return JSONResponse(body_for(path, error), status_of(error), headers)
 
 
 def _body(path: str, status: int, message: str, code: str | None) -> dict[str, Any]:

@@ -71,11 +71,10 @@ class AnswerRequest:
     def check_length(self, n_ctx: int) -> None:
         """Raise ContextOverflow if there are more messages or token ids than a context has tokens."""
         ids = () if isinstance(self.prompt, str) else [part for part in self.prompt if isinstance(part, int)]
-        for n, what in ((len(self.messages), "messages"), (len(ids), "tokens")):
-            if n > n_ctx:
-                raise ContextOverflow(
-                    f"the prompt has {n} {what} but the context has {n_ctx} tokens: shorten it"
-                )
+        n = max(len(self.messages), len(ids))  # a message has at least one token
+        if n > n_ctx:
+            message = f"the prompt has at least {n} tokens but the context has {n_ctx}: shorten it"
+            raise ContextOverflow(message, n, n_ctx, is_exact=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server import openai_json
+from spec_local.server import errors, openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.completions import Prompts, prompts_of
 from spec_local.server.events import AnswerRequest, Delta, Event, Infill, Loaded, Reading, Token
@@ -24,6 +24,7 @@ class _Body(SamplingBody):
     logprobs: Any = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
+    response_fields: list[str] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
@@ -90,6 +91,7 @@ class LlamaCompletion(Exchange):
         self._probabilities = self.requests[0].settings.logprobs is not None
         self._tokens = bool(given.return_tokens)
         self._with_progress = bool(given.return_progress)
+        self._fields = given.response_fields
         self._model = given.model or loaded.name
         self._answers = [AnswerSoFar() for _ in self.requests]
 
@@ -102,15 +104,17 @@ class LlamaCompletion(Exchange):
         answer = self._answers[index]
         added = answer.add(event)
         if added is None:
+            if found := openai_json.warnings(self.requests):  # the client need not wait for the answer
+                yield openai_json.data({"index": index, **answer_json.part("", "", [], 0, 0), **found})
             return
         if answer.ended:
-            yield openai_json.data(self._last(index, added.content, added.reasoning))
+            yield openai_json.data(self._selected(self._last(index, added.content, added.reasoning)))
         elif added.content or added.reasoning or added.tokens:
             yield openai_json.data(self._part(index, added))
 
     @classmethod
     def refused(cls, error: SpecLocalError) -> str:
-        return openai_json.failure(error)
+        return openai_json.data(errors.body_for("/completion", error))
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any] | Sequence[Any]:
         results = [self._result(index, events) for index, events in enumerate(answers)]
@@ -121,7 +125,7 @@ class LlamaCompletion(Exchange):
         answer.add_all(events)
         tokens = [token.id for token in answer.tokens] if self._tokens else []
         last = self._last(index, answer.content, answer.reasoning)
-        return last | {"tokens": tokens} | self._probabilities_of(answer.tokens)
+        return self._selected(last | {"tokens": tokens} | self._probabilities_of(answer.tokens))
 
     def _part(self, index: int, added: Delta) -> dict[str, Any]:
         tokens = [token.id for token in added.tokens]
@@ -144,6 +148,19 @@ class LlamaCompletion(Exchange):
             "timings": openai_json.timings(ended),
             **openai_json.warnings(self.requests),
         }
+
+    def _selected(self, result: dict[str, Any]) -> dict[str, Any]:
+        """The fields that the body asks for, by their paths, such as ``timings/prompt_n``."""
+        if not self._fields:
+            return result
+        selected = {}
+        for path in self._fields:
+            value: Any = result
+            for key in path.split("/"):
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is not None:
+                selected[path] = value
+        return selected
 
     def _probabilities_of(self, tokens: Sequence[Token]) -> dict[str, Any]:
         if not self._probabilities or not tokens:

@@ -73,12 +73,22 @@ def routes(use: Use, max_body: int) -> list[Route]:
         message += "such as llama-server"
         return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
 
+    async def no_adapters(request: Request) -> Response:
+        return JSONResponse([])
+
+    async def fixed(request: Request) -> Response:
+        message = "this server cannot be changed while it runs: choose models and adapters at its start"
+        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
+
     elsewhere = ["/v1/embeddings", "/embeddings", "/embedding", "/slots/{id}"]
-    elsewhere += [f"{version}/{name}" for version in ("", "/v1") for name in ("rerank", "reranking")]
+    both = ("rerank", "reranking", "audio/transcriptions")
+    elsewhere += [f"{version}/{name}" for version in ("", "/v1") for name in both]
     return [
         Route("/tokenize", until_gone(tokenize), methods=["POST"]),
         Route("/detokenize", until_gone(detokenize), methods=["POST"]),
         Route("/slots", until_gone(slots)),
+        Route("/lora-adapters", no_adapters),
+        *(Route(path, fixed, methods=["POST"]) for path in ("/lora-adapters", "/props")),
         *(Route(path, not_here, methods=["POST"]) for path in elsewhere),
     ]
 

@@ -33,9 +33,9 @@ class OpenAIBody(SamplingBody):
 class OpenAIExchange(Exchange):
     """An exchange with choices.
 
-    Beyond OpenAI's protocol, it writes ``timings`` of a single answer, ``warnings`` if there are any, and, if
-    the body has ``"marks": true``, an object ``specdec`` in each part of a stream, with the spans of its
-    text.
+    Beyond OpenAI's protocol, it writes ``timings`` of a single answer, ``warnings`` if there are any (in the
+    first and the last part of a stream), and, if the body has ``"marks": true``, an object ``specdec`` in
+    each part of a stream, with the spans of its text.
 
     Args:
         given: the body. requests: n for each prompt.
@@ -84,8 +84,8 @@ class OpenAIExchange(Exchange):
         answer = self._answers[index]
         added = answer.add(event)
         if added is None:
-            if self.opening:
-                yield self._chunk(index, self.opening)
+            if self.opening or self._warnings:
+                yield self._chunk(index, self.opening, more=self._warnings)
             return
         part = self._part(answer, added)
         tokens = added.tokens if self._with_logprobs else ()

@@ -57,8 +57,9 @@ def infill_tokens(vocabulary: Vocabulary, gap: Infill, n_ctx: int, n_predict: in
     """The tokens of a gap in a file, after other files of its project.
 
     A quarter of the context, or what is needed, is left for the answer. The text around the gap gets three
-    quarters of the rest, three parts of that before the gap and one after it; what they leave is for the ends
-    of the other files.
+    quarters of the rest, three parts of that before the gap and one after it. What they leave, up to half of
+    the context, is for the ends of the other files: while the text around the gap grows, these then begin
+    with the same token, and stay in the cache.
 
     Args:
         n_ctx: length of the context in tokens.
@@ -82,7 +83,8 @@ def infill_tokens(vocabulary: Vocabulary, gap: Infill, n_ctx: int, n_predict: in
     before = before[len(before) - min(len(before), around * 3 // 4) :]
     suffix_text = gap.suffix[:most] if isinstance(gap.suffix, str) else gap.suffix
     after = mixed_tokens(vocabulary, suffix_text)[: around // 4]
-    others = _other_files(vocabulary, gap.extra, room - len(before) - len(after), most)
+    room = min(room - len(before) - len(after), n_ctx // 2)
+    others = _other_files(vocabulary, gap.extra, room, most)
     bos = [vocabulary.bos] if vocabulary.add_bos else []
     return [*others, *bos, prefix, *before, suffix, *after, middle]
 

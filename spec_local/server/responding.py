@@ -20,6 +20,7 @@ from spec_local.server.events import Event, Reading, Refused
 from spec_local.server.protocol import Exchange
 
 _HEADERS_S = 0.15  # until the headers of a stream: an error that is known by then has a status of its own
+_CHECKED_S = 5.0  # the same for an answer whose prompt is still being checked: agents shorten it on a 400
 _SIGN_S = 5.0  # between two signs of life: the strictest clients wait 10 s
 _WHOLE_S = 15.0  # until those of a JSON object, which fix its status at 200
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -113,14 +114,15 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
     except BaseException:
         end()
         raise
-    opening = next((event for _, event in first if not isinstance(event, Reading)), None)
-    if isinstance(opening, Refused):
-        end()
-        raise opening.error
+    begun = {index for index, event in first if not isinstance(event, Reading | Refused)}
+    for index, event in first:
+        if isinstance(event, Refused) and index not in begun:
+            end()
+            raise event.error
 
     async def write() -> AsyncIterator[str]:
         arrived, parts, state = first, [*exchange.begin()], "waiting"
-        written = time.monotonic() if opening else -_SIGN_S
+        written = time.monotonic() if begun else -_SIGN_S
         while True:
             for index, event in arrived:
                 if isinstance(event, Refused):
@@ -156,9 +158,12 @@ async def _apart(parts: Sequence[str], exchange: Exchange) -> AsyncIterator[str]
 
 async def _first(answers: Answers) -> _Arrived:
     """The events that arrive before the headers must be sent."""
-    deadline, first = time.monotonic() + _HEADERS_S, _Arrived()
-    while all(isinstance(event, Reading) for _, event in first):
-        if (left := deadline - time.monotonic()) <= 0:
+    begun, first = time.monotonic(), _Arrived()
+    while not any(isinstance(event, Refused) for _, event in first):
+        if not answers.n_unchecked and not all(isinstance(event, Reading) for _, event in first):
+            break
+        limit = _CHECKED_S if answers.n_unchecked else _HEADERS_S
+        if (left := begun + limit - time.monotonic()) <= 0:
             break
         first += await answers.next(left)
     return first

@@ -254,7 +254,8 @@ class Responses(Exchange):
 
 def _failure(error: SpecLocalError) -> dict[str, str]:
     code = "invalid_prompt" if errors.status_of(error) < 500 else "server_error"
-    return {"code": code, "message": str(error)}
+    message = errors.body_for("", error)["error"]["message"]
+    return {"code": errors.code_of(error) or code, "message": message}
 
 
 def _choice(given: object, choice: str) -> object:

@@ -39,14 +39,14 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "dynatemp_range": (0,),
     "xtc_probability": (0,),
     "dry_multiplier": (0,),
-    "top_n_sigma": (0, -1),
+    "top_n_sigma": (0,),
     "adaptive_target": (-1,),
     "min_keep": (0, 1),
-    "n_indent": (0,),
-    "t_max_predict_ms": (0, -1),
     "lora": ([],),
 }
 """Fields of llama.cpp's server that change answers and do not exist here, with the values that do not."""
+_OFF_BELOW_0 = {"dynatemp_range", "xtc_probability", "top_n_sigma", "adaptive_target"}
+_LISTS = ("samplers", "stop", "input_extra", "response_fields", "tools")
 _SAMPLERS: Mapping[str, Mapping[str, float]] = {
     "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
     "top_k": {"top_k": 0},
@@ -199,6 +199,8 @@ class SamplingBody(Part):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     n_predict: Count | None = None
+    n_indent: Annotated[int, Field(ge=0)] | None = None
+    t_max_predict_ms: Annotated[float, Field(ge=-1)] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -220,10 +222,15 @@ class SamplingBody(Part):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_samplers(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
         for name, values in _NEUTRAL.items():
-            if isinstance(body, dict) and body.get(name) not in (None, *values):
+            value = body.get(name)
+            is_off = name in _OFF_BELOW_0 and isinstance(value, int | float) and value < 0
+            if value not in (None, *values) and not is_off:
                 raise ValueError(f"{name} is not supported: give {values[0]}, or leave it out")
-        return body
+        # In Lua, an empty list is an empty object.
+        return {name: value for name, value in body.items() if name not in _LISTS or value != {}}
 
     @property
     def most(self) -> int | None:
@@ -250,6 +257,8 @@ class SamplingBody(Part):
         }
         given = {
             "seed": None if self.seed in (None, -1) else self.seed % 2**64,  # as llama.cpp, also below zero
+            "min_indent": self.n_indent,
+            "max_seconds": ms / 1e3 if (ms := self.t_max_predict_ms or 0) > 0 else None,
             "grammar": self.grammar or None,
             "json_schema": own.schema if (own := self._own_schema()) else None,
         }

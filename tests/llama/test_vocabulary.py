@@ -184,9 +184,11 @@ def test_no_text_that_fits_is_refused(request, model, runs):
     for parse_special in (False, True):
         n = len(vocabulary.tokenize(text, parse_special=parse_special))
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("_USUALLY_LONGEST", "_LONG_TEXT_BYTES"):
+            for name in ("_RARELY_LONGER", "_USUALLY_LONGEST", "_LONG_TEXT_BYTES"):
                 patch.setattr("spec_local.llama.vocabulary." + name, 0)
-            vocabulary.check_length(bytes_of(text), n)
+            for size in (1 << 15, 64):  # of the parts
+                patch.setattr("spec_local.llama.vocabulary._PART_BYTES", size)
+                vocabulary.check_length(bytes_of(text), n)
 
 
 @pytest.mark.parametrize("character", [" ", "a", "▁", "é", "\udcff"])
@@ -199,6 +201,21 @@ def test_a_text_that_cannot_fit_is_refused_at_once(vocabulary, monkeypatch, char
     vocabulary.check_length(text, None)
 
 
+def test_of_a_text_that_is_much_too_long_a_part_is_tokenized(vocabulary, monkeypatch):
+    lengths, tokenize = [], Vocabulary.tokenize
+    monkeypatch.setattr(
+        Vocabulary,
+        "tokenize",
+        lambda self, text, **options: lengths.append(len(text)) or tokenize(self, text, **options),
+    )
+    text = "the way of the water, "
+    with pytest.raises(ContextOverflow) as raised:
+        vocabulary.check_length(bytes_of(text * 50_000), 1 << 16)
+    assert 1 << 16 < raised.value.n_prompt < 1 << 17
+    assert not raised.value.is_exact
+    assert sum(lengths) < len(text) * 50_000
+
+
 def test_of_other_tokenizers_nothing_is_refused(vocabulary):
     """They make one token of any unknown word, or leave out white space."""
     other = Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
@@ -208,7 +225,7 @@ def test_of_other_tokenizers_nothing_is_refused(vocabulary):
 
 def test_the_space_of_sentencepiece_is_one_byte_of_a_token(vocabulary):
     other = Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
-    other._coverage = 128, b""
+    other._coverage, other.tokenize = (128, b""), lambda *_, **__: ()
     text = bytes_of("▁" * 128 * 100)
     other.check_length(text, 100)
     with pytest.raises(ContextOverflow):

@@ -161,7 +161,7 @@ def test_every_setting_affects_either_the_output_or_only_the_speed():
     """List a new setting here, or mark it in `GenerationSettings` so that a batch resumes when it changes."""
     output = {
         *("sampling", "seed", "max_tokens", "stops", "grammar", "json_schema", "call_grammar"),
-        *("reasoning_budget", "control_text", "logprobs", "sampled_logprobs"),
+        *("min_indent", "max_seconds", "reasoning_budget", "control_text", "logprobs", "sampled_logprobs"),
     }
     speed = {f.name for f in fields(GenerationSettings) if f.metadata == {"affects": "speed"}}
     assert {f.name for f in fields(GenerationSettings)} - speed == output

@@ -94,6 +94,19 @@ def test_a_gap_fits_the_context(n_predict):
     assert tokens.count(ord("a")) > 2 * tokens.count(ord("z")) > 0
 
 
+def test_other_files_stay_in_the_cache_while_the_text_around_the_gap_grows():
+    files = [(f"{i}.py", "x" * 40) for i in range(9)]
+
+    def prompt(around, n_predict):
+        return infill_tokens(letters(), Infill(around, around, "", files), 400, n_predict)
+
+    read = prompt("", 0)  # as editors do, before there is a question
+    n_common = read.index(PRE) + 1
+    assert n_common > 200
+    for length in (1, 20, 50):
+        assert prompt("a" * length, 64)[:n_common] == read[:n_common]
+
+
 def test_a_model_without_gaps():
     with pytest.raises(ModelError, match="/infill needs"):
         infill_tokens(letters(fill_in=None), GAP, 200, None)

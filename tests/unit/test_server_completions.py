@@ -290,8 +290,6 @@ def test_llama_samplers_in_another_order(samplers):
     ("field", "neutral", "other"),
     [
         ("lora", [], [{"id": 0, "scale": 1}]),
-        ("n_indent", 0, 2),
-        ("t_max_predict_ms", 0, 100),
         ("min_keep", 0, 5),
         ("adaptive_target", -1.0, 0.5),
     ],

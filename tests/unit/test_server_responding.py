@@ -7,7 +7,7 @@ import time
 import pytest
 
 from spec_local.engine.events import Statistics
-from spec_local.errors import BackendError, InvalidRequest
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.server import responding
 from spec_local.server.chat_completions import ChatCompletions
 from spec_local.server.engine import Answers
@@ -98,6 +98,29 @@ def test_progress_is_a_sign_of_life():
 def test_an_error_that_is_known_at_once_is_a_status(kind, body, before):
     with pytest.raises(InvalidRequest):
         run(kind, body, *before, Refused(InvalidRequest("wrong: correct it")))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_headers_wait_until_all_prompts_are_checked(monkeypatch, seconds):
+    """An agent shortens its prompt if the status is 400; but no client waits for headers without an end."""
+
+    async def status():
+        answers = Answers(2)
+        answers.n_unchecked = 2
+        answers.check()
+        answers.put(0, STARTED)
+        exchange = LlamaCompletion({"prompt": ["a", "b"], "stream": True}, LOADED)
+        making = asyncio.create_task(responding.stream(exchange, answers, lambda: None))
+        await asyncio.sleep(0.2)
+        answers.put(1, Refused(ContextOverflow("too long: shorten it")))
+        return (await making).status_code
+
+    monkeypatch.setattr(responding, "_CHECKED_S", seconds or 5.0)
+    if seconds:
+        assert asyncio.run(status()) == 200
+    else:
+        with pytest.raises(ContextOverflow):
+            asyncio.run(status())
 
 
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)
