@@ -44,6 +44,13 @@ def _response_format(form: object) -> object:
     raise ValueError("give json, or a JSON schema")
 
 
+def _functions(tools: object) -> Any:
+    """The tools that are functions, which they are without a type, too."""
+    if not isinstance(tools, list):
+        return tools
+    return functions_of([{"type": "function", **t} if isinstance(t, dict) else t for t in tools])
+
+
 class _Options(SamplingBody):
     """Options. Those that say how ollama loads and computes, such as ``num_thread``, are ignored."""
 
@@ -104,7 +111,7 @@ class _Body(Part):
 
 class _ChatBody(_Body):
     messages: Items = Field(default_factory=list)
-    tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
+    tools: Annotated[list[Tool] | None, BeforeValidator(_functions)] = None
 
     def request(self, loaded: Loaded) -> AnswerRequest | None:
         """The answer to generate; None: the model is only loaded."""

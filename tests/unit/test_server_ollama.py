@@ -1,14 +1,18 @@
 """Ollama's protocol: what bodies ask for, and what clients get."""
 
+import asyncio
 import json
 from datetime import UTC, datetime
 
+import httpx
 import pytest
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import BackendError, InvalidRequest
+from spec_local.server import app
 from spec_local.server.events import Delta, Loaded
 from spec_local.server.ollama import OllamaChat, OllamaGenerate, timestamp
+from spec_local.server.served_models import ServedModel, ServedModels
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
@@ -209,6 +213,9 @@ def test_images_are_notes():
 
 
 def test_tools():
+    without_type = {"function": {"name": "time"}}
+    (first, second) = request(tools=[TOOL, without_type]).tools
+    assert (first, second) == (TOOL, {"type": "function", **without_type})
     found = request(tools=[TOOL, {"type": "web_search"}])
     assert found.tools == [TOOL]
     assert found.tool_choice == "auto"
@@ -380,6 +387,20 @@ def test_signs_of_life_and_errors():
 def test_warnings_are_in_the_last_object():
     exchange = chat(options={"num_ctx": 4096})
     assert ["warnings" in line for line in lines(exchange, ANSWER)][-1]
+
+
+def test_a_model_whose_file_is_gone(tmp_path):
+    gone = ServedModel("gone", {"main": tmp_path / "gone.gguf", "n_ctx": None})
+
+    async def main():
+        transport = httpx.ASGITransport(app.create(ServedModels([gone]), app.Access()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get("/api/tags"), await client.post("/api/show", json={"model": "gone"})
+
+    listed, shown = asyncio.run(main())
+    assert listed.json() == {"models": []}
+    assert shown.status_code == 503
+    assert "the file of gone cannot be read" in shown.json()["error"]
 
 
 def test_times():
