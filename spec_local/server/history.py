@@ -28,7 +28,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details",
 _CALLS = ("tool_use", "tool_call", "invalid_tool_call", "tool-call", "function_call")
 """Parts of an answer that are calls: of Anthropic, LangChain, AI SDK, OpenAI's responses."""
 _RESULTS = ("tool_result", "tool-result", "function_call_output")
-_MAX_WAITING = 64  # calls without a result that another one may belong to
+_MAX_WAITING = 16  # calls without a result that another one may belong to
 _THOUGHT_TEXTS = ("thinking", "reasoning", "think", "text", "content", "summary")
 _IDS = ("tool_call_id", "tool_use_id", "call_id", "toolCallId")
 
@@ -89,7 +89,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._reasoning = ""  # of items before the answer that it belongs to
+        self._thoughts: list[str] = []  # of items before the answer that they belong to
         self._open: OrderedDict[str, tuple[str, bool]] = OrderedDict()
         """Ids of calls without a result; the names of their functions, and whether the id was made here."""
         self._texts: set[str] = set()  # ids of calls that have become text
@@ -101,8 +101,9 @@ class _Reader:
         if role == "assistant":
             if self.messages and self.messages[-1]["role"] in ("user", "system"):
                 self._open.clear()  # what has no result by now was interrupted
-            if self._reasoning:
-                message["reasoning_content"], self._reasoning = self._reasoning, ""
+            if reasoning := "".join(self._thoughts):
+                message["reasoning_content"] = reasoning
+            self._thoughts.clear()
         self.messages.append(message)
         return message
 
@@ -112,18 +113,21 @@ class _Reader:
         if item.get("role") is not None or not isinstance(kind, str) or kind == "message":
             self._read_message(item, _role(item, where), where, is_last)
         elif kind == "function_call":
-            continued = self.messages and self.messages[-1]["role"] == "assistant" and not self._reasoning
+            if not _is_of_function(item):
+                self.add("assistant", self._told(item))
+                return
+            continued = self.messages and self.messages[-1]["role"] == "assistant" and not self._thoughts
             self._call(self.messages[-1] if continued else self.add("assistant", ""), item)
         elif kind == "function_call_output":
             self._result(item, readable(item.get("output")))
         elif kind == "reasoning":
-            self._reasoning += _thought(item)
+            self._thoughts += filter(None, [_thought(item)])
         elif role := role_of(kind):
             if text := described(item):
                 self.add(role, text)
-        elif is_last:
+        elif is_last and kind != "mcp_list_tools":
             raise InvalidRequest(f"{where}: the type {kind[:40]} is not supported: give a message")
-        elif kind != "mcp_list_tools" and not str(item.get("id")).startswith("rs_"):  # reasoning
+        elif kind != "mcp_list_tools" and not str(item.get("id")).startswith("rs_"):  # of reasoning
             self.add("assistant", note(kind))
 
     def _read_message(self, item: Mapping[str, Any], role: str, where: str, is_last: bool) -> None:
@@ -137,14 +141,16 @@ class _Reader:
         if is_question and content is None:
             raise InvalidRequest(f"{where}.content is missing: give text")
         is_question &= not any(_kind(part) in _RESULTS for part in parts)
-        answers = role == "assistant"
+        answers, has_result = role == "assistant", False
         thought = next(filter(None, (_thought(item.get(name)) for name in _REASONING)), "") if answers else ""
-        thoughts, texts, calls, has_result = [thought], list[str](), list[Any](), False
+        thoughts, texts, calls = [thought], list[str](), list[Any]()
 
         def add() -> None:
-            self._reasoning += "".join(thoughts)
-            message = self.add(role, "\n".join(texts))
-            for call in calls:
+            self._thoughts += thoughts
+            told = [self._told(call) for call in calls if not _is_of_function(call)]
+            lines = filter(None, [*texts, *told]) if told else texts
+            message = self.add(role, "\n".join(lines))
+            for call in filter(_is_of_function, calls):
                 self._call(message, call)
             for each in (thoughts, texts, calls):
                 each.clear()
@@ -159,9 +165,7 @@ class _Reader:
                 has_result = True
                 if texts or calls:
                     add()
-                self._result(
-                    part, readable(next((part[k] for k in ("content", "output") if k in part), None))
-                )
+                self._result(part, readable(part.get("content", part.get("output"))))
             elif is_question:
                 try:
                     texts.append(text_of(part))
@@ -179,18 +183,17 @@ class _Reader:
         if texts or calls or not has_result:
             add()
 
-    def _call(self, message: dict[str, Any], call: object) -> None:
-        """Add a call to a message of the assistant; one that is not of a function becomes text."""
+    def _told(self, call: object) -> str:
+        """A call that is not one of a function, as text."""
         given = call if isinstance(call, dict) else {}
-        function = given["function"] if isinstance(given.get("function"), dict) else given
-        name = next(filter(None, _strings(function, "name", "toolName")), None)
-        id = next(filter(None, _strings(given, "call_id", "toolCallId", "id")), None)
-        if given.get("type") == "custom" or name is None:
-            custom = given["custom"] if isinstance(given.get("custom"), dict) else given
-            text = described({"type": "custom_tool_call", **{k: v for k, v in custom.items() if k != "type"}})
-            message["content"] = "\n".join(filter(None, (message["content"], text)))
-            self._texts.add(id or "")
-            return
+        self._texts.add(_id_of(given) or "")
+        custom = given["custom"] if isinstance(given.get("custom"), dict) else given
+        return described({**custom, "type": "custom_tool_call"})
+
+    def _call(self, message: dict[str, Any], call: Mapping[str, Any]) -> None:
+        """Add a call to a message of the assistant."""
+        name, function = _called(call)
+        id = _id_of(call)
         arguments = next((function[k] for k in ("arguments", "input", "args") if k in function), None)
         if not isinstance(arguments, str):
             arguments = "{}" if arguments is None else json.dumps(arguments, ensure_ascii=False)
@@ -233,6 +236,20 @@ def _role(item: Mapping[str, Any], where: str) -> str:
 def _kind(part: object) -> object:
     kind = part.get("type") if isinstance(part, dict) else None
     return kind if isinstance(kind, str) else None
+
+
+def _id_of(call: Mapping[str, Any]) -> str | None:
+    return next(filter(None, _strings(call, "call_id", "toolCallId", "id")), None)
+
+
+def _is_of_function(call: object) -> bool:
+    return isinstance(call, dict) and call.get("type") != "custom" and bool(_called(call)[0])
+
+
+def _called(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name of a call's function, empty if it has none; and the object that has it."""
+    function = call["function"] if isinstance(call.get("function"), dict) else call
+    return next(filter(None, _strings(function, "name", "toolName")), ""), function
 
 
 def _pictures(message: Mapping[str, Any]) -> list[str]:

@@ -248,6 +248,10 @@ def test_what_is_asked_now_must_be_readable(kind, items, error):
         messages_of(kind, items)
 
 
+def test_a_last_item_that_says_nothing():
+    assert messages_of(Responses, [QUESTION, part("mcp_list_tools", tools=[])]) == [QUESTION]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("depth", [190, 300])
 def test_deep_nesting(kind, depth):
