@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from spec_local.errors import InvalidRequest
 from spec_local.grammar.json_schema import short
@@ -17,10 +17,12 @@ _NAMED = {*NAMED, "dependentSchemas"}
 _MAX_SCHEMAS = 10_000
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _is_count(value: object) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return False
-    return value >= 0 and value == int(value)
+    return _is_number(value) and value >= 0 and value == int(value)
 
 
 def _is_strings(value: object) -> bool:
@@ -43,6 +45,10 @@ _VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
          "maxProperties"),
         (_is_count, "0 or more"),
     ),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number")
+    ),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a positive number"),
     "dependentRequired": (
         lambda value: isinstance(value, dict) and all(map(_is_strings, value.values())),
         "a list of names for each name",

@@ -45,14 +45,15 @@ class Answers:
     The last event of each answer is `Ended` or `Refused`.
 
     Attributes:
-        n_unchecked: answers whose prompts may still be refused.
+        unchecked: ids of answers that are likely to be refused before they begin, if at all: their prompt may
+            be too long, or their grammar wrong.
     """
 
     def __init__(self, n: int) -> None:
         self._events: list[tuple[int, Event]] = []
         self._arrived = asyncio.Event()
         self._n_unfinished = n
-        self.n_unchecked = 0
+        self.unchecked: set[int] = set()
         self.ids: list[int] = []
         self.started = time.monotonic()
 
@@ -61,9 +62,9 @@ class Answers:
         self._events.append((index, event))
         self._arrived.set()
 
-    def check(self) -> None:
-        """The prompt of another answer is not refused; `next` returns."""
-        self.n_unchecked -= 1
+    def check(self, id: int) -> None:
+        """Note that an answer will not be refused before it begins; `next` returns."""
+        self.unchecked.discard(id)
         self._arrived.set()
 
     @property
@@ -261,7 +262,7 @@ class Engine:
                 self._count(answers, event)
         elif kind == "checked":
             if found := self._answers.get(content[0]):
-                found[0].check()
+                found[0].check(content[0])
         elif kind == "reply":
             id, value = content
             future = self._replies.pop(id, None)
@@ -333,12 +334,13 @@ class Engine:
                 retry_s,
             )
         answers = Answers(len(requests))
-        answers.n_unchecked = len(requests)
         for index, request in enumerate(requests):
             id = next(self._ids)
             self._answers[id] = answers, index
             answers.ids.append(id)
-            self._send(("answer", id, request))
+            size = self._send(("answer", id, request))
+            if size > loaded.n_ctx or request.settings.constrained:  # few tokens are shorter than a byte
+                answers.unchecked.add(id)
         return answers
 
     def cancel(self, answers: Answers) -> None:
@@ -392,13 +394,14 @@ class Engine:
         with contextlib.suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the process, and what reads here
 
-    def _send(self, message: Any) -> None:
-        """Write a message, without waiting until the process reads it."""
+    def _send(self, message: Any) -> int:
+        """Write a message, without waiting until the process reads it; return its size in bytes."""
+        data = pickle.dumps(message)
         if self._writer:
-            data = pickle.dumps(message)
             is_long = len(data) > _LONG
             self._writer.write(_LONG_HEAD.pack(-1, len(data)) if is_long else _HEAD.pack(len(data)))
             self._writer.write(data)
+        return len(data)
 
 
 # What the process reads and writes with `multiprocessing.connection.Connection`, which would wait here.

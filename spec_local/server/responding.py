@@ -20,7 +20,7 @@ from spec_local.server.events import Event, Reading, Refused
 from spec_local.server.protocol import Exchange
 
 _HEADERS_S = 0.15  # until the headers of a stream: an error that is known by then has a status of its own
-_CHECKED_S = 5.0  # the same for an answer whose prompt is still being checked: agents shorten it on a 400
+_CHECKED_S = 5.0  # the same while a long prompt or a grammar is checked: agents shorten prompts on a 400
 _SIGN_S = 5.0  # between two signs of life: the strictest clients wait 10 s
 _WHOLE_S = 15.0  # until those of a JSON object, which fix its status at 200
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -160,9 +160,9 @@ async def _first(answers: Answers) -> _Arrived:
     """The events that arrive before the headers must be sent."""
     begun, first = time.monotonic(), _Arrived()
     while not any(isinstance(event, Refused) for _, event in first):
-        if not answers.n_unchecked and not all(isinstance(event, Reading) for _, event in first):
+        if not answers.unchecked and not all(isinstance(event, Reading) for _, event in first):
             break
-        limit = _CHECKED_S if answers.n_unchecked else _HEADERS_S
+        limit = _CHECKED_S if answers.unchecked else _HEADERS_S
         if (left := begun + limit - time.monotonic()) <= 0:
             break
         first += await answers.next(left)

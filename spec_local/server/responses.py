@@ -255,7 +255,7 @@ class Responses(Exchange):
 def _failure(error: SpecLocalError) -> dict[str, str]:
     code = "invalid_prompt" if errors.status_of(error) < 500 else "server_error"
     message = errors.body_for("", error)["error"]["message"]
-    return {"code": errors.code_of(error) or code, "message": message}
+    return {"code": code, "message": message}  # OpenAI's clients know no other codes
 
 
 def _choice(given: object, choice: str) -> object:

@@ -4,6 +4,7 @@ Fields with the value null count as missing, and fields of other programs are ig
 """
 
 import dataclasses
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -55,6 +56,8 @@ _SAMPLERS: Mapping[str, Mapping[str, float]] = {
     "temperature": {"temperature": 1.0},
 }
 """Samplers in their order, with the settings at which they do nothing."""
+_EXCHANGEABLE = ({"top_k", "min_p"}, {"top_k", "temperature"})
+"""Pairs whose order does not change the distribution."""
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _WORDING = (
     ("input should be greater than or equal to ", "give at least "),
@@ -332,8 +335,11 @@ def _ordered(settings: SamplingSettings, samplers: str | list[str] | None) -> Sa
             return False  # the most probable token is always left
         return any(getattr(settings, field) != value for field, value in _SAMPLERS.get(name, {}).items())
 
-    used = [name for name in names if has_effect(name)]
-    if used != [name for name in _SAMPLERS if name in used]:
+    used, order = [name for name in names if has_effect(name)], [*_SAMPLERS]
+    if any(
+        order.index(first) >= order.index(second) and {first, second} not in _EXCHANGEABLE
+        for first, second in itertools.combinations(used, 2)
+    ):
         raise InvalidRequest(f"samplers in this order are not supported: give {', '.join(_SAMPLERS)}")
     return settings
 

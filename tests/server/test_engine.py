@@ -485,3 +485,21 @@ def test_grammars_are_compiled_beside_running_answers(arguments, monkeypatch):
     assert [type(ends[id]) for id in range(7)] == [Ended] * 6 + [Refused]
     assert len(threads) == 7
     assert all(name.startswith("prepare") for name in threads)
+
+
+def test_what_may_be_refused_is_known_until_it_is_checked(arguments):
+    """The headers of a stream wait for that: see `responding`."""
+    grammar = replace(GREEDY, grammar='root ::= "a"')
+
+    async def main():
+        async with running(arguments) as engine:
+            short, long, constrained = (
+                engine.answer([AnswerRequest(settings, prompt=prompt)])
+                for settings, prompt in ((GREEDY, "one"), (GREEDY, "many " * 3000), (grammar, "one"))
+            )
+            before = [answers.unchecked == {*answers.ids} for answers in (short, long, constrained)]
+            ends = [(await collect(answers))[0][-1] for answers in (short, long, constrained)]
+            assert all(isinstance(event, Ended) for event in ends)
+            return before, [answers.unchecked for answers in (short, long, constrained)]
+
+    assert asyncio.run(main()) == ([False, True, True], [set()] * 3)

@@ -273,6 +273,8 @@ def test_llama_probabilities_after_sampling():
         (["top_k"], {"repeat_penalty": 1.5}, {"top_p": 1, "min_p": 0, "temperature": 1}),
         (["temperature", "top_k", "min_p", "top_p"], {"temperature": 0}, {"temperature": 0}),
         (["temperature", "top_p"], {"temperature": 1}, {"temperature": 1, "top_k": 0, "min_p": 0}),
+        (["temperature", "top_k"], {}, {"top_p": 1, "min_p": 0}),
+        (["min_p", "top_k", "infill"], {}, {"top_p": 1, "temperature": 1}),
     ],
 )
 def test_llama_samplers(samplers, more, settings):
@@ -280,7 +282,9 @@ def test_llama_samplers(samplers, more, settings):
     assert found == SamplingSettings(**settings)
 
 
-@pytest.mark.parametrize("samplers", [["temperature", "top_p"], "tp", ["top_k", "top_k"], ["min_p", "top_p"]])
+@pytest.mark.parametrize(
+    "samplers", [["temperature", "top_p"], "tp", ["top_k", "top_k"], ["min_p", "top_p"], "tkp"]
+)
 def test_llama_samplers_in_another_order(samplers):
     with pytest.raises(InvalidRequest, match="samplers in this order are not supported"):
         llama(samplers=samplers)

@@ -106,8 +106,8 @@ def test_headers_wait_until_all_prompts_are_checked(monkeypatch, seconds):
 
     async def status():
         answers = Answers(2)
-        answers.n_unchecked = 2
-        answers.check()
+        answers.unchecked = {5, 6}
+        answers.check(5)
         answers.put(0, STARTED)
         exchange = LlamaCompletion({"prompt": ["a", "b"], "stream": True}, LOADED)
         making = asyncio.create_task(responding.stream(exchange, answers, lambda: None))
