@@ -80,3 +80,24 @@ def write_scripted_model(path, template, before, script, more=(), control=()):
             end_scale=1.0,
             chat_template=template,
         )
+
+
+def write_calling_model(path, template):
+    """Write a model that always thinks `THOUGHT`, and then asks for the weather in Rome.
+
+    It also fills gaps, with anything.
+
+    Args:
+        template: of `TOOL_TEMPLATES`, which ends with the start of an answer.
+    """
+    script = [
+        *_THOUGHT,
+        "\n</th",
+        "ink>\n\n",
+        '<tool_call>\n{"name": "weather", ',
+        '"arguments": {"city": "Ro',
+    ]
+    gaps = [f"<|fim_{part}|>" for part in ("prefix", "suffix", "middle")]
+    off = "{% if enable_thinking is defined and not enable_thinking %}{{ '</think>\n' }}{% endif %}"
+    opened = template.removesuffix("\n' }}") + "\n<think>\n' }}" + off
+    return write_scripted_model(path, opened, "<0x0A>", [*script, 'me"}}\n</tool', "_call>"], gaps)

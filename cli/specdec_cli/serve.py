@@ -105,10 +105,11 @@ def serve(
 ) -> None:
     """Serve models over HTTP to editors, agents and chat programs, and show a page to try them.
 
-    Clients that speak to OpenAI, Anthropic or llama.cpp's server need only
-    another address, such as http://localhost:8080/v1. Of several models, all but
-    the first are loaded when a request names them, and the one that was not used
-    for the longest time makes room. Requests may set other options.
+    Clients that speak to OpenAI, Anthropic, Ollama or llama.cpp's server need
+    only another address, such as http://localhost:8080/v1; Ollama's find it by
+    themselves with --port 11434. Of several models, all but the first are loaded
+    when a request names them, and the one that was not used for the longest time
+    makes room. Requests may set other options.
 
     Examples:
 

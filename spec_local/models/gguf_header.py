@@ -88,16 +88,20 @@ def generates_text(metadata: Metadata) -> bool:
 
 def describe(metadata: Metadata) -> str:
     """The model's name and quantization, such as ``Llama 3.2 3B Instruct, Q4_K_M``, in one line."""
-    import gguf  # takes 0.1 s
-
     words = [str(metadata.get(f"general.{key}", "")) for key in ("architecture", "size_label")]
     name = str(metadata.get("general.name", "")) or " ".join(filter(None, words))
+    return ", ".join(filter(None, [" ".join(name.split()), quantization(metadata)]))
+
+
+def quantization(metadata: Metadata) -> str:
+    """The model's quantization, such as ``Q4_K_M``; empty: it is unknown."""
+    import gguf  # takes 0.1 s
+
     try:
         kind = gguf.LlamaFileType(metadata.get("general.file_type")).name
     except ValueError:
-        kind = ""
-    quantization = re.sub("^(MOSTLY|ALL)_", "", kind)
-    return ", ".join(filter(None, [" ".join(name.split()), quantization]))
+        return ""
+    return re.sub("^(MOSTLY|ALL)_", "", kind)
 
 
 def _beginning(path: Path, n_bytes: int) -> BytesIO:

@@ -1,9 +1,10 @@
-"""An HTTP server with the protocols of OpenAI, Anthropic and llama.cpp.
+"""An HTTP server with the protocols of OpenAI, Anthropic, Ollama and llama.cpp.
 
 run              listens, and ends gracefully
 app              routes, and the way of a request to its response; guard: what each must pass before
 page/            the page, static files
-protocol         an `Exchange`: chat_completions, completions, responses, messages, llama_completion
+protocol         an `Exchange`: chat_completions, completions, responses, messages, ollama, llama_completion
+ollama_paths     the models as Ollama lists them; model_facts: what they can do
 prompts          paths that return a prompt's number of tokens, or its text
 engine           the server's side of the process with the models: gives each answer its events
 engine_process   the models, in a child process: answers several requests at the same time

@@ -1,9 +1,11 @@
 """Accumulates a streaming answer."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from spec_local.chat.messages import json_object, repaired_object
 from spec_local.core.text import printable
 from spec_local.engine.events import Statistics
 from spec_local.server.events import Delta, Ended, Event, Reading, Refused, Started, Token
@@ -146,3 +148,15 @@ class Blocks:
 
 def _with(call: "ToolCall", arguments: str) -> "ToolCall":
     return replace(call, arguments=call.arguments + arguments)
+
+
+def arguments_of(call: "ToolCall") -> dict[str, Any]:
+    """The arguments of a call as an object that can be written as JSON again.
+
+    What is complete of them if they are cut.
+    """
+    value = json_object(call.arguments)
+    value = repaired_object(call.arguments) if value is None else value
+    text = json.dumps(value, ensure_ascii=False)
+    found: dict[str, Any] = json.loads(text.encode(errors="replace"))  # of bytes that are not UTF-8
+    return found

@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from spec_local.core.lazy_table import LazyTable
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
-from spec_local.server import errors, llama_paths, openapi, responding
+from spec_local.server import errors, llama_paths, ollama_paths, openapi, responding
 from spec_local.server.engine import Engine, NotReady
 from spec_local.server.guard import Access, Guard
 from spec_local.server.learning import IdleTraining
@@ -43,6 +43,8 @@ PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
         # llama.cpp's server has these paths without a version, too
         "/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
         "/responses": "spec_local.server.responses:Responses",
+        "/api/chat": "spec_local.server.ollama:OllamaChat",
+        "/api/generate": "spec_local.server.ollama:OllamaGenerate",
     }
 )
 """The kind of `Exchange` for each path."""
@@ -177,22 +179,28 @@ def create(
         given = await read_json(request, access.max_body)
         model = served.chosen(given.get("model"))
         body, path = completed(given, model.defaults), request.url.path
+        kind = kinds[path]
+        if not model.engine and (response := kind.without_model(body)):
+            return JSONResponse(response)
         loaded = asyncio.get_running_loop().create_future()
         return await responding.with_signs(
-            respond(kinds[path], request, body, loaded),
-            kinds[path],
+            respond(kind, request, body, loaded),
+            kind,
             path,
-            begun=loaded if body.get("stream") is True else None,
-            state=f"loading {model.name}",
+            begun=loaded if kind.wants_stream(body) else None,
+            model=model.name,
         )
 
     async def respond(
         kind: type[Exchange], request: Request, body: Mapping[str, Any], loaded: "asyncio.Future[None]"
     ) -> Response:
+        begun = time.monotonic()
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(await served.use(body.get("model"), body.get("keep_alive")))
             loaded.set_result(None)
+            waited_s = time.monotonic() - begun
             exchange = await checked(kind, request, body, engine)
+            exchange.waited_s = waited_s
             answers = engine.answer(exchange.requests)
             stack.callback(engine.cancel, answers)
             end = stack.pop_all().close
@@ -210,6 +218,7 @@ def create(
         Route("/learning", learned),
         Route("/openapi.json", description),
         *llama_paths.routes(use, access.max_body),
+        *ollama_paths.routes(served, access.max_body),
         *(
             Route(path, until_gone(prompt), methods=["POST"])
             for path, (kind, _) in PROMPTS.items()
@@ -254,6 +263,8 @@ def page_files() -> dict[str, Path]:
 
 def _page(file: Path) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
+        if request.url.path == "/" and "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(ollama_paths.IS_RUNNING, headers={"vary": "accept"})
         return FileResponse(file, headers=_PAGE_HEADERS)
 
     return respond

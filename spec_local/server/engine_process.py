@@ -165,7 +165,7 @@ class EngineProcess:
             template=self._model.chat_template,
             properties={"version": __version__, "n_vocab": session.main.n_vocab},
             draft_path=session.draft.model.path if session.draft else None,
-            gpu_layers=self._model.gpu_layers,
+            gpu_layers=self._model.gpu_layers if self._model.is_on_gpu else 0,
         )
 
     # Receiving and preparing

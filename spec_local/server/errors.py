@@ -40,7 +40,8 @@ _TYPES = {  # OpenAI's and Anthropic's names
     HTTPStatus.NOT_IMPLEMENTED: ("not_supported_error", "invalid_request_error"),
     HTTPStatus.SERVICE_UNAVAILABLE: ("unavailable_error", "overloaded_error"),
 }
-ANTHROPIC = "/v1/messages"
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
+"""The beginnings of the paths of protocols with errors of their own."""
 LLAMA = ("/completion", "/completions", "/infill")
 _RETRY_S = 2  # while models load
 _OF_CLIENTS = ("invalid_request_error", "invalid_request_error")
@@ -63,7 +64,7 @@ def code_of(error: SpecLocalError) -> str | None:
 def body_for(path: str, error: SpecLocalError) -> dict[str, Any]:
     """The JSON object for an error of the library, in the shape of the protocol that a path belongs to."""
     body = _body(path, status_of(error), str(error), code_of(error))
-    if isinstance(error, ContextOverflow) and error.n_prompt:
+    if isinstance(error, ContextOverflow) and error.n_prompt and not path.startswith(OLLAMA):
         body["error"] |= _too_long(path, error)
     return body
 
@@ -100,4 +101,6 @@ def _body(path: str, status: int, message: str, code: str | None) -> dict[str, A
     ours, theirs = _TYPES.get(HTTPStatus(status), _OF_CLIENTS if status < 500 else _OTHERS)
     if path.startswith(ANTHROPIC):
         return {"type": "error", "error": {"type": theirs, "message": message}}
+    if path.startswith(OLLAMA):
+        return {"error": message}
     return {"error": {"message": message, "type": ours, "param": None, "code": code}}

@@ -184,7 +184,7 @@ class Loaded:
         n_ctx: context length of an answer in tokens. n_rows: answers at the same time.
         template: the chat template; None: the model has none.
         properties: what /props tells besides.
-        draft_path: the file of `draft`. gpu_layers: of the main model.
+        draft_path: the file of `draft`. gpu_layers: of the main model; negative: all.
     """
 
     name: str

@@ -1,16 +1,14 @@
 """Anthropic's messages: POST /v1/messages."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spec_local.chat.messages import json_object, repaired_object
 from spec_local.core.text import printable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors
-from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
+from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind, arguments_of
 from spec_local.server.chat_body import (
     Function,
     Name,
@@ -172,7 +170,7 @@ class Messages(Exchange):
                 case ("arguments", text):
                     yield self._delta("input_json_delta", "partial_json", text)
                 case ("close call", call):
-                    self._content[-1]["input"] = _json_object(call.arguments)
+                    self._content[-1]["input"] = arguments_of(call)
                     yield self._event("stop")
         if self._answer.ended:
             message = self._message()
@@ -181,7 +179,7 @@ class Messages(Exchange):
             yield named({"type": "message_stop"})
 
     @classmethod
-    def sign_of_life(cls, state: str) -> str:
+    def sign_of_life(cls, state: str, model: str) -> str:
         return named({"type": "ping"})
 
     @classmethod
@@ -228,12 +226,3 @@ def _stop_reason(answer: AnswerSoFar) -> str | None:
     if answer.calls:
         return "tool_use"
     return "stop_sequence" if answer.ended.stopping_word else "end_turn"
-
-
-def _json_object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object that can be written as JSON again; what is complete of them if they are cut."""
-    value = json_object(arguments)
-    value = repaired_object(arguments) if value is None else value
-    text = json.dumps(value, ensure_ascii=False)
-    found: dict[str, Any] = json.loads(text.encode(errors="replace"))  # of bytes that are not UTF-8
-    return found

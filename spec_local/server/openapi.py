@@ -45,7 +45,7 @@ def _operation(kind: type[Exchange], body: Mapping[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer, or its events if the body has stream.",
-                "content": {"application/json": {}, "text/event-stream": {}},
+                "content": {"application/json": {}, kind.media_type: {}},
             },
             "default": error,
         },

@@ -19,12 +19,19 @@ class Exchange(ABC):
     Attributes:
         body: the model that checks bodies.
         requests: the answers to generate; all at the same time, if there are rows for them.
-        streams: whether the client wants server-sent events.
+        streams: whether the client wants a stream.
+        media_type: of a stream. Events are those of this type: server-sent ones, unless it is another.
+        has_chunks: each event is a chunk of HTTP of its own, for clients that do not look for its end.
+        model: its name in signs of life. waited_s: seconds from the request until it was loaded.
     """
 
     body: ClassVar[type[BaseModel]]
+    media_type: ClassVar[str] = "text/event-stream"
+    has_chunks: ClassVar[bool] = False
     requests: Sequence[AnswerRequest]
     streams: bool
+    model: str = ""
+    waited_s: float = 0.0
 
     @abstractmethod
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None: ...
@@ -38,8 +45,21 @@ class Exchange(ABC):
         return ()
 
     @classmethod
-    def sign_of_life(cls, state: str) -> str:
-        """Text for the stream that tells its client nothing but the state of the answer."""
+    def wants_stream(cls, body: Mapping[str, Any]) -> bool:
+        """What `streams` will be for a body, if that is valid."""
+        return body.get("stream") is True
+
+    @classmethod
+    def without_model(cls, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The response as JSON to a body that needs no model; None: it needs one."""
+        return None
+
+    @classmethod
+    def sign_of_life(cls, state: str, model: str) -> str:
+        """Text for the stream that tells its client nothing but the state of the answer.
+
+        model: its name.
+        """
         return f": {state}\n\n"  # a comment
 
     @abstractmethod

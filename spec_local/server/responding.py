@@ -1,13 +1,13 @@
-"""The response to a request for answers: one JSON object, or a stream of server-sent events.
+"""The response to a request for answers: one JSON object, or a stream.
 
 A slow machine loads a model or reads a long prompt for minutes, and clients and proxies close connections on
-which nothing arrives. So there are signs of life: comments or pings in a stream, white space before a JSON
-object.
+which nothing arrives. So there are signs of life: comments, pings or empty parts in a stream, and white space
+before a JSON object.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -33,7 +33,7 @@ async def with_signs(
     path: str,
     *,
     begun: "asyncio.Future[None] | None" = None,
-    state: str = "",
+    model: str = "",
 ) -> Response:
     """The response that a coroutine makes, or one that has signs of life until it is made.
 
@@ -41,7 +41,7 @@ async def with_signs(
         make: cancelled if the client goes.
         path: of the request.
         begun: for a stream; done as soon as it will have signs of its own. None: the response is an object.
-        state: of a stream until then.
+        model: the name of the one that is loaded until then.
     """
     making = asyncio.create_task(make)
     first: list[asyncio.Future[Any]] = [making] if begun is None else [making, begun]
@@ -56,7 +56,7 @@ async def with_signs(
 
     async def write() -> AsyncIterator[str | bytes]:
         while not making.done():
-            yield " " if begun is None else kind.sign_of_life(state)
+            yield " " if begun is None else kind.sign_of_life(f"loading {model}", model)
             await asyncio.wait([making], timeout=_SIGN_S)
         try:
             response = making.result()
@@ -70,7 +70,7 @@ async def with_signs(
         else:
             yield bytes(response.body)
 
-    media_type = "application/json" if begun is None else "text/event-stream"
+    media_type = "application/json" if begun is None else kind.media_type
     return _Parts(write(), lambda: _abandon(making), media_type)
 
 
@@ -126,7 +126,8 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
         while True:
             for index, event in arrived:
                 if isinstance(event, Refused):
-                    yield "".join([*parts, exchange.failed(event.error)])
+                    async for part in _apart([*parts, exchange.failed(event.error)], exchange):
+                        yield part
                     return
                 if isinstance(event, Reading):
                     state = f"reading the prompt {event.n_read}/{event.n_prompt}"
@@ -135,16 +136,24 @@ async def stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) 
                     state = "generating"
                     parts += exchange.write(index, event)
             if not parts and time.monotonic() >= written + _SIGN_S:
-                parts = [exchange.sign_of_life(state)]
+                parts = [exchange.sign_of_life(state, exchange.model)]
             if parts:
-                yield "".join(parts)  # one write: asyncio complains about many to a client that has just gone
+                async for part in _apart(parts, exchange):
+                    yield part
                 written, parts = time.monotonic(), []
             if answers.are_done:
                 break
             arrived = await answers.next(written + _SIGN_S - time.monotonic())
         yield "".join(exchange.end())
 
-    return _Parts(write(), end, "text/event-stream")
+    return _Parts(write(), end, exchange.media_type)
+
+
+async def _apart(parts: Sequence[str], exchange: Exchange) -> AsyncIterator[str]:
+    """The texts to write; asyncio complains about many at a time to a client that has just gone."""
+    for part in parts if exchange.has_chunks else ["".join(parts)]:
+        yield part
+        await asyncio.sleep(0)  # then it is known whether it has
 
 
 async def _first(answers: Answers) -> _Arrived:

@@ -145,7 +145,7 @@ class ServedModels:
         names = ", ".join(model.name for model in self.models)
         if name is None:
             raise UnknownModel(f"the request names no model: set model to one of {names}")
-        raise UnknownModel(f"there is no model {str(name)[:_LONGEST]!r} here: this server has {names}")
+        raise UnknownModel(f"model {str(name)[:_LONGEST]!r} not found: this server has {names}")
 
     def chosen(self, name: Any) -> ServedModel:
         """The model that a request names; one that is alone answers to any name.

@@ -1,8 +1,9 @@
-"""Use specdec serve with a library on top of OpenAI's or Anthropic's client, in an environment of its own.
+"""Use specdec serve with a library for OpenAI's, Anthropic's or ollama's API, in an environment of its own.
 
     .venv/libraries/bin/python client_libraries.py LIBRARY ADDRESS TEXT
 
-TEXT is the answer to `QUESTION` with 16 tokens at temperature 0.
+TEXT is the answer of the model ``main`` to `QUESTION` with 16 tokens at temperature 0. For ollama, there is
+a model ``caller`` besides, which thinks, and then asks for the weather in Rome.
 """
 
 import asyncio
@@ -68,6 +69,103 @@ def use_langchain(address, text):
         assert both.tool_calls or Fact.model_validate_json(both.text)
 
 
+def use_ollama(address, text):
+    import ollama
+
+    client = ollama.Client(host=address)
+    short = {"temperature": 0, "num_predict": 16}
+    assert client.chat("main", MESSAGES, options=short).message.content == text
+    parts = list(client.chat("main", MESSAGES, options=short, stream=True))
+    assert "".join(part.message.content for part in parts) == text
+    assert (parts[-1].done_reason, parts[-1].eval_count) == ("length", 16)
+    assert client.generate("main", QUESTION, options=short).response == text
+    parts = client.generate("main", QUESTION, options=short, stream=True)
+    assert "".join(part.response for part in parts) == text
+    answer = client.chat("main", MESSAGES, format=Fact.model_json_schema(), options={"num_predict": 100})
+    Fact.model_validate_json(answer.message.content)
+    picture = [{"role": "user", "content": QUESTION, "images": [b"\x89PNG"]}]
+    (found,) = client.chat(
+        "main", picture, options={"num_predict": 1}, logprobs=True, top_logprobs=2
+    ).logprobs
+    assert len(found.top_logprobs) == 2
+
+    def weather(city: str) -> str:
+        """The weather.
+
+        Args:
+            city: where.
+        """
+        return f"rain in {city}"
+
+    for stream in (False, True):
+        given = client.chat(
+            "caller", MESSAGES, tools=[weather], think=True, stream=stream, options={"temperature": 0}
+        )
+        parts = list(given) if stream else [given]
+        assert "".join(part.message.thinking or "" for part in parts)
+        (call,) = (call for part in parts for call in part.message.tool_calls or ())
+        assert call.function.arguments == {"city": "Rome"}
+    said = ollama.Message(role="assistant", tool_calls=[call])
+    result = {"role": "tool", "tool_name": call.function.name, "content": weather(**call.function.arguments)}
+    assert client.chat("caller", [*MESSAGES, said, result], tools=[weather]).done
+    assert not client.chat("caller", MESSAGES, think=False, options={"num_predict": 4}).message.thinking
+    assert client.generate("caller", "def f(", suffix="return a", options={"num_predict": 4}).done
+    assert client.generate("caller", "def f(", raw=True, options={"num_predict": 4}).done
+    first, second = client.list().models
+    assert (first.model, second.model, first.details.format) == ("main:latest", "caller:latest", "gguf")
+    shown = client.show("caller")
+    assert shown.capabilities == ["completion", "tools", "insert", "thinking"]
+    assert shown.modelinfo["llama.context_length"] == 4096
+    assert {model.model for model in client.ps().models} >= {"caller:latest"}
+    assert client.generate("caller", keep_alive=0).done_reason == "unload"
+    calls = (
+        *(lambda: client.chat("absent", MESSAGES), lambda: client.show("absent")),
+        *(lambda: next(client.chat("absent", MESSAGES, stream=True)), lambda: client.pull("main")),
+        *(lambda: client.embed("main", "x"), lambda: client.delete("main")),
+    )
+    for ask, status in zip(calls, (404, 404, 404, 501, 501, 501), strict=True):
+        try:
+            ask()
+        except ollama.ResponseError as error:
+            found = error
+        assert found.status_code == status
+        assert "not found" in found.error or "this server" in found.error
+
+    async def alone():
+        async for part in await ollama.AsyncClient(host=address).chat(
+            "main", MESSAGES, stream=True, options=short
+        ):
+            yield part.message.content
+
+    async def joined():
+        return "".join([part async for part in alone()])
+
+    assert asyncio.run(joined()) == text
+
+
+def use_langchain_ollama(address, text):
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_ollama import ChatOllama, OllamaLLM
+
+    options = {"base_url": address, "temperature": 0}
+    short = ChatOllama(model="main", num_predict=16, num_ctx=8192, validate_model_on_init=True, **options)
+    assert short.invoke(QUESTION).text == text
+    assert "".join(part.text for part in short.stream(QUESTION)) == text
+    assert OllamaLLM(model="main", num_predict=16, **options).invoke(QUESTION) == text
+    longer = ChatOllama(model="main", base_url=address, num_predict=100)
+    assert isinstance(longer.with_structured_output(Fact, method="json_schema").invoke("Really?"), Fact)
+    image = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
+    assert short.invoke([HumanMessage([{"type": "text", "text": "And this?"}, image])]).text
+    caller = ChatOllama(model="caller", reasoning=True, **options).bind_tools([Weather])
+    answer = caller.invoke(QUESTION)
+    assert answer.additional_kwargs["reasoning_content"]
+    (call,) = answer.tool_calls
+    Weather.model_validate(call["args"])
+    assert caller.invoke([HumanMessage(QUESTION), answer, ToolMessage("rain", tool_call_id=call["id"])])
+    (usage,) = (part.usage_metadata for part in caller.stream(QUESTION) if part.usage_metadata)
+    assert usage["input_tokens"] > 4
+
+
 def use_instructor(address, text):
     import instructor
     import openai
@@ -117,6 +215,8 @@ USES = {
     "instructor": use_instructor,
     "pydantic-ai": use_pydantic_ai,
     "openai-agents": use_openai_agents,
+    "ollama": use_ollama,
+    "langchain-ollama": use_langchain_ollama,
 }
 
 if __name__ == "__main__":

@@ -33,11 +33,14 @@ class Server:
         (child,) = [each for each in children if "spec_local.server.engine_process" in each.cmdline()]
         return child
 
+    def request(self, method, path, **options):
+        return httpx.request(method, self.address + path, timeout=30, **options)
+
     def get(self, path, **options):
-        return httpx.get(self.address + path, timeout=30, **options)
+        return self.request("GET", path, **options)
 
     def post(self, path, body, **options):
-        return httpx.post(self.address + path, json=body, timeout=30, **options)
+        return self.request("POST", path, json=body, **options)
 
     def stream(self, path, body, **options):
         return httpx.stream("POST", self.address + path, json=body, timeout=30, **options)

@@ -9,7 +9,7 @@ from spec_local.server.app import PROTOCOLS
 from tests.server.conftest import Server
 
 N_REQUESTS = 90
-"""For each kind of body; 540 in all."""
+"""For each kind of body; 720 in all."""
 PATHS = list({kind: path for path, kind in PROTOCOLS.items()}.values())
 LONGEST_S = 20
 

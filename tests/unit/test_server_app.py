@@ -21,6 +21,7 @@ from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
 from spec_local.server.learning import IdleTraining, Learner
 from spec_local.server.metrics import Metrics
+from spec_local.server.protocol import Exchange
 from spec_local.server.served_models import ServedModel, ServedModels
 from spec_local.settings import GenerationSettings
 from spec_local.system.cancellation import Abandoned, check_wanted
@@ -30,7 +31,7 @@ DEFAULTS = {"top_k": 7, "speculative": {"policy": "fixed", "draft_max": 2}}
 STARTED, ENDED = Started(3, 1), Ended(Delta("."), "stop", Statistics(predicted_n=2))
 
 
-class Echo:
+class Echo(Exchange):
     """A protocol: ``{"n": …, "stream": …}``, answered by the texts of the deltas."""
 
     def __init__(self, body, loaded):

@@ -14,13 +14,16 @@ from spec_local.server.chat_completions import ChatCompletions
 from spec_local.server.completions import Completions
 from spec_local.server.llama_completion import LlamaCompletion
 from spec_local.server.messages import Messages
+from spec_local.server.ollama import OllamaChat, OllamaGenerate
 from spec_local.server.responses import Responses
 from tests.server_events import ANSWER, CALLING, LOADED, THOUGHTFUL, check_requests, parsed, stream, written
 
-KINDS = [ChatCompletions, Completions, LlamaCompletion, Messages, Responses]
+OLLAMA = [OllamaChat, OllamaGenerate]
+KINDS = [ChatCompletions, Completions, LlamaCompletion, Messages, Responses, *OLLAMA]
 MODULES = [chat_completions, completions, llama_completion, messages, responses]
 FIELDS = sorted(
     {field.alias or name for module in MODULES for name, field in module._Body.model_fields.items()}
+    | {name for kind in OLLAMA for name in kind.body.model_fields}
     | {"mirostat", "typical_p", "prompt_cache_key"}
 )
 WORDS = """
@@ -32,7 +35,7 @@ WORDS = """
 KEYS = """
     type role content text name function arguments parameters input_schema schema json_schema format id
     call_id tool_use_id tool_call_id tool_calls input output include_usage draft_max proposer policy shape
-    staged thinking display mode tools source action 1 -1
+    staged thinking display mode tools source action 1 -1 images tool_name num_predict num_ctx stop
 """.split()  # noqa: SIM905
 TEXTS = st.sampled_from([*WORDS, "", "\ud800", "\udcff", "\x00", 'root ::= "x"'])
 NAMES = st.sampled_from(KEYS) | st.text(max_size=3)
@@ -85,12 +88,19 @@ def test_any_body(kind, body):
         assert len(text) < 600
         text.encode()
         return
+    if kind in OLLAMA and not exchange.requests:  # the model is only loaded
+        assert written(exchange.whole([]))["done"]
+        return
     check_requests(exchange.requests)
     pickle.loads(pickle.dumps(exchange.requests))
     assert isinstance(exchange.streams, bool)
     for answer in (ANSWER, THOUGHTFUL, CALLING):
         n = len(exchange.requests)
-        parsed(stream(kind(body, LOADED), *[answer] * n))
+        text = stream(kind(body, LOADED), *[answer] * n)
+        if kind in OLLAMA:
+            assert [json.loads(line) for line in text.splitlines()][-1]["done"]
+        else:
+            parsed(text)
         json.dumps(written(kind(body, LOADED).whole([answer] * n)))
 
 

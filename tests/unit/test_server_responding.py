@@ -14,6 +14,7 @@ from spec_local.server.engine import Answers
 from spec_local.server.events import Delta, Ended, Reading, Refused, Started
 from spec_local.server.llama_completion import LlamaCompletion
 from spec_local.server.messages import Messages
+from spec_local.server.ollama import OllamaChat
 from spec_local.server.responses import Responses
 from tests.server_events import LOADED
 
@@ -156,7 +157,7 @@ class Loading:
     def response(self):
         kind = type(self.exchange)
         path = "/v1/messages" if kind is Messages else "/v1/chat/completions"
-        return responding.with_signs(self.make(), kind, path, begun=self.loaded, state="loading m")
+        return responding.with_signs(self.make(), kind, path, begun=self.loaded, model="m")
 
 
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)
@@ -188,6 +189,38 @@ def test_a_stream_whose_model_is_being_loaded(kind, body, error):
     else:
         assert ends == [1]
         assert '"a"' in rest
+
+
+def test_a_stream_of_lines_has_empty_parts():
+    """Each line is a part by itself: some clients read what arrives at a time as one object."""
+    script = (0.12, READING, 0.12, STARTED, Delta("a"), Delta("b"), Delta("c"), 0.12, ENDED)
+    _, parts, _ = run(OllamaChat, MESSAGES, *script)
+    lines = [json.loads(part) for part in parts if part]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    texts = [line["message"]["content"] for line in lines]
+    assert texts.count("") >= 5
+    assert "".join(texts) == "abc."
+
+
+@pytest.mark.parametrize("error", [None, BROKEN])
+def test_a_stream_of_lines_whose_model_is_being_loaded(error):
+    async def main():
+        loading = Loading(OllamaChat, MESSAGES)
+        for event in (STARTED, Delta("a"), Refused(error) if error else ENDED):
+            loading.answers.put(0, event)
+        response = await loading.response()
+        parts = aiter(response.body_iterator)
+        signs = [await anext(parts) for _ in range(3)]
+        loading.made.set_result(None)
+        return response.media_type, signs, [part async for part in parts if part]
+
+    media_type, signs, rest = asyncio.run(main())
+    assert media_type == "application/x-ndjson"
+    for sign in signs:
+        assert json.loads(sign)["model"] == "m"
+        assert json.loads(sign)["message"]["content"] == ""
+    last = json.loads(rest[-1])
+    assert last == {"error": str(error)} if error else last["done"]
 
 
 @pytest.mark.parametrize("is_made", [False, True])
