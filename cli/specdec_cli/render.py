@@ -77,6 +77,12 @@ def answer(text: str, style: str = "") -> None:
     stream.flush()
 
 
+def end_answer() -> None:
+    """End the last line of the answer, if it has no end yet."""
+    if _unfinished is sys.stdout:
+        answer("\n")
+
+
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
 _LEAST_SAVED = 0.005  # seconds of a cause that are shown
 _ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
