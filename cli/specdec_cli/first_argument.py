@@ -17,7 +17,7 @@ def model_and_prompt(
 ) -> tuple[str | None, str | None]:
     """Return the model and the prompt, where a single argument is the prompt if it cannot be a model.
 
-    A single word that names no model is an error in `run`, where it is more likely to be a mistyped model.
+    A single word that names no model is an error in `run`, where it is more probably a mistyped model.
     In `generate`, it is the prompt unless it resembles the name of a model.
 
     Args:
