@@ -13,7 +13,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from specdec_cli import exits, option_conflicts, own_process, render, settings, usage_errors
+from specdec_cli import exits, narrow_help, option_conflicts, own_process, render, settings, usage_errors
 
 _WITH_CHILD = ("serve",)  # keep models in a child process of their own
 SAMPLING, MACHINE, GENERAL, SPECULATION = SHARED = ("Sampling", "Machine", "General", "Speculation")
@@ -24,7 +24,15 @@ Options in no panel are those that people use every day: --help shows these, and
 _WITH_PANELS = "specdec.help-all"  # in the `meta` of a context
 
 
-class Command(TyperCommand):
+class Plain(TyperCommand):
+    """A command whose help can be read on a narrow terminal, too."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if not narrow_help.show(self, ctx):
+            super().format_help(ctx, formatter)
+
+
+class Command(Plain):
     """A command whose options can also be set in the environment and in the config file.
 
     Its help fits on a screen: see `SHARED`.
@@ -104,6 +112,10 @@ class Group(TyperGroup):
         for param in params:
             param.rich_help_panel = None  # they are few: one panel
         return params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if not narrow_help.show(self, ctx):
+            super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.get_params(ctx):

@@ -82,7 +82,7 @@ def quantize(
     Examples:
 
       specdec draft quantize draft.gguf --for main.gguf
-      specdec draft quantize main-f16.gguf --type Q2_K --output draft.gguf
+      specdec draft quantize main-f16.gguf --type Q2_K --output main-q2.gguf
     """
     with exits.guarded():
         from spec_local.models import quantized_copy

@@ -123,7 +123,7 @@ def train(
 
       specdec draft train main.gguf --minutes 480
       specdec draft train main.gguf -o head.gguf --from src --from prompts.jsonl
-      specdec draft train main.gguf --continue head.gguf --from datastore --minutes 30
+      specdec draft train main.gguf --continue head.gguf --from datastore
     """
     with exits.guarded():
         from spec_local import training

@@ -41,6 +41,28 @@ def test_help(inside, command, width):
         assert " ".join(("specdec", *command)) in " ".join(examples.split())
 
 
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(("specdec", *words)))
+def test_help_cuts_nothing(inside, command, width):
+    below = typer.main.get_command(app)
+    for word in command:
+        below = below.commands[word]
+    pages = [inside(*command, each, env={"COLUMNS": str(width)}) for each in ("--help", "--help-all")]
+    page = pages[-1 if pages[-1].returncode == 0 else 0].stdout.decode()
+    assert max(map(len, page.splitlines())) <= width
+    assert "…" not in page.replace("HOST:PORT,…", "")
+    assert "[[" not in page
+    words = set(re.findall(r"[^\s,│]+", page))
+    for param in (each for each in below.params if not getattr(each, "hidden", False)):
+        opts = [*param.opts, *param.secondary_opts] if param.param_type_name == "option" else [param.metavar]
+        assert {word for opt in opts if opt for word in opt.split()} <= words
+    assert set(getattr(below, "commands", ())) <= words
+    if width == 80:
+        lines = {line.strip() for line in page.splitlines()}
+        examples = [line.strip() for line in (below.help or "").splitlines() if line.startswith("  ")]
+        assert set(examples) <= lines
+
+
 @pytest.mark.parametrize("command", ["generate", "draft train"])
 def test_help_imports_nothing_slow(specdec, command):
     script = (
