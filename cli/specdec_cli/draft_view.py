@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.core.text import counted
 from spec_local.system.files import format_size
 from specdec_cli import render, terminal
 from specdec_cli.progress import LINE_INTERVAL, clock, live
@@ -162,7 +163,8 @@ def _verdict(head: Path, measured: "Measured", recipe: "Recipe") -> str:
 
 def _benchmark(variant: "VariantFigures") -> str:
     """Figures of a variant on the benchmark's prompts."""
-    line = f"{variant.name}: {variant.speedup.value:.2f} times plain decoding on {variant.speedup.n} prompts"
+    prompts = counted(variant.speedup.n, "prompt")
+    line = f"{variant.name}: {variant.speedup.value:.2f} times plain decoding on {prompts}"
     if variant.acceptance is None:
         return f"{line}, no draft tokens verified"
     rates = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]

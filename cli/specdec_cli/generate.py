@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from spec_local.core.text import printable
+from spec_local.core.text import counted, printable
 from spec_local.errors import InvalidRequest
 from specdec_cli import answer_view, batch_view, exits, render, several_view, thinking_view
 from specdec_cli.first_argument import model_and_prompt
@@ -241,7 +241,8 @@ def generate(
                 )
             is_cut = any(done.reason == "length" for done in ends) and not settings.constrained
             if is_cut and not (as_json or as_jsonl):  # JSON says so
-                render.note(f"cut at {settings.max_tokens} tokens: give a larger -n, or none, for the rest")
+                length = counted(settings.max_tokens or 0, "token")
+                render.note(f"cut at {length}: give a larger -n, or none, for the rest")
             if verbose:
                 gain = render.gain(session, settings, statistics) if answers is None else ""
                 render.note(render.statistics_line(statistics, gain))

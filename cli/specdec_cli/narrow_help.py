@@ -58,5 +58,10 @@ def _panels(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
 
 def _wrapped(text: str, width: int, first: int, rest: int) -> list[str]:
     """Break a text between words; first, rest: the spaces before its first line and the others."""
-    indents = {"initial_indent": " " * first, "subsequent_indent": " " * rest}
-    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, **indents) or [""]
+    return textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=" " * first,
+        subsequent_indent=" " * rest,
+        break_on_hyphens=False,
+    )

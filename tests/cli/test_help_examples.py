@@ -1,4 +1,4 @@
-"""Every example in the help of every command runs as it stands, in a shell, on tiny models with these names."""
+"""Every example in the help of every command runs as it stands, on tiny models with these names."""
 
 import os
 import re
@@ -11,7 +11,6 @@ import subprocess
 import pytest
 import typer
 
-from spec_local.llama.tiny import write_tiny_model
 from tests.cli import test_docs
 from tests.cli.conftest import BUILT, Inside
 from tests.cli.test_help import COMMANDS
