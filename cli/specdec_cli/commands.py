@@ -31,6 +31,10 @@ class Plain(TyperCommand):
         if not narrow_help.show(self, ctx):
             super().format_help(ctx, formatter)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with usage_errors.of_command(ctx):
+            return super().parse_args(ctx, args)
+
 
 class Command(Plain):
     """A command whose options can also be set in the environment and in the config file.

@@ -34,6 +34,18 @@ def in_one_line() -> Iterator[None]:
         raise typer.Exit(exits.USAGE) from None
 
 
+@contextlib.contextmanager
+def of_command(context: Any) -> Iterator[None]:
+    """Let usage errors name the command, of which some do not know it."""
+    try:
+        yield
+    except Exception as raised:
+        error: Any = raised
+        if hasattr(error, "format_message") and getattr(error, "ctx", None) is None:
+            error.ctx = context
+        raise
+
+
 def _with_hint(error: Any) -> str:
     """Return the message of a usage error, and what to do: the name that was meant, or where all are."""
     context = getattr(error, "ctx", None)

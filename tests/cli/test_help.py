@@ -156,7 +156,7 @@ def test_version(specdec):
         ("generate a b c", "got unexpected extra argument(s) (c): put the prompt in quotes"),
         ("tune a b c", "got unexpected extra argument(s) (c): see specdec tune --help"),
         ("generate --top-k x", "invalid value for '--top-k': Input should be a valid integer: see"),
-        ("generate --main", "option '--main' requires an argument"),
+        ("generate --main", "option '--main' requires an argument: see specdec generate --help"),
         ("draft train", "the main model is missing: give it as an argument, or with --main"),
         ("datastore add", "missing argument '[MAIN] FILES': see specdec datastore add --help"),
     ],

@@ -130,7 +130,7 @@ def test_example(line, world, terminal):
         assert process.returncode in (1, 2)
         assert re.fullmatch(failure, err), err
         return
-    assert process.returncode == (143 if ready else 0), err.decode()
+    assert process.returncode in ((0, 143) if ready else (0,)), err.decode()
     assert not re.search(b"Traceback|is not an option", err)
     if "models rm" in line:
         pull(world)
