@@ -50,6 +50,18 @@ def test_stdout_is_the_answer_and_stderr_is_empty(specdec, main, library_text):
     assert (done.returncode, done.stdout, specdec.notes(done)) == (0, expected, b"")
 
 
+def test_one_of_something_is_no_plural(inside, main):
+    notes = inside(*options(main, 1), "-v", "hello").stderr.decode()
+    assert "1 token in 1 step (1.00 per step)" in notes
+    assert "cut at 1 token: " in notes
+    assert not re.search(r"\b1 (tokens|steps|threads|prompts|answers)\b", notes)
+    (inside.folder / "one.txt").write_text("hello")
+    batch = inside(*options(main, 1), "-v", "--input", "one.txt", "--output", "one.jsonl").stderr.decode()
+    assert batch.startswith("1 answer in ")
+    again = inside(*options(main, 1), "-v", "--input", "one.txt", "--output", "one.jsonl").stderr
+    assert again == b"the prompt is already answered in one.jsonl\n"
+
+
 def test_an_answer_that_is_cut_says_so(inside, main):
     cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
     assert inside(*options(main, 7), "hello").stderr == cut
