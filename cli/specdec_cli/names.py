@@ -23,7 +23,7 @@ _RENAMED = {
     "system-prompt": "system",
     "temperature": "temp",
 }
-_SAME_TOKENS = "a draft model with another vocabulary always drafts the tokens that both models have"
+_SAME_TOKENS = "a draft model with a different vocabulary always drafts the tokens that both models have"
 _REMOVED = {
     "cross-vocab": _SAME_TOKENS,
     "translation": _SAME_TOKENS,

@@ -200,11 +200,11 @@ def unknown_variables(root: TyperGroup) -> list[str]:
     """Return a warning for each SPECDEC_* variable that sets no option."""
     known = {key for _, command in runnable(root) for key in keys(command)}
     others = {FILE_VARIABLE, kernels.INSTRUCTION_SET}
-    unset = {name for name in os.environ if name.startswith(_PREFIX)} - others - set(map(variable, known))
+    unknown = {name for name in os.environ if name.startswith(_PREFIX)} - others - set(map(variable, known))
     known |= {_key(name) for name in others}
     return [
         f"{name} is not an option and is ignored{nearest(_key(name), known, variable)}"
-        for name in sorted(unset)
+        for name in sorted(unknown)
     ]
 
 

@@ -57,11 +57,8 @@ def _with_hint(error: Any) -> str:
     name = what.removeprefix("no such command ")
     if name != what and context:
         return f"{what}: {_for_command(name, context) or f'see {path} --help'}"
-    if (
-        context
-        and "extra argument" in what
-        and any(param.name == "prompt" for param in context.command.params)
-    ):
+    takes_prompt = context and any(param.name == "prompt" for param in context.command.params)
+    if takes_prompt and "extra argument" in what:
         return f"{what}: put the prompt in quotes"
     return f"{what}: see {path} --help"
 

@@ -166,7 +166,7 @@ def test_usage_errors(inside, arguments, why):
 
 
 _SAME_TOKENS = (
-    "it was removed, because a draft model with another vocabulary always drafts the tokens that both"
+    "it was removed, because a draft model with a different vocabulary always drafts the tokens that both"
 )
 REMOVED = [
     ("run", "cross-vocab", _SAME_TOKENS),
