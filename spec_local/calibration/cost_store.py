@@ -10,7 +10,6 @@ import platformdirs
 from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
-from spec_local.core.text import counted
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.runtime import fingerprint
@@ -104,7 +103,7 @@ def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
         known.branching,
         *["head"] * known.is_head,
         *known.workers,
-        *[f"first {counted(known.n_first, 'token')}"] * (known.n_first > 0),
+        *[f"first {known.n_first} tokens"] * (known.n_first > 0),
     )
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
