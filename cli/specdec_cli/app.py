@@ -32,7 +32,8 @@ app = typer.Typer(
     "--help. Options can also be set in the environment and in a config file: see specdec config --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Colours of Typer's own messages would be shown as escapes: see `terminal.Screen`.
+    context_settings={"help_option_names": ["-h", "--help"], "color": False},
 )
 app.command("run")(run.run)
 app.command("generate")(generate.generate)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from typer import Exit
 
+from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from specdec_cli import exits, progress, render
 from specdec_cli.options import STANDARD, ModelOptions, read_given
@@ -50,14 +51,16 @@ def answer_all(
         left = answers.unanswered(entries)
         figures = verbose or (sys.stderr is not None and sys.stderr.isatty())
         if not left and figures:
-            render.note(f"all {len(entries)} prompts are already answered in {answers.name}")
+            all_ = f"all {len(entries)} prompts are" if len(entries) > 1 else "the prompt is"
+            render.note(f"{all_} already answered in {answers.name}")
         n_cut = len(answers.cut_short)
         if left:
             n_cut += _answer(models, files, left, len(entries), answers, parallel, figures)
         if n_cut and settings.constrained:
             render.note(
-                f"{n_cut} of {len(entries)} answers were cut short: they may be only the beginning of what "
-                f'the grammar allows (see "stop_type" in {answers.name})'
+                f"{n_cut} of {counted(len(entries), 'answer')} {'were' if n_cut > 1 else 'was'} cut short, "
+                "and may be only the beginning of what the grammar allows "
+                f'(see "stop_type" in {answers.name})'
             )
             raise Exit(exits.CUT_SHORT)
 
@@ -109,18 +112,18 @@ def _answer(
                     n_tokens += outcome.statistics.predicted_n
         seconds = time.perf_counter() - started
         if figures and n_answers:
-            rate = f"{n_answers} answers in {seconds:.1f} s · {n_tokens / seconds:.1f} tokens/s"
+            rate = f"{counted(n_answers, 'answer')} in {seconds:.1f} s · {n_tokens / seconds:.1f} tokens/s"
             render.note(rate + (f" · {at_a_time} at a time" if at_a_time > 1 else ""))
         if n_missing := len(left) - n_answers - n_failed:
             if answers.durable:
                 n_done = n_entries - n_missing - n_failed
                 again = "run the same command again to resume"
-                render.note(f"stopped after {n_done} of {n_entries} prompts; {again}")
+                render.note(f"stopped after {n_done} of {counted(n_entries, 'prompt')}; {again}")
             raise KeyboardInterrupt
     if n_failed:
         again = "; run the same command again to retry them" if answers.durable else ""
         raise SpecLocalError(
-            f'{n_failed} of {n_entries} prompts failed: see "error" in {answers.name}{again}'
+            f'{n_failed} of {counted(n_entries, "prompt")} failed: see "error" in {answers.name}{again}'
         )
     return n_cut
 

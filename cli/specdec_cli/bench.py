@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
+from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
@@ -385,12 +386,12 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
     fitting = [question for question in questions if longest(question, n_tokens) <= n_ctx]
     if not fitting:
         raise InvalidRequest(
-            f"no prompt fits into the context of {n_ctx} tokens with an answer of {n_tokens} tokens: "
-            "give a larger --ctx"
+            f"no prompt fits into the context of {n_ctx} tokens with an answer of "
+            f"{counted(n_tokens, 'token')}: give a larger --ctx"
         )
     if skipped := [str(question.prompt) for question in questions if question not in fitting]:
         render.note(
-            f"skipped because an answer of {n_tokens} tokens would not fit "
+            f"skipped because an answer of {counted(n_tokens, 'token')} would not fit "
             f"into the context of {n_ctx} tokens: "
             f"{', '.join(skipped)}"
         )
@@ -403,7 +404,8 @@ def _other_programs() -> "OtherPrograms":
 
     if is_busy(cores := OtherPrograms.now()):
         render.note(
-            f"other programs use {cores:.1f} of {default_threads()} cores: close them for an accurate result"
+            f"other programs use {cores:.1f} of {counted(default_threads(), 'core')}: close them for an "
+            "accurate result"
         )
     return OtherPrograms()
 
@@ -429,7 +431,11 @@ def _line(outcome: "Outcome") -> str:
         speed = f"{variant} {run_median(outcome, variant, decode_rate):.1f} tokens/s"
         if variant in outcome.differences:
             differs = outcome.differences[variant]
-            verdict = f"differs after {differs.at} tokens (gap {differs.gap:.3g})" if differs else "identical"
+            verdict = (
+                f"differs after {counted(differs.at, 'token')} (gap {differs.gap:.3g})"
+                if differs
+                else "identical"
+            )
             speed += f" ({speedup(outcome, variant):.2f} ×, {verdict})"
         parts.append(speed)
     return f"{outcome.prompt}: {' · '.join(parts)}"

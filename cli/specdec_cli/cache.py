@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.system.files import format_size
 from specdec_cli import exits, render
@@ -75,7 +76,7 @@ def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking
             render.note("the prompt cache is empty")
             return
         n_files = sum(each.n_files for each in found)
-        text = f"{n_files:,} file{'s' * (n_files != 1)} of prompts and answers ({_size(found)})"
+        text = f"{counted(n_files, 'file', separator=',')} of prompts and answers ({_size(found)})"
         refusal = InvalidRequest(f"this would delete {text}: pass --yes to confirm")
         if not yes and not render.confirmed(f"Delete {text}?", refusal):
             return

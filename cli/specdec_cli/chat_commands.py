@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
@@ -139,10 +140,12 @@ def _copy(view: "ChatView", rest: str) -> None:
     if rest:
         blocks = code_fences.code_blocks(text)
         if not (rest.isdecimal() and 1 <= int(rest) <= len(blocks)):
-            raise InvalidRequest(f"/copy {rest[:20]}: the last answer has {len(blocks)} blocks of code")
+            raise InvalidRequest(
+                f"/copy {rest[:20]}: the last answer has {counted(len(blocks), 'block')} of code"
+            )
         text, what = blocks[int(rest) - 1], f"block {rest} of its code"
     clipboard.copy(text)
-    render.note(f"copied {what} ({len(text)} characters)")
+    render.note(f"copied {what} ({counted(len(text), 'character')})")
 
 
 def _stats(view: "ChatView", rest: str) -> None:
@@ -152,7 +155,7 @@ def _stats(view: "ChatView", rest: str) -> None:
     render.notes(render.profile_lines(view.last))
     n = len(view.session.main.cached)
     messages = len(view.conversation.messages)
-    render.note(f"{messages} messages, {n} of {view.session.main.n_ctx} tokens of context used")
+    render.note(f"{counted(messages, 'message')}, {n} of {view.session.main.n_ctx} tokens of context used")
 
 
 def _save(view: "ChatView", rest: str) -> None:
@@ -173,7 +176,8 @@ def _read(view: "ChatView", rest: str) -> None:
     text = read_text(path, _MAX_FILE_BYTES)
     view.attached += text.rstrip("\n") + "\n\n"
     render.note(
-        f"{path} ({len(text.encode())} bytes) will be sent before your next message; /clear discards it"
+        f"{path} ({counted(len(text.encode()), 'byte')}) will be sent before your next message; "
+        "/clear discards it"
     )
 
 

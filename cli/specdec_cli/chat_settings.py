@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_local.errors import InvalidRequest
-from specdec_cli.settings import nearest
+from specdec_cli.names import nearest
 
 if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.core.text import counted
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from specdec_cli import answer_view, last_resort, render, thinking_view
 from specdec_cli.chat_input import interactive, quiet
@@ -178,7 +179,7 @@ class ChatView:
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
         elif done.reason == "length" and interactive():
-            render.note(f"cut at {self.chat.settings.max_tokens} tokens: /continue")
+            render.note(f"cut at {counted(self.chat.settings.max_tokens or 0, 'token')}: /continue")
         if done.reason == "cancelled":
             render.note(
                 "(stopped)"
@@ -229,7 +230,7 @@ class ChatView:
         if with_state and (size := self.session.state_size()) > _LARGE:
             render.note(f"writing {size / 1e9:.1f} GB …")
         size = self.chat.save(path, with_state=with_state)
-        line = f"saved {len(self.conversation.messages)} messages to {path}"
+        line = f"saved {counted(len(self.conversation.messages), 'message')} to {path}"
         if with_state:
             line += f", and the KV caches to {state_path(path)} ({size / 1e6:.1f} MB)"
         render.note(line)
@@ -254,7 +255,7 @@ class ChatView:
     def load(self, path: Path) -> None:
         """Continue a saved conversation, with the KV caches if they were also saved."""
         n_cached = self.chat.load(path, render.note)
-        line = f"loaded {len(self.conversation.messages)} messages"
+        line = f"loaded {counted(len(self.conversation.messages), 'message')}"
         if n_cached:
             line += f"; {n_cached} of their tokens are in the KV cache"
         self.attached, self.last = "", None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from spec_local.errors import InvalidRequest
+from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.models.names import paired, resolve_pair
 from spec_local.system.files import format_size
 from specdec_cli import exits, render
@@ -63,7 +63,11 @@ def check(
         main_name, draft_name = paired(main, draft)
         if draft_name is None:
             raise InvalidRequest(f"{main_name} is not a pair: also give a draft model")
-        main_file, draft_file = resolve_pair(main, draft)
+        try:
+            main_file, draft_file = resolve_pair(main, draft)
+        except DownloadError as error:
+            known = f"specdec models show {shlex.quote(main)}"
+            raise DownloadError(f"{error}; before the download, {known} shows what is known") from None
         assert draft_file
         report = pairs.check(
             main_file,

@@ -1,20 +1,19 @@
 """Additions to Typer: options set in the environment or the config file, and shared groups of options."""
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import inspect
 import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from specdec_cli import exits, option_conflicts, own_process, render, settings
+from specdec_cli import exits, narrow_help, option_conflicts, own_process, render, settings, usage_errors
 
 _WITH_CHILD = ("serve",)  # keep models in a child process of their own
 SAMPLING, MACHINE, GENERAL, SPECULATION = SHARED = ("Sampling", "Machine", "General", "Speculation")
@@ -25,7 +24,19 @@ Options in no panel are those that people use every day: --help shows these, and
 _WITH_PANELS = "specdec.help-all"  # in the `meta` of a context
 
 
-class Command(TyperCommand):
+class Plain(TyperCommand):
+    """A command whose help can be read on a narrow terminal, too."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if not narrow_help.show(self, ctx):
+            super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with usage_errors.of_command(ctx):
+            return super().parse_args(ctx, args)
+
+
+class Command(Plain):
     """A command whose options can also be set in the environment and in the config file.
 
     Its help fits on a screen: see `SHARED`.
@@ -106,6 +117,10 @@ class Group(TyperGroup):
             param.rich_help_panel = None  # they are few: one panel
         return params
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if not narrow_help.show(self, ctx):
+            super().format_help(ctx, formatter)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.get_params(ctx):
             if param.param_type_name == "option" and param.default is None:
@@ -113,41 +128,12 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _usage_errors_in_one_line():
+        with usage_errors.in_one_line():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        with _usage_errors_in_one_line():
+        with usage_errors.in_one_line():
             return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _usage_errors_in_one_line() -> Iterator[None]:
-    """Report usage errors like all others, instead of in a box of several lines."""
-    try:
-        yield
-    except Exception as raised:
-        error: Any = raised
-        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
-            raise
-        command = error.ctx.command_path if getattr(error, "ctx", None) else "specdec"
-        render.error(_with_hint(error, command))
-        raise typer.Exit(exits.USAGE) from None
-
-
-def _with_hint(error: Any, command: str) -> str:
-    """Return the message of a usage error, and what to do: the name that was meant, or where all are."""
-    near = " or ".join(getattr(error, "possibilities", None) or ())  # of an option
-    what, _, near_commands = (error.message if near else error.format_message()).partition(". Did you mean ")
-    what = settings.shortened(what).replace("option: ", "option ")
-    name = what.removeprefix("no such command ")
-    if name != what and (" " in name or ".gguf" in name):  # a prompt or a model
-        near_commands = f"specdec run {name}"
-    if near or near_commands:
-        return f"{what}: did you mean {(near or near_commands).rstrip('?')}?"
-    if "extra argument" in what and any(param.name == "prompt" for param in error.ctx.command.params):
-        return f"{what}: put the prompt in quotes"
-    return f"{what}: see {command} --help"
 
 
 def _omit_types_of_flags(params: list[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 
-@app.command("path")
+@app.command("path", cls=commands.Plain)
 def show_path(config: commands.ConfigOption = None) -> None:
     """Print the path of the config file, even if it does not exist.
 
@@ -29,7 +29,7 @@ def show_path(config: commands.ConfigOption = None) -> None:
         render.write(f"{settings.path(config)}\n")
 
 
-@app.command()
+@app.command(cls=commands.Plain)
 def show(
     ctx: typer.Context,
     command: Annotated[
@@ -89,7 +89,9 @@ _Name = Annotated[
 ]
 
 
-@app.command("set", context_settings={"ignore_unknown_options": True})  # for values such as -1
+@app.command(
+    "set", cls=commands.Plain, context_settings={"ignore_unknown_options": True}
+)  # for values such as -1
 def set_value(
     ctx: typer.Context,
     name: _Name,
@@ -112,7 +114,7 @@ def set_value(
         render.note(f"set {name} in {place}")
 
 
-@app.command()
+@app.command(cls=commands.Plain)
 def unset(ctx: typer.Context, name: _Name, config: commands.ConfigOption = None) -> None:
     """Remove an option from the config file.
 

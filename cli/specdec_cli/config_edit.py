@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from spec_local.errors import InvalidRequest
-from specdec_cli import settings
+from specdec_cli import names, settings
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -27,13 +27,16 @@ class Setting:
         self.table = ".".join(table)
         if table and self.table not in commands:
             raise InvalidRequest(
-                f"{name}: there is no command {self.table}{settings.nearest(self.table, commands)}"
+                f"{name}: there is no command {self.table}{names.nearest(self.table, commands)}"
             )
         among = [commands[self.table]] if table else list(commands.values())
         self._commands = [command for command in among if self.key in settings.keys(command)]
         if not self._commands:
             known = {key for command in among for key in settings.keys(command)}
-            raise InvalidRequest(f"there is no option {name}{settings.nearest(self.key, known)}")
+            hint = names.hint(self.key, known, lambda key: ".".join((*table, key)))
+            raise InvalidRequest(
+                f"there is no option {name}" + (f" ({hint})" if hint else ": see specdec config show --all")
+            )
 
     def write(self, place: Path, values: Sequence[str]) -> None:
         """Set the option, after a check of the values, which are those of the command line.

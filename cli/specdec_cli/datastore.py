@@ -1,5 +1,6 @@
 """`specdec datastore`: show, add and delete what `--datastore` and `--learn` keep."""
 
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import resolve
 from spec_local.system.files import expanded, format_size
@@ -25,6 +27,7 @@ app = typer.Typer(
 )
 
 _MAX_NAMES = 3  # of skipped files in one line
+_count = functools.partial(counted, separator=",")
 
 
 @app.command()
@@ -209,7 +212,3 @@ def _kept(answers: "AnswerContents") -> str:
 
 def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(seconds))
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}" + ("" if n == 1 else "s")

@@ -18,7 +18,7 @@ def doctor(
     part: Annotated[
         Literal["kernels", "rpc"] | None,
         Argument(
-            metavar="[kernels|rpc]",
+            metavar="kernels|rpc",
             help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. rpc: also check "
             "llama.cpp's RPC backend, which --workers needs.",
         ),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from spec_local.models.names import resolve
 from spec_local.system.files import format_size
@@ -82,7 +83,7 @@ def quantize(
     Examples:
 
       specdec draft quantize draft.gguf --for main.gguf
-      specdec draft quantize main-f16.gguf --type Q2_K --output draft.gguf
+      specdec draft quantize main-f16.gguf --type Q2_K --output main-q2.gguf
     """
     with exits.guarded():
         from spec_local.models import quantized_copy
@@ -134,6 +135,7 @@ def _expectation(copy: "CopyPlan", pair: list[str]) -> list[str]:
     for s in copy.expected_speedups:
         speedup = "none"
         if s.draft_length:
-            speedup = f"{s.speedup:.2f} times plain decoding at best ({s.draft_length} draft tokens per step)"
+            per_step = f"{counted(s.draft_length, 'draft token')} per step"
+            speedup = f"{s.speedup:.2f} times plain decoding at best ({per_step})"
         lines.append(f"expected speed-up at {s.acceptance_rate:.0%} acceptance: {speedup}")
     return lines

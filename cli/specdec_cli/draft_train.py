@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
+from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import resolve
 from specdec_cli import completion, draft_view, exits, render
@@ -123,7 +124,7 @@ def train(
 
       specdec draft train main.gguf --minutes 480
       specdec draft train main.gguf -o head.gguf --from src --from prompts.jsonl
-      specdec draft train main.gguf --continue head.gguf --from datastore --minutes 30
+      specdec draft train main.gguf --continue head.gguf --from datastore
     """
     with exits.guarded():
         from spec_local import training
@@ -183,7 +184,8 @@ def train(
             render.note(f"skipped, {reason}: {', '.join(map(str, skipped))}")
         if texts:
             n_prompts, n_passages = len(user_texts.prompts), len(user_texts.passages)
-            render.note(f"your texts: {n_prompts:,} prompts, {n_passages:,} passages")
+            prompts = counted(n_prompts, "prompt", separator=",")
+            render.note(f"your texts: {prompts}, {counted(n_passages, 'passage', separator=',')}")
         with _resumable(recipe), draft_view.progress(recipe) as on_progress:
             trained = pipeline.run(recipe, user_texts, on_progress, answers)
             measured = pipeline.measure(recipe, trained, on_progress)

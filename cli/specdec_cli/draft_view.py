@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.core.text import counted
 from spec_local.system.files import format_size
 from specdec_cli import render, terminal
 from specdec_cli.progress import LINE_INTERVAL, clock, live
@@ -110,7 +111,7 @@ def report(head: "TrainedHead", measured: "Measured", recipe: "Recipe") -> list[
         f"{'cost':<9} a call takes {gain.cost:.3f} times as long as one of the main model",
         f"{'accepted':<9} {chain} of the first, second and third draft token, if those before it were",
         f"{'expected':<9} {gain.speedup:.2f} times plain decoding, "
-        f"with {_draft_tokens(gain.n_draft)} per step",
+        f"with {counted(gain.n_draft, 'draft token')} per step",
         *(f"{'benchmark':<9} {_benchmark(variant)}" for variant in measured.benchmark),
         f"{'verdict':<9} {_verdict(head.path, measured, recipe)}",
         *_learned(head, measured),
@@ -119,10 +120,6 @@ def report(head: "TrainedHead", measured: "Measured", recipe: "Recipe") -> list[
         f"{'held-out data':<18} {'accepted':>9} {'at temperature 1':>17} {'tokens':>9}",
         *(f"{name:<18} {s.agreement:>9.1%} {s.acceptance:>17.1%} {s.n:>9,}" for name, s in rows),
     ]
-
-
-def _draft_tokens(n: int) -> str:
-    return "1 draft token" if n == 1 else f"{n} draft tokens"
 
 
 def _learned(head: "TrainedHead", measured: "Measured") -> list[str]:
@@ -162,7 +159,8 @@ def _verdict(head: Path, measured: "Measured", recipe: "Recipe") -> str:
 
 def _benchmark(variant: "VariantFigures") -> str:
     """Figures of a variant on the benchmark's prompts."""
-    line = f"{variant.name}: {variant.speedup.value:.2f} times plain decoding on {variant.speedup.n} prompts"
+    prompts = counted(variant.speedup.n, "prompt")
+    line = f"{variant.name}: {variant.speedup.value:.2f} times plain decoding on {prompts}"
     if variant.acceptance is None:
         return f"{line}, no draft tokens verified"
     rates = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]

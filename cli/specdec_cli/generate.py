@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from spec_local.core.text import printable
+from spec_local.core.text import counted, printable
 from spec_local.errors import InvalidRequest
 from specdec_cli import answer_view, batch_view, exits, render, several_view, thinking_view
+from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.options import (
     STANDARD,
     HideThinkingOption,
@@ -47,7 +48,8 @@ def generate(
         str | None,
         Argument(
             metavar="PROMPT",
-            help="Prompt, also without MODEL; text from --file or a pipe precedes it.",
+            help="Prompt, also without MODEL, unless it is a model itself; text from --file or a pipe "
+            "precedes it.",
         ),
     ] = None,
     prompt_option: PromptOption = None,
@@ -121,6 +123,10 @@ def generate(
     show_drafts: ShowDraftsOption = False,
     hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False,
     no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
+    no_newline: Annotated[
+        bool,
+        _Output("--no-newline", help="Print the exact answer, without a newline at the end."),
+    ] = False,
     profile: Annotated[bool, _Output("--profile", help="Show where time goes and what drafts save.")] = False,
     verbose: VerboseOption = 0,
     *,
@@ -141,8 +147,8 @@ def generate(
     input. The exit code is 3 if an answer under a grammar or schema is cut short.
     """
     with exits.guarded():
-        if prompt is None and prompt_option is None and not input_file:  # a single argument is the prompt
-            model, prompt = None, model
+        is_elsewhere = prompt_option is not None or input_file is not None
+        model, prompt = model_and_prompt(model, prompt, command="generate", given_elsewhere=is_elsewhere)
         models = models.with_models(model)
         # Before any model is loaded, so that an invalid value is reported at once.
         settings = generation_settings(models, sampling)
@@ -210,13 +216,14 @@ def generate(
                         as_jsonl,
                     )
                 else:
-                    continues = raw or echo or suffix is not None  # text or code, from any column
-                    wrap = not (no_wrap or continues)
+                    continues = raw or request.suffix is not None
+                    wrap = not (no_wrap or continues or echo)  # these begin in any column
                     view = answer_view.view(
                         session.main.model.vocabulary.piece, show_drafts=show_drafts, wrap=wrap
                     )
                     view = thinking_view.before(view, splitter, hidden=hide_thinking, wrap=wrap)
-                    done = _as_text(events, view, request if echo else None)
+                    is_exact = no_newline or (continues and not sys.stdout.isatty())
+                    done = _as_text(events, view, request if echo else None, is_exact)
                 ends, statistics = [done], done.statistics
             else:
                 statistics = Statistics()
@@ -234,7 +241,8 @@ def generate(
                 )
             is_cut = any(done.reason == "length" for done in ends) and not settings.constrained
             if is_cut and not (as_json or as_jsonl):  # JSON says so
-                render.note(f"cut at {settings.max_tokens} tokens: give a larger -n, or none, for the rest")
+                length = counted(settings.max_tokens or 0, "token")
+                render.note(f"cut at {length}: give a larger -n, or none, for the rest")
             if verbose:
                 gain = render.gain(session, settings, statistics) if answers is None else ""
                 render.note(render.statistics_line(statistics, gain))
@@ -254,29 +262,31 @@ def generate(
 
 
 def _as_text(
-    events: "Iterator[Prefilled | Text | Done]", view: answer_view.AnswerView, echoed: "Request | None"
+    events: "Iterator[Prefilled | Text | Done]",
+    view: answer_view.AnswerView,
+    echoed: "Request | None",
+    is_exact: bool,
 ) -> "Done":
-    """Print the answer as it is generated, between the prompt and the suffix if they are to be echoed."""
+    """Print the answer as it is generated, between the prompt and the suffix if they are to be echoed.
+
+    is_exact: add no newline.
+    """
     from spec_local.session import Done, Text
 
     if isinstance(view, answer_view.Drafts):
         render.note(view.legend)
-    printed = ""
     for event in events:
         if isinstance(event, Text):
-            printed = event.text or printed
             view.show(event)
         elif isinstance(event, Done):
             view.end("")
         else:  # Prefilled: the prompt has been evaluated, so nothing can fail before the answer
-            printed = _before(echoed) if echoed else ""
-            render.answer(printed)
+            render.answer(_before(echoed) if echoed else "")
     assert isinstance(event, Done)
     if echoed and echoed.suffix:
-        printed = echoed.suffix
-        render.answer(printed)
-    if sys.stdout.isatty() and not printed.endswith("\n"):
-        render.answer("\n")
+        render.answer(echoed.suffix)
+    if not is_exact:
+        render.end_answer()
     render.notes(view.notes())
     return event
 

@@ -33,6 +33,10 @@ _NEEDED: dict[str, tuple[Callable[[_Values], bool], str]] = {
         lambda values: values["shape"] == "auto" or _uses_draft_model(values),
         "--proposer auto or draft",
     ),
+    "no_newline": (
+        lambda values: not any(map(values.get, ("as_json", "as_jsonl", "answers", "input_file"))),
+        "text output of one answer",
+    ),
     "memory": (lambda values: len(values["model"] or ()) > 1, "several models"),
 }
 """For each option, whether it has an effect among the values of all options, and what it needs for one."""

@@ -10,7 +10,8 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
@@ -22,7 +23,7 @@ from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
-from specdec_cli import commands, completion
+from specdec_cli import commands, completion, render
 
 if TYPE_CHECKING:
     from spec_local.core.sampling import SamplingSettings
@@ -110,6 +111,7 @@ NoWrapOption = functools.partial(
     Option, "--no-wrap", help="Do not break lines between words: the terminal breaks them anywhere."
 )
 _MAX_TEXT = 1 << 20
+_SILENT_S = 1.0  # that a command waits for its input without a word
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
 DeviceChoice = Literal["auto", "metal", "cpu"]
@@ -557,8 +559,27 @@ def read_given(path: Path, max_bytes: int) -> tuple[bytes, str]:
 
     if path != STANDARD:
         return read_input(path, max_bytes), str(path)
-    content, name = sys.stdin.buffer.read(max_bytes + 1) if sys.stdin is not None else b"", "standard input"
+    name = "standard input"
+    if sys.stdin is None:
+        return b"", name
+    with _explained_wait():
+        content = sys.stdin.buffer.read(max_bytes + 1)
     return limited(content, name, max_bytes), name
+
+
+@contextlib.contextmanager
+def _explained_wait() -> Iterator[None]:
+    """Say what the command waits for if standard input does not end soon, or is typed."""
+    is_typed = sys.stdin.isatty()
+    text = "type the text, then press Ctrl-D" if is_typed else "add < /dev/null if nothing is piped in"
+    delay = 0.0 if is_typed else _SILENT_S
+    timer = threading.Timer(delay, render.note, [f"waiting for the end of standard input: {text}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _bias(text: str) -> tuple[int, float]:

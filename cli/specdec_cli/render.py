@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from specdec_cli import last_resort, terminal
 
@@ -75,6 +76,12 @@ def answer(text: str, style: str = "") -> None:
         _unfinished = None if text.endswith("\n") else sys.stdout
     stream.write(f"{style}{text}{_PLAIN}" if style else text)
     stream.flush()
+
+
+def end_answer() -> None:
+    """End the last line of the answer, if it has no end yet."""
+    if _unfinished is sys.stdout:
+        answer("\n")
 
 
 _LEAST_SAVED = 0.005  # seconds of a cause that are shown
@@ -162,7 +169,7 @@ def console(stream: TextIO, **options: Any) -> "Console":
 
 def threads(main: "LlamaRow") -> str:
     """Return the number of threads of the main model, with its unit."""
-    return f"{main.threads} thread{'s' * (main.threads > 1)}"
+    return counted(main.threads, "thread")
 
 
 def limit_note() -> str:
@@ -206,30 +213,34 @@ def gain(session: "Session", settings: "GenerationSettings", s: "Statistics") ->
 
 def plain_statistics(s: "Statistics", gain: str = "") -> str:
     """Return what most people want to know of an answer as one line; gain: what `gain` returns for it."""
-    parts = [f"{s.predicted_n} tokens in {s.predicted_s:.1f} s ({s.tokens_per_second:.1f} tokens/s)"]
+    tokens = counted(s.predicted_n, "token")
+    parts = [f"{tokens} in {s.predicted_s:.1f} s ({s.tokens_per_second:.1f} tokens/s)"]
     if gain:
         parts.append(gain)
     if s.draft_n:
-        parts.append(f"{s.draft_n_accepted} of {s.predicted_n} tokens drafted")
+        parts.append(f"{s.draft_n_accepted} of {tokens} drafted")
     return ", ".join(parts)
 
 
 def statistics_line(s: "Statistics", gain: str = "") -> str:
     """Return the statistics of an answer as one line; gain: what `gain` returns for it."""
+    tokens, n_steps = counted(s.predicted_n, "token"), counted(s.n_steps, "step")
     parts = [
         f"{s.tokens_per_second:.1f} tokens/s",
         *([gain] if gain else []),
         *([f"first token {s.first_token_s:.2f} s"] if s.first_token_s else []),  # not of several answers
-        f"{s.predicted_n} tokens in {s.n_steps} steps ({s.tokens_per_step:.2f} per step)",
+        f"{tokens} in {n_steps} ({s.tokens_per_step:.2f} per step)",
     ]
     if s.cached_n:
-        parts.insert(-1, f"prompt: {s.cached_n} tokens cached, {s.prompt_n} read")
+        parts.insert(-1, f"prompt: {counted(s.cached_n, 'token')} cached, {s.prompt_n} read")
     if s.draft_n:
-        parts.append(f"accepted {s.draft_n_accepted} of {s.draft_n} draft tokens ({s.acceptance_rate:.0%})")
+        parts.append(
+            f"accepted {s.draft_n_accepted} of {counted(s.draft_n, 'draft token')} ({s.acceptance_rate:.0%})"
+        )
     proposers = {name: n for name, n in s.steps_by.items() if name != "none"}
     if proposers:
         steps = ", ".join(f"{name} {n}" for name, n in sorted(proposers.items(), key=lambda item: -item[1]))
-        parts.append(f"proposers: {steps} of {s.n_steps} steps")
+        parts.append(f"proposers: {steps} of {n_steps}")
     return " · ".join(parts)
 
 

@@ -1,15 +1,11 @@
 """`specdec run`: chat with a model, or let it answer one prompt."""
 
-import os
-import re
-import shlex
 from typing import Annotated
 
 from typer import Argument
 
-from spec_local.errors import InvalidRequest
-from spec_local.models.names import resolve
 from specdec_cli import chat, chat_input, exits, generate
+from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.options import (
     HideThinkingOption,
     ModelArgument,
@@ -49,10 +45,9 @@ def run(
       git diff | specdec run coder-7b "Write a commit message."
     """
     with exits.guarded():
-        if model and prompt is None and _is_prompt(model):
-            model, prompt = None, model
-        if model and prompt is None and prompt_option is None:
-            _check_word(model)
+        model, prompt = model_and_prompt(
+            model, prompt, command="run", given_elsewhere=prompt_option is not None
+        )
     models = models.with_models(model)
     if prompt is None and prompt_option is None and chat_input.interactive():
         chat.chat(
@@ -74,26 +69,3 @@ def run(
             models=models,
             sampling=sampling,
         )
-
-
-def _check_word(model: str) -> None:
-    """Raise the error of an unknown model at once, and what to type if it was meant as a prompt."""
-    try:
-        resolve(model)
-    except InvalidRequest as error:
-        if "/" in model:  # a path, or a repository
-            raise
-        word = shlex.quote(model)
-        raise InvalidRequest(
-            f"{error}; if it is a prompt, type specdec run -p {word}, or a model before it: "
-            f"specdec run MODEL {word}"
-        ) from None
-
-
-def _is_prompt(text: str) -> bool:
-    """Return whether a text has characters that no model's name has, and names none."""
-    if re.fullmatch(r"[\w./:@~+-]+", text, re.ASCII) or text.endswith(".gguf"):
-        return False
-    from spec_local.models import catalog
-
-    return not (os.path.exists(os.path.expanduser(text)) or catalog.is_known(text) or text in catalog.pairs())

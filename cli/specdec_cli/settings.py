@@ -10,12 +10,11 @@ the file, names the variables, and names the source of an invalid value.
 """
 
 import contextlib
-import difflib
 import inspect
 import json
 import os
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from spec_local import kernels
 from spec_local.errors import ConfigError, InvalidRequest
+from specdec_cli.names import nearest
 
 if TYPE_CHECKING:
     from spec_local.system.toml_file import ConfigFile, Location
@@ -198,10 +198,19 @@ def _set_variable(option: Any) -> str:
 
 def unknown_variables(root: TyperGroup) -> list[str]:
     """Return a warning for each SPECDEC_* variable that sets no option."""
-    known = {variable(key) for _, command in runnable(root) for key in keys(command)}
-    known |= {FILE_VARIABLE, kernels.INSTRUCTION_SET}
-    unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
-    return [f"{name} is not an option and is ignored{nearest(name, known)}" for name in unknown]
+    known = {key for _, command in runnable(root) for key in keys(command)}
+    others = {FILE_VARIABLE, kernels.INSTRUCTION_SET}
+    unknown = {name for name in os.environ if name.startswith(_PREFIX)} - others - set(map(variable, known))
+    known |= {_key(name) for name in others}
+    return [
+        f"{name} is not an option and is ignored{nearest(_key(name), known, variable)}"
+        for name in sorted(unknown)
+    ]
+
+
+def _key(variable: str) -> str:
+    """Return the name of an option, from that of its environment variable."""
+    return variable.removeprefix(_PREFIX).lower().replace("_", "-")
 
 
 def variable(key: str) -> str:
@@ -259,9 +268,3 @@ def _is_path(hint: Any) -> bool:
 def _text(value: Any) -> str:
     """Return a TOML or JSON value as it is typed on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion to append to an error about an unknown name; "" if no known name is similar."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f" (did you mean {near[0]}?)" if near else ""

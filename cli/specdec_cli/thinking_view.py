@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from spec_local.core.text import counted
 from specdec_cli import answer_view, render
 from specdec_cli.wrapping import Unwrapped, Wrapped
 
@@ -76,7 +77,7 @@ class Thinking(answer_view.AnswerView):
             self._write.flush()
             render.answer("\n")
         seconds = time.perf_counter() - self._started
-        render.note(f"(thought for {seconds:.1f} s, {self._n_tokens} tokens)")
+        render.note(f"(thought for {seconds:.1f} s, {counted(self._n_tokens, 'token')})")
         render.answer("\n")
 
 

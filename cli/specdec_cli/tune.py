@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from specdec_cli import exits, render
@@ -235,9 +236,7 @@ def _costs(
 
     costs = [t.head if of_head and t.head else t.costs for t in several]
     marks = [" ←" if t is best and len(several) > 1 else "" for t in several]
-    head = [
-        f"{t.threads} thread{'s' * (t.threads > 1)}{mark}" for t, mark in zip(several, marks, strict=True)
-    ]
+    head = [f"{counted(t.threads, 'thread')}{mark}" for t, mark in zip(several, marks, strict=True)]
     rows = [[str(n), *(f"{1e3 * each.seconds(n):.1f}" for each in costs)] for n in _CALL_SIZES]
     parts = [f"## {role}: milliseconds per call", table(["tokens", *head], rows, render.width())]
     if not of_head:

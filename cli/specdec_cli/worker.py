@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
+from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from specdec_cli import exits, render
 
@@ -58,7 +59,7 @@ def worker(
 
         for signum in (signal.SIGINT, *render.ENDING):
             signal.signal(signum, lambda *_: ended.set())
-        render.note(f"specdec: worker at {host}:{port}, {threads} threads; Ctrl-C ends it")
+        render.note(f"specdec: worker at {host}:{port}, {counted(threads, 'thread')}; Ctrl-C ends it")
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # llama.cpp reports each connection there
         threading.Thread(target=serve, daemon=True).start()  # it never returns, and takes no signals

@@ -15,6 +15,7 @@ from spec_local.bench.parallel import Batch, CategoryOutcome, Key
 from spec_local.bench.report import Measured, run_object
 from spec_local.bench.runner import Run
 from spec_local.bench.variants import PLAIN
+from spec_local.core.text import counted
 from spec_local.engine.events import Statistics
 
 
@@ -114,7 +115,8 @@ def markdown(results: ParallelResults, *, width: int | None = None) -> str:
     names = [variant.name for variant in results.variants]
     parts = ["# specdec bench: answers at the same time"]
     if results.interrupted:
-        parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_categories} categories**")
+        categories = counted(results.n_categories, "category", "categories")
+        parts.append(f"**interrupted: {len(results.outcomes)} of {categories}**")
     prompts = [
         run.prompt for outcome in results.outcomes for run in outcome.batches[PLAIN, results.rows[0]][0].runs
     ]
@@ -135,7 +137,7 @@ def markdown(results: ParallelResults, *, width: int | None = None) -> str:
     n_answers = len(prompts)
     parts += [
         f"{_named(each)}: identical for {n_answers - each.n_different} of "
-        f"{n_answers} prompts{_gap(results.outcomes, each)}."
+        f"{counted(n_answers, 'prompt')}{_gap(results.outcomes, each)}."
         for each in speculative
     ]
     parts.append("## Conclusion")

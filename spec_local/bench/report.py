@@ -21,7 +21,7 @@ from spec_local.bench.layout import bars, document, interval, table
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Outcome, Run
 from spec_local.bench.variants import PLAIN, Variant
-from spec_local.core.text import printable
+from spec_local.core.text import counted, printable
 from spec_local.engine.events import Statistics
 from spec_local.system.files import format_size
 
@@ -78,7 +78,7 @@ def markdown(results: Results, *, width: int | None = None) -> str:
     plain, *others = figures = results.figures()
     parts = ["# specdec bench"]
     if results.interrupted:
-        parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_prompts} prompts**")
+        parts.append(f"**interrupted: {len(results.outcomes)} of {counted(results.n_prompts, 'prompt')}**")
     prompts = [outcome.prompt for outcome in results.outcomes]
     spread = plain_spread(results.outcomes)
     rows = conditions(results, prompts, results.runs)
@@ -149,21 +149,22 @@ def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[
         for role, m in record["models"].items()
     ]
     n_categories = len({prompt.category for prompt in prompts})
-    counted = f"{_plural(len(prompts), 'prompt')} of {_plural(n_categories, 'category', 'categories')}"
+    tokens = counted(settings.max_tokens or 0, "token")
+    selection = f"{counted(len(prompts), 'prompt')} of {counted(n_categories, 'category', 'categories')}"
     return [
         *rows,
-        ["machine", f"{record['processor']}, {_plural(record['cores'] or 0, 'core')}, {record['system']}"],
+        ["machine", f"{record['processor']}, {counted(record['cores'] or 0, 'core')}, {record['system']}"],
         [
             "settings",
-            f"{_plural(record['threads'], 'thread')}, context {record['context']}, {record['device']}",
+            f"{counted(record['threads'], 'thread')}, context {record['context']}, {record['device']}",
         ],
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
         *([kind, found["summary"]] for kind, found in record["kernel_choice"].items()),
         ["logits", _logits(record["logits_vary"])],
         ["specdec", f"{record['specdec']}, {record['date']}"],
-        ["prompts", f"{counted}, {_plural(runs, 'run')} of each variant"],
-        ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
+        ["prompts", f"{selection}, {counted(runs, 'run')} of each variant"],
+        ["answers", f"up to {tokens}, temperature {settings.sampling.temperature:g}"],
         ["peak memory", f"{format_size(results.peak_memory)}, over all variants"],
         ["other programs", f"used {results.other_programs:.2f} cores"],
     ]
@@ -174,10 +175,6 @@ def _logits(varying: Sequence[str]) -> str:
     if not varying:
         return "have the same bits in calls of any size"
     return f"depend on the size of a call, and so may texts: {', '.join(varying)}"
-
-
-def _plural(n: int, one: str, many: str = "") -> str:
-    return f"{n} {one if n == 1 else many or one + 's'}"
 
 
 def _rates(variant: VariantFigures) -> list[str]:
@@ -213,16 +210,16 @@ def _at(variant: VariantFigures, position: int) -> str:
 def _difference(variant: VariantFigures, n: int) -> str:
     same = n - len(variant.differences)
     if not variant.differences:
-        return f"{variant.name}: identical for {'all ' * (n > 1)}{_plural(n, 'prompt')}."
+        return f"{variant.name}: identical for {'all ' * (n > 1)}{counted(n, 'prompt')}."
     where = [
-        f"{prompt} after {_plural(difference.at, 'token')} (gap {difference.gap:.3g})"
+        f"{prompt} after {counted(difference.at, 'token')} (gap {difference.gap:.3g})"
         for prompt, difference in variant.differences[:_NAMED]
     ]
     if len(variant.differences) > _NAMED:
         where.append(f"and {len(variant.differences) - _NAMED} more")
     largest = max(difference.gap for _, difference in variant.differences)
     return (
-        f"{variant.name}: identical for {same} of {_plural(n, 'prompt')}; the others differ where the logits "
+        f"{variant.name}: identical for {same} of {counted(n, 'prompt')}; the others differ where the logits "
         f"of the main model are at most {largest:.3g} apart: {', '.join(where)}."
     )
 

@@ -95,3 +95,13 @@ def with_whole_characters(text: str) -> str:
 def printable(text: str) -> str:
     """The text with U+FFFD in place of bytes that are not UTF-8, for JSON and the terminal."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def counted(n: int, one: str, many: str = "", *, separator: str = "") -> str:
+    """Return a number and what it counts: "1 token", "2 tokens".
+
+    Args:
+        many: the plural; by default with an s.
+        separator: of thousands.
+    """
+    return f"{n:{separator}} {one if n == 1 else many or one + 's'}"

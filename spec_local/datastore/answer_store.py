@@ -26,6 +26,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from spec_local.core.text import counted
 from spec_local.datastore import copies, damaged_rows, datastore
 from spec_local.errors import ModelFileError
 from spec_local.llama.headers import open_header
@@ -296,8 +297,9 @@ class AnswerStore:
             for suffix in ("-journal", "-wal", "-shm"):  # SQLite has read them, as far as they belong to it
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         self._log_once(
-            f"{self.path} was damaged: the {len(answers)} answers that can be read are in it again, and the "
-            f"damaged file is kept beside it as {aside.name}"
+            f"{self.path} was damaged: the {counted(len(answers), 'answer')} that can be read "
+            f"{'is' if len(answers) == 1 else 'are'} in it again, and the damaged file is kept beside it as "
+            f"{aside.name}"
         )
 
     def _set_aside(self, content: bytes) -> Path:
@@ -367,7 +369,7 @@ class AnswerStore:
             if not self._shows_damage(error):
                 raise
         answers = _recovered(self.path.read_bytes())
-        self._log_once(f"{self.path} is damaged: {len(answers)} answers can be read")
+        self._log_once(f"{self.path} is damaged: {counted(len(answers), 'answer')} can be read")
         with _connection("file::memory:") as connection:
             _fill(connection, answers, "")
             return query(connection)

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from spec_local.core.text import counted
 from spec_local.errors import BackendCrash, BackendError, SpecLocalError
 from spec_local.server.events import AnswerRequest, Ended, Event, Loaded, Refused
 
@@ -328,9 +329,10 @@ class Engine:
         if n_others and n_others + len(requests) > loaded.n_rows + self._max_waiting:
             usual = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
             retry_s = max(1, min(_LONGEST_WAIT_S, round(usual)))
+            n_waiting = n_others - loaded.n_rows
             raise Busy(
-                f"{n_others - loaded.n_rows} answers wait already, as many as the server's option "
-                f"--queue allows: try again in {retry_s} s",
+                f"{counted(n_waiting, 'answer')} {'waits' if n_waiting == 1 else 'wait'} already, as many as "
+                f"the server's option --queue allows: try again in {retry_s} s",
                 retry_s,
             )
         answers = Answers(len(requests))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.text import counted
 from spec_local.prompt_cache.entry import n_common
 
 _LEAST = 256
@@ -132,7 +133,7 @@ class ReadAgainLog:
             if found.position is not None:
                 around = self._around(tokens, found.position)
                 why = f"parts from an earlier prompt at token {found.position:,}: {around!r}"
-            self._log(f"reads {found.n:,} tokens again: {why}")
+            self._log(f"reads {counted(found.n, 'token', separator=',')} again: {why}")
         return found.n
 
     def _is_news(self, position: int | None) -> bool:

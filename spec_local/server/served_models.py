@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from spec_local.answers.memory_plan import MemoryPlan, plan_memory
+from spec_local.core.text import counted
 from spec_local.errors import BackendError, InvalidRequest, SpecLocalError
 from spec_local.server.engine import STOPPING, Busy, Engine, NotReady
 from spec_local.server.events import Event, Loaded
@@ -292,8 +293,8 @@ class ServedModels:
         """Begin to use a model as soon as it is this request's turn, and the model is loaded."""
         if self._n_waiting and self._n_waiting >= self._max_waiting:
             raise Busy(
-                f"{self._n_waiting} requests wait for a model already, as many as the server's option "
-                f"--queue allows: try again in {_RETRY_S} s",
+                f"{counted(self._n_waiting, 'request')} {'waits' if self._n_waiting == 1 else 'wait'} for a "
+                f"model already, as many as the server's option --queue allows: try again in {_RETRY_S} s",
                 _RETRY_S,
             )
         self._n_waiting += 1

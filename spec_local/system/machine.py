@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from spec_local.core.text import counted
 from spec_local.system.processors import usable_processors
 
 # A share of the cores. A call waits for its slowest thread, so that other programs on a tenth of the cores
@@ -156,7 +157,7 @@ def is_busy(other_programs: float) -> bool:
 
 def used_by_others(cores: float) -> str:
     """Return in words how many cores other programs used on average."""
-    return f"other programs used {cores:.1f} of {default_threads()} cores"
+    return f"other programs used {cores:.1f} of {counted(default_threads(), 'core')}"
 
 
 def _used_by_others() -> float:

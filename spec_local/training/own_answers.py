@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.language_model import common_prefix
+from spec_local.core.text import counted
 from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import InvalidRequest
 from spec_local.llama.hidden_states import HiddenStates
@@ -62,8 +63,8 @@ def usable(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:
         found.append(answer)
     if len(found) < MIN_ANSWERS:
         raise InvalidRequest(
-            f"{len(found)} answers of this model are kept, too few to learn from: use it with --learn until "
-            f"there are {MIN_ANSWERS}"
+            f"{counted(len(found), 'answer')} of this model {'is' if len(found) == 1 else 'are'} kept, too "
+            f"few to learn from: use it with --learn until there are {MIN_ANSWERS}"
         )
     return found[::-1]
 

@@ -185,7 +185,7 @@ def test_from_a_pipe(inside, main):
     done = inside("chat", "--main", main, *SHORT, stdin=b"hello there\n\n/fly\nand again\n")
     assert done.returncode == 0
     first = inside("generate", "--main", main, *SHORT, "hello there").stdout
-    assert done.stdout.startswith(first + b"\n")
+    assert done.stdout.startswith(first)
     assert len(done.stdout) > len(first) + 12
     assert done.stdout.endswith(b"\n")
     notes = done.stderr.decode()
@@ -193,7 +193,7 @@ def test_from_a_pipe(inside, main):
     assert "/fly is not a command" in notes
     assert "> " not in notes + done.stdout.decode("utf-8", "replace").splitlines()[0]
     done = inside("chat", "--main", main, "--no-stats", *SHORT, stdin=b"hello there\n/exit\nnever\n")
-    assert done.stdout == first + b"\n"
+    assert done.stdout == first
     assert len(done.stderr.splitlines()) == 1  # the banner
 
 
@@ -201,7 +201,7 @@ def test_triple_quotes_hold_a_message_of_several_lines(inside, main):
     quoted = b'"""first line\n/help\nthird"""\n'
     piped = inside("chat", "--main", main, "--no-stats", *SHORT, stdin=quoted)
     generated = inside("generate", "--main", main, *SHORT, "first line\n/help\nthird")
-    assert piped.stdout == generated.stdout + b"\n"
+    assert piped.stdout == generated.stdout
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_costs_are_measured_while_the_user_types(terminal, unmeasured, main):
 def test_system_message(inside, main):
     done = inside("chat", "--main", main, "--system", "Be brief.", *SHORT, stdin=b"hello\n/clear\nhello\n")
     first = inside("generate", "--main", main, "--system", "Be brief.", *SHORT, "hello").stdout
-    assert done.stdout == (first + b"\n") * 2  # /clear keeps it
+    assert done.stdout == first * 2  # /clear keeps it
 
 
 def test_a_pipe_that_ends_within_a_message(inside, main):

@@ -28,7 +28,7 @@ def chat(inside, main, tmp_path):
 @pytest.fixture
 def answer(inside, main):
     def generate(*arguments, options=OPTIONS[:-1]):
-        return inside("generate", "--main", main, *options, *arguments).stdout + b"\n"
+        return inside("generate", "--main", main, *options, *arguments).stdout
 
     return generate
 
@@ -154,7 +154,7 @@ def test_model_and_ctx_keep_the_conversation(inside, chat, draft, main):
     assert "removed: hello" in notes
     assert "x.gguf does not exist" in notes[-2]
     other = inside("generate", "--main", draft, *OPTIONS[:-1], "--temp", "0", "hello").stdout
-    assert answers.endswith(other + b"\n")
+    assert answers.endswith(other)
 
 
 def test_copy_uses_the_clipboard_of_the_desktop(chat, tmp_path):

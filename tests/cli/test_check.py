@@ -149,3 +149,13 @@ def test_models_that_form_no_pair(inside, model, tmp_path):
         ((path, deadly), "crashes llama.cpp"),
     ]:
         assert what in inside.one_line(inside("models", "check", *pair), 1)
+
+
+def test_a_pair_before_its_download(inside):
+    """An error, which names the command that shows its size, its memory and its speed-up."""
+    line = inside.one_line(inside("models", "check", "coder-7b"), 1)
+    assert "(4.7 GB) has not been downloaded: run specdec models pull coder-7b" in line
+    assert line.endswith("before the download, specdec models show coder-7b shows what is known")
+    shown = inside("models", "show", "coder-7b").stdout.decode()
+    assert "GB for both models" in shown
+    assert "4.7 GB to download" in shown

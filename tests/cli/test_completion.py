@@ -92,7 +92,14 @@ def test_in_bash(specdec, fresh):
     bash = pexpect.spawn("bash", ["--norc", "--noprofile"], env=environment, encoding="utf-8", timeout=20)
     bash.expect("% ")
     bash.sendline("specdec --install-completion && . ~/.bashrc && echo rea''dy")
+    bash.expect("bash completion installed in ")
     bash.expect("ready")
+    assert "u001b" not in bash.before  # colours of Typer's that are shown as escapes
+    bash.expect("% ")
+    bash.sendline("specdec --show-completion; echo do''ne")
+    bash.expect("done")
+    assert "complete -o default" in bash.before
+    assert "u001b" not in bash.before
     bash.expect("% ")
     bash.send("specdec models pull qwen3-hu\t")
     time.sleep(0.1)

@@ -158,6 +158,8 @@ def test_set_creates_the_file_and_keeps_paths_valid(fresh_inside, main):
     [
         (("top-k", "many"), "top-k: input should be a valid integer"),
         (("proposer", "magic"), "proposer: 'magic' is not one of"),
+        (("foo", "3"), "there is no option foo: see specdec config show --all"),
+        (("chat.tmp", "3"), "there is no option chat.tmp (did you mean chat.temp?)"),
         (("topk", "3"), "there is no option topk (did you mean top-k?)"),
         (("chta.top-k", "3"), "there is no command chta (did you mean chat?)"),
         (("chat.offline", "true"), "there is no option chat.offline"),

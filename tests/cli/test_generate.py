@@ -50,6 +50,18 @@ def test_stdout_is_the_answer_and_stderr_is_empty(specdec, main, library_text):
     assert (done.returncode, done.stdout, specdec.notes(done)) == (0, expected, b"")
 
 
+def test_one_of_something_is_no_plural(inside, main):
+    notes = inside(*options(main, 1), "-v", "hello").stderr.decode()
+    assert "1 token in 1 step (1.00 per step)" in notes
+    assert "cut at 1 token: " in notes
+    assert not re.search(r"\b1 (tokens|steps|threads|prompts|answers)\b", notes)
+    (inside.folder / "one.txt").write_text("hello")
+    batch = inside(*options(main, 1), "-v", "--input", "one.txt", "--output", "one.jsonl").stderr.decode()
+    assert batch.startswith("1 answer in ")
+    again = inside(*options(main, 1), "-v", "--input", "one.txt", "--output", "one.jsonl").stderr
+    assert again == b"the prompt is already answered in one.jsonl\n"
+
+
 def test_an_answer_that_is_cut_says_so(inside, main):
     cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
     assert inside(*options(main, 7), "hello").stderr == cut
@@ -60,7 +72,7 @@ def test_an_answer_that_is_cut_says_so(inside, main):
 
 
 def test_a_note_in_the_place_of_the_answer_begins_a_line(specdec, main):
-    arguments = [*options(main, 7), "hello"]
+    arguments = [*options(main, 7), "hello", "--no-newline"]
     cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
     apart = specdec(*arguments)
     assert apart.stdout
@@ -69,7 +81,8 @@ def test_a_note_in_the_place_of_the_answer_begins_a_line(specdec, main):
     for script in ('"$@" 2>&1 | cat', '"$@" > both 2>&1; cat both', '"$@" > both 2>> both; cat both'):
         assert specdec.shell(script, *arguments).stdout == apart.stdout + b"\n" + cut
     assert specdec.shell('"$@" 2> note | cat; cat note', *arguments).stdout == apart.stdout + cut
-    lines = specdec.shell('"$@" 2>&1 | cat', *arguments, "--answers", 2).stdout  # which end their lines
+    several = [*options(main, 7), "hello", "--answers", 2]
+    lines = specdec.shell('"$@" 2>&1 | cat', *several).stdout  # which end their lines
     assert lines.endswith(b"\n" + cut)
     assert not lines.endswith(b"\n\n" + cut)
 
@@ -371,8 +384,86 @@ def test_speculation_does_not_change_the_answer_at_temperature_0(inside, main, d
         assert 0 < timings["draft_n_accepted"] < timings["draft_n"]
 
 
+def test_an_answer_in_a_pipe_ends_with_a_newline(inside, main):
+    exact = inside(*options(main), "hello", "--no-newline")
+    assert exact.returncode == 0
+    assert exact.stdout
+    assert not exact.stdout.endswith(b"\n")
+    assert inside(*options(main), "hello").stdout == exact.stdout + b"\n"
+    assert inside("run", main, "hello", *options(main)[3:]).stdout == exact.stdout + b"\n"
+    echoed = inside(*options(main), "hello", "--echo").stdout
+    assert echoed == b"hello\n\n" + exact.stdout + b"\n"
+    # Text that goes on is exact, also with its beginning before it.
+    continued = inside(*options(main), "--raw", "hello").stdout
+    assert continued == inside(*options(main), "--raw", "hello", "--no-newline").stdout
+    assert inside(*options(main), "--raw", "hello", "--echo").stdout == b"hello" + continued
+    for more in ("--json", "--jsonl", "--answers=2", "--input=x"):
+        line = inside.one_line(inside(*options(main), "--no-newline", more), 2)
+        assert line.startswith("specdec: --no-newline has no effect here")
+
+
+def test_no_second_newline(inside, main):
+    """Where the answer itself ends with one, which a grammar can force."""
+    (inside.folder / "newline.gbnf").write_text(r'root ::= "of\n"')
+    done = inside(*options(main), "hello", "--grammar-file", "newline.gbnf")
+    assert (done.returncode, done.stdout) == (0, b"of\n")
+    assert inside(*options(main), "hello", "--grammar-file", "newline.gbnf", "--answers", 2).stdout == (
+        b"of\n---\nof\n"
+    )
+
+
+def test_a_loop_that_reads_lines(specdec, main):
+    """As in docs/generate.md: each answer is a line."""
+    script = 'printf "a\\nb\\n" | while read -r line; do "$@" "Translate: $line" < /dev/null; done'
+    lines = specdec.shell(script, *options(main, 2)).stdout.splitlines()
+    one = specdec(*options(main, 2), "Translate: a").stdout.splitlines()
+    assert len(lines) == 2 * len(one)
+    assert lines[: len(one)] == one
+
+
+def test_an_interrupted_answer_ends_its_line(specdec, main):
+    process = specdec.start("generate", "--main", main, "--ctx", 65536, "hello")
+    start = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert start
+    assert out.endswith(b"\n")
+
+
+def test_a_wait_for_standard_input_is_explained(specdec, main):
+    """After a second, in all commands that read it; not where text comes at once, and not twice."""
+    waits = b"waiting for the end of standard input: add < /dev/null if nothing is piped in\n"
+    (specdec.folder / "hello.txt").write_text("hello")
+    for arguments in (
+        ["generate", "--main", main, "hi"],
+        ["generate", "--main", main, "--file", "-", "hi"],
+        ["generate", "--main", main, "--input", "-"],
+        ["run", main, "hi"],
+    ):
+        command = [*specdec.command, *map(str, arguments), "-n", "1", "-t", "1", "-c", "256"]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=specdec.environment,
+            cwd=specdec.folder,
+        )
+        assert specdec.wait_for(process, b"waiting") == waits
+        out, notes = process.communicate(b"more", timeout=30)
+        assert (process.returncode, bool(out)) == (0, True)
+        assert b"waiting" not in notes
+    assert b"waiting" not in specdec(*arguments, "-n", 1, "-t", 1, "-c", 256, stdin=b"more").stderr
+
+
+def test_typed_text_is_asked_for(terminal, main):
+    person = terminal("--main", main, "--file", "-", "-n", 1, "-t", 1, "-c", 256, command="generate")
+    person.until("waiting for the end of standard input: type the text, then press Ctrl-D")
+
+
 def test_json_is_one_object(inside, main):
-    text = inside(*options(main), "hello").stdout
+    text = inside(*options(main), "hello", "--no-newline").stdout
     done = inside(*options(main), "--json", "hello")
     assert done.stderr == b""
     assert done.stdout.count(b"\n") == 1
@@ -429,14 +520,14 @@ def test_logit_bias_forbids(inside, main):
 
 @pytest.mark.parametrize("colour", [True, False], ids=["colour", "NO_COLOR"])
 def test_terminal(inside, main, colour):
-    """The output ends with a newline on a terminal, and notes are dim unless NO_COLOR is set."""
+    """Notes are dim unless NO_COLOR is set."""
     env = {} if colour else {"NO_COLOR": "1"}
     code, screen = inside.on_terminal(*options(main), "-v", "hello", env=env)
     assert code == 0
     assert ("\x1b[2m" in screen) is colour
     assert "\x1b" not in screen.replace("\x1b[2m", "").replace("\x1b[0m", "")
     answer = inside(*options(main), "hello").stdout.decode("utf-8", "surrogateescape")
-    shown = Prose()(answer + "\n").replace("\n", "\r\n")
+    shown = Prose()(answer).replace("\n", "\r\n")
     assert shown in screen.replace("\x1b[2m", "")
     assert "tokens/s" in inside.plain(screen)
 

@@ -9,6 +9,7 @@ import typer
 
 import spec_local
 from spec_local.bench import prompts
+from specdec_cli import settings
 from specdec_cli.app import app
 
 
@@ -38,6 +39,28 @@ def test_help(inside, command, width):
     if not COMMANDS[command]:
         examples = page.partition("Example")[2].partition("╭")[0]
         assert " ".join(("specdec", *command)) in " ".join(examples.split())
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(("specdec", *words)))
+def test_help_cuts_nothing(inside, command, width):
+    below = typer.main.get_command(app)
+    for word in command:
+        below = below.commands[word]
+    pages = [inside(*command, each, env={"COLUMNS": str(width)}) for each in ("--help", "--help-all")]
+    page = pages[-1 if pages[-1].returncode == 0 else 0].stdout.decode()
+    assert max(map(len, page.splitlines())) <= width
+    assert "…" not in page.replace("HOST:PORT,…", "")
+    assert "[[" not in page
+    words = set(re.findall(r"[^\s,│]+", page))
+    for param in (each for each in below.params if not getattr(each, "hidden", False)):
+        opts = [*param.opts, *param.secondary_opts] if param.param_type_name == "option" else [param.metavar]
+        assert {word for opt in opts if opt for word in opt.split()} <= words
+    assert set(getattr(below, "commands", ())) <= words
+    if width == 80:
+        lines = {line.strip() for line in page.splitlines()}
+        examples = [line.strip() for line in (below.help or "").splitlines() if line.startswith("  ")]
+        assert set(examples) <= lines
 
 
 @pytest.mark.parametrize("command", ["generate", "draft train"])
@@ -121,16 +144,71 @@ def test_version(specdec):
         ("coder.gguf", "no such command 'coder.gguf': did you mean specdec run 'coder.gguf'?"),
         ("generate --zzz", "no such option --zzz: see specdec generate --help"),
         ("chat --draft-maxx 3", "no such option --draft-maxx: did you mean --draft-max"),  # --help hides it
+        ("chat --draft-maxx 3", "no such option --draft-maxx: did you mean --draft-max?"),  # and no other
+        ("run --json", "no such option --json: specdec generate has it"),
+        ("run --yes", "no such option --yes: specdec models rm and specdec draft quantize have it"),
+        ("--temp 1 run", "no such option --temp: give it after a command, as in specdec run --temp"),
+        ("run --foo", "no such option --foo: see specdec run --help"),
+        ("run --temperature 1", "no such option --temperature: use --temp"),
+        ("list", "no such command 'list': did you mean specdec models list?"),
+        ("version", "no such command 'version': did you mean specdec --version?"),
+        ("config list", "no such command 'list': did you mean specdec config show?"),
         ("generate a b c", "got unexpected extra argument(s) (c): put the prompt in quotes"),
         ("tune a b c", "got unexpected extra argument(s) (c): see specdec tune --help"),
         ("generate --top-k x", "invalid value for '--top-k': Input should be a valid integer: see"),
-        ("generate --main", "option '--main' requires an argument"),
+        ("generate --main", "option '--main' requires an argument: see specdec generate --help"),
         ("draft train", "the main model is missing: give it as an argument, or with --main"),
         ("datastore add", "missing argument '[MAIN] FILES': see specdec datastore add --help"),
     ],
 )
 def test_usage_errors(inside, arguments, why):
     assert inside.one_line(inside(*arguments.split()), 2).startswith(f"specdec: {why}")
+
+
+_SAME_TOKENS = (
+    "it was removed, because a draft model with a different vocabulary always drafts the tokens that both"
+)
+REMOVED = [
+    ("run", "cross-vocab", _SAME_TOKENS),
+    ("generate", "translation", _SAME_TOKENS),
+    ("chat", "greedy-draft", "it was removed, because draft tokens are always sampled"),
+    ("chat", "remember", "use {datastore}"),
+    ("bench", "out", "use {output}"),
+    ("draft train", "text", "use {from}"),
+    ("draft train", "size", "use {vocabulary}"),
+]
+
+
+@pytest.mark.parametrize(("command", "name", "instead"), REMOVED)
+def test_removed_names(inside, command, name, instead):
+    """As an option, in the environment, in the config file, and for config set."""
+
+    def spelled(spell):
+        return re.sub("{(.*)}", lambda found: spell(found[1]), instead)
+
+    line = inside.one_line(inside(*command.split(), f"--{name}", "x"), 2)
+    assert line.startswith(f"specdec: no such option --{name}: {spelled('--{}'.format)}")
+    variable = settings.variable(name)
+    warning = inside("models", "list", env={variable: "1"}).stderr.decode()
+    assert f"{variable} is not an option and is ignored ({spelled(settings.variable)}" in warning
+    table = command.replace(" ", "-")
+    (inside.folder / "removed.toml").write_text(f"[{table}]\n{name} = 1\n")
+    line = inside.one_line(inside(*command.split(), "--config", "removed.toml"), 1)
+    assert f"no such option ({spelled(str)}" in line
+    line = inside.one_line(inside("config", "set", f"{table}.{name}", "1"), 2)
+    assert f"there is no option {table}.{name} ({spelled(f'{table}.{{}}'.format)}" in line
+
+
+def test_a_removed_switch_may_be_negated(inside):
+    line = inside.one_line(inside("run", "--no-remember"), 2)
+    assert line == "specdec: no such option --no-remember: use --no-datastore"
+
+
+def test_removed_names_do_not_exist():
+    """Otherwise a hint would hide an option."""
+    known = dict(settings.runnable(typer.main.get_command(app)))
+    for command, name, _ in REMOVED:
+        assert name not in settings.keys(known[command.replace(" ", "-")])
 
 
 def test_a_prompt_in_place_of_a_command(inside):

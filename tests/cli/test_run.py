@@ -69,9 +69,52 @@ def test_generate_takes_the_model_as_an_argument_too(inside, main):
     assert inside("generate", main, "-p", "hello there", *SHORT).stdout == expected.stdout
     (inside.folder / "one.txt").write_text("hello there")
     (answer,) = inside.objects(inside("generate", main, "--input", "one.txt", *SHORT))
-    assert answer["content"] == expected.stdout.decode(errors="replace")
+    assert answer["content"] + "\n" == expected.stdout.decode(errors="replace")
     line = inside.one_line(inside("generate", main, "hello there", "-p", "hello", *SHORT), 2)
     assert "given twice" in line
+
+
+def test_in_generate_an_only_argument_that_is_a_model_is_the_model(inside, main, draft, monkeypatch):
+    """Wherever its prompt comes from; the starter, which is not there, would be an error."""
+    expected = inside("generate", "--main", main, "hello there", *SHORT).stdout
+    assert expected
+    (inside.folder / "one.txt").write_text("hello there")
+    assert inside("generate", main, *SHORT, stdin=b"hello there").stdout == expected
+    assert inside("generate", "main.gguf", "--file", "one.txt", *SHORT).stdout == expected
+    assert inside("generate", main, "-v", *SHORT, stdin=b"hello there").stdout == expected
+    gap = inside("generate", main, "--suffix", "x", *SHORT, stdin=b"hello there")
+    assert "main.gguf has no fill-in-the-middle tokens" in inside.one_line(gap, 1)
+    assert "absent.gguf does not exist" in inside.one_line(inside("generate", "absent.gguf", stdin=b"hi"), 1)
+    for name in ("coder-7b", "qwen3-4b", "user/repo:Q4_0"):
+        assert "has not been downloaded" in inside.one_line(inside("generate", name, stdin=b"hi"), 1)
+    assert "there is no prompt" in inside.one_line(inside("generate", main, *SHORT), 2)
+    # What names no model is the prompt.
+    monkeypatch.setitem(inside.environment, "SPECDEC_MAIN", str(draft))
+    (inside.folder / "tests").mkdir(exist_ok=True)
+    for words in ("hello", "hello there", "tests", "2+2=?", "code"):
+        expected = inside("generate", "-p", words, *SHORT).stdout
+        assert expected
+        assert inside("generate", words, *SHORT).stdout == expected
+    (answer,) = inside.objects(inside("generate", main, "--input", "one.txt", *SHORT))
+    assert answer["model"] == "main.gguf"
+
+
+@pytest.mark.parametrize("command", ["run", "generate"])
+def test_a_mistyped_model_is_no_prompt(inside, command):
+    for word in ("codr-7b", "qwen3:4b"):
+        line = inside.one_line(inside(command, word, stdin=b"hi"), 2)
+        assert f"there is no model or file '{word}': similar names are" in line
+        assert f"if it is a prompt, type specdec {command} -p {word}" in line
+
+
+@pytest.mark.parametrize("command", ["run", "generate"])
+def test_a_text_file_is_no_model(inside, command):
+    (inside.folder / "notes.txt").write_text("hello there")
+    line = inside.one_line(inside(command, "notes.txt", *SHORT), 2)
+    assert line == (
+        "specdec: notes.txt is not a model file: if its text is the prompt, "
+        "type specdec generate --file notes.txt"
+    )
 
 
 def test_chat_takes_both_models_as_arguments(inside, main, draft):

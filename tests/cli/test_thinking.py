@@ -34,7 +34,7 @@ def opened(models):
 
 def test_a_pipe_gets_the_answer_only(inside, model):
     done = inside("generate", "--main", model, *SHORT, "x")
-    assert done.stdout.decode() == ANSWER
+    assert done.stdout.decode() == f"{ANSWER}\n"
     assert done.stderr == b""
     done = inside("generate", "--main", model, *SHORT, "--answers", "2", "x")
     assert done.stdout.decode() == f"{ANSWER}\n---\n{ANSWER}\n"

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spec_local.core.text import TextStream, printable
+from spec_local.core.text import TextStream, counted, printable
 
 # Few letters, so that stop strings occur, begin, and overlap.
 TEXTS = st.text("abé🙂", max_size=40)
@@ -80,3 +80,9 @@ def test_any_bytes_survive_decoding(raw, splits):
 def test_a_stop_string_of_several_lines_and_an_empty_one():
     released, rest, stream = stream_of([b"a\n", b"\nUser", b":"], ["\n\nUser:", ""])
     assert ("".join(released) + rest, stream.stopped) == ("a", True)
+
+
+def test_counted():
+    assert [counted(n, "token") for n in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]
+    assert [counted(n, "category", "categories") for n in (1, 2)] == ["1 category", "2 categories"]
+    assert counted(1234, "file", separator=",") == "1,234 files"

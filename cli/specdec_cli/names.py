@@ -1,0 +1,76 @@
+"""What to do about an unknown name of an option or a command: the name that was meant, if any is close."""
+
+import difflib
+from collections.abc import Callable, Iterable
+
+_RENAMED = {
+    # Names in earlier versions.
+    "out": "output",
+    "remember": "datastore",
+    "size": "vocabulary",
+    "text": "from",
+    # Names in llama.cpp and other programs.
+    "context": "ctx",
+    "ctx-size": "ctx",
+    "draft-n": "draft-max",
+    "grammar": "grammar-file",
+    "max-new-tokens": "max-tokens",
+    "model": "main",
+    "model-draft": "draft",
+    "n-gpu-layers": "gpu-layers",
+    "n-predict": "max-tokens",
+    "predict": "max-tokens",
+    "system-prompt": "system",
+    "temperature": "temp",
+}
+_SAME_TOKENS = "a draft model with a different vocabulary always drafts the tokens that both models have"
+_REMOVED = {
+    "cross-vocab": _SAME_TOKENS,
+    "translation": _SAME_TOKENS,
+    "greedy-draft": "draft tokens are always sampled, which is faster",
+}
+"""Options that earlier versions had, and why none takes their place."""
+_CLOSE = 0.75  # similarity of a mistyped name (difflib's ratio): one letter in three is too far off
+_AS_GOOD = 0.05  # difference of two similarities that says nothing
+_BEGINNING = 0.85  # similarity of a name and its beginning, at least
+_SHORTEST = 3  # letters of such a beginning
+_N_MOST = 2
+
+
+def hint(name: str, known: Iterable[str], spelled: Callable[[str], str] = str) -> str:
+    """Return what to do about an unknown name, such as "did you mean top-k?"; "" if no known name is close.
+
+    Args:
+        name: of an option without dashes, or of a command.
+        spelled: spells a known name as the user has to type it.
+    """
+    known, name = list(known), name.replace("_", "-")
+    negated = "no-" if name.startswith("no-") else ""
+    bare = name.removeprefix("no-")
+    if why := _REMOVED.get(bare):
+        return f"it was removed, because {why}"
+    if (new := _RENAMED.get(bare)) in known:
+        return f"use {spelled(f'{negated}{new}')}"
+    near = " or ".join(map(spelled, close(name, known)))
+    return f"did you mean {near}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str], spelled: Callable[[str], str] = str) -> str:
+    """Return the hint in brackets, to append to an error about an unknown name; "" if there is none."""
+    text = hint(name, known, spelled)
+    return f" ({text})" if text else ""
+
+
+def close(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that are most like a name: in their letters, or their beginning."""
+    likeness = {each: _likeness(name, each) for each in known}
+    least = max(_CLOSE, max(likeness.values(), default=0.0) - _AS_GOOD)
+    found = [each for each in likeness if likeness[each] >= least]
+    return sorted(found, key=lambda each: -likeness[each])[:_N_MOST]
+
+
+def _likeness(name: str, known: str) -> float:
+    ratio = difflib.SequenceMatcher(None, name, known).ratio()
+    shorter, longer = sorted((name, known), key=len)
+    is_beginning = len(shorter) >= _SHORTEST and longer.startswith(shorter)
+    return max(ratio, _BEGINNING) if is_beginning else ratio
