@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from spec_local.answers.running import OnRead
 from spec_local.arguments import checked, checked_fields
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
@@ -64,12 +65,14 @@ class ChatSession:
         when_full: ``stop``: an answer ends when the context is full, and a message that does not fit is
             rejected. ``drop-oldest``: the oldest questions and answers are dropped until half of the
             context is free. The system message is kept; everything after it must be read again.
+        on_read: see `Session.generate`.
     """
 
     session: Session
     conversation: Conversation
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     when_full: WhenFull = "stop"
+    on_read: OnRead = field(default=lambda n_read, n_prompt, n_drafter: None, repr=False, compare=False)
     _attempt: int = field(default=0, init=False)
     _n_drops: int = field(default=0, init=False)
     _last: _Generated | None = field(default=None, init=False)
@@ -300,7 +303,9 @@ class ChatSession:
             while reason is None:
                 prompt = ChatPrompt([*self.conversation.prompt(), *tokens], splitter, len(tokens))
                 settings = self._settings(len(tokens) - n_begun)
-                for event in self.session.generate(prompt, settings, cancelled=cancelled):
+                for event in self.session.generate(
+                    prompt, settings, cancelled=cancelled, on_read=self.on_read
+                ):
                     if isinstance(event, Text):
                         content += event.text
                         tokens += event.tokens

@@ -22,7 +22,7 @@ from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.loading import OF_A_HEAD, LoadSettings, Rows, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.placing import placed
-from spec_local.answers.running import ChatPrompt, Prompt, RunningAnswers
+from spec_local.answers.running import ChatPrompt, OnRead, Prompt, RunningAnswers
 from spec_local.answers.saving import PromptSaver, memory_budget
 from spec_local.answers.text import Done, RowEvent, Text
 from spec_local.answers.vocabulary_store import vocabulary_map
@@ -304,6 +304,7 @@ class Session:
         settings: GenerationSettings = _DEFAULTS,
         *,
         cancelled: Callable[[], bool] = lambda: False,
+        on_read: OnRead = lambda n_read, n_prompt, n_drafter: None,
         clock: Callable[[], float] = time.perf_counter,
         **changes: Any,
     ) -> Answer[Prefilled | Text | Done]:
@@ -314,6 +315,8 @@ class Session:
                 and a reasoning budget knows what the answer begins with.
             settings: settings of this answer.
             cancelled: called between model calls; True ends the answer.
+            on_read: called before each model call that reads the prompt, with numbers of its tokens: read by
+                the main model, all of them, and read by the draft model, which follows the main model.
             clock: returns the time in seconds.
             changes: single settings by name, also of sampling, such as ``max_tokens=5, temperature=0``.
 
@@ -328,7 +331,7 @@ class Session:
             ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
         """
         settings = settings.changed(**changes)
-        return self._lock.run(lambda: self._start(prompt, settings, cancelled, clock))
+        return self._lock.run(lambda: self._start(prompt, settings, cancelled, clock, on_read=on_read))
 
     @checked
     def complete(
@@ -445,11 +448,12 @@ class Session:
         cancelled: Callable[[], bool],
         clock: Callable[[], float],
         chat: Conversation | None = None,
+        on_read: OnRead = lambda n_read, n_prompt, n_drafter: None,
     ) -> Answer[Prefilled | Text | Done]:
         prepared = self._answers.check(0, prompt, settings, cancelled)
         self._end_answer()
         running = self._answers.begin(prepared, self._slots[0], clock)
-        events = self._answers.one(running, clock)
+        events = self._answers.one(running, clock, on_read)
         if chat:
             events = chat.answered(events, chat.splitter())
         return self._lock.start(events)

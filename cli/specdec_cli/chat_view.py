@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
-from specdec_cli import answer_view, last_resort, render, thinking_view
-from specdec_cli.chat_input import interactive, quiet
+from specdec_cli import answer_view, last_resort, progress, render, thinking_view, typed_ahead
+from specdec_cli.chat_input import interactive
 
 if TYPE_CHECKING:
+    from spec_local.answers.running import OnRead
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.messages import Message
     from spec_local.chat_session import ChatEvent, ChatSession
@@ -139,10 +140,19 @@ class ChatView:
             render.note(view.legend)
             self._legend_shown = True
         view = thinking_view.before(view, self.chat.splitter, hidden=self.hide_thinking, wrap=self.wrap)
+
+        def start(on_read: "OnRead") -> "Iterator[ChatEvent]":
+            self.chat.on_read = on_read
+            return generate(cancelled)
+
         started, done, n_dropped = False, None, 0
         try:
-            with quiet(), last_resort.before_end(self._cut), render.interruptible() as cancelled:
-                for event in generate(cancelled):
+            with (
+                typed_ahead.collecting(),
+                last_resort.before_end(self._cut),
+                render.interruptible() as cancelled,
+            ):
+                for event in progress.reading(start):
                     if isinstance(event, Text):
                         view.show(event)
                         started = True

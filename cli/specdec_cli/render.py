@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from spec_local.errors import SpecLocalError
-from specdec_cli import last_resort, terminal
+from specdec_cli import last_resort, terminal, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,8 +73,9 @@ def answer(text: str, style: str = "") -> None:
         text, stream = stream.prose(text), stream.stream
     if text:
         _unfinished = None if text.endswith("\n") else sys.stdout
-    stream.write(f"{style}{text}{_PLAIN}" if style else text)
-    stream.flush()
+    with waiting.hidden():
+        stream.write(f"{style}{text}{_PLAIN}" if style else text)
+        stream.flush()
 
 
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
@@ -141,8 +142,9 @@ def _write_error(text: str, style: str = "") -> None:
     if _follows_unfinished_line(stream):
         text, _unfinished = "\n" + text, None
     try:
-        stream.write(text + "\n")
-        stream.flush()
+        with waiting.hidden():
+            stream.write(text + "\n")
+            stream.flush()
     except OSError:  # a failed note must not end the answer
         discard(stream)
 

@@ -323,6 +323,10 @@ class Terminal:
         """Wait until the editor reads keys, which it shows by switching bracketed paste on."""
         return self.until("\x1b[?2004h", "\x1b[?25h")
 
+    def until_answer(self):
+        """Wait for a part of an answer; a line that says what is being waited for begins with a style."""
+        self.child.expect(r"(?<!\x1b\[2m)(?<![a-z ])[a-z ]{8}")
+
     def type(self, text):
         self.child.send(text)
 

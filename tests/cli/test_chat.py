@@ -54,11 +54,6 @@ def test_a_conversation(terminal, main):
     assert person.leaves_with() == 0
 
 
-def wait_for_text(person):
-    """Wait until a part of an answer is on the screen."""
-    person.child.expect("[a-z ]{8}")
-
-
 def start_endless_answer(person):
     """Enter a message and wait for its answer to start; costs are measured with an answer before it."""
     person.prompt()
@@ -66,7 +61,7 @@ def start_endless_answer(person):
     person.say("hello")
     person.say("/set max-tokens none")
     person.enter("tell me everything")
-    wait_for_text(person)
+    person.until_answer()
 
 
 def test_interrupting_an_answer(terminal, main):
@@ -79,17 +74,16 @@ def test_interrupting_an_answer(terminal, main):
     assert re.search(r"\d tokens in \d+\.\d s", line)
     assert "next message" not in seen
     assert "^C" not in seen
-    person.prompt()
-    person.until("the next message")
+    assert "the next message" in person.prompt()
     person.type("\x03")
     person.prompt()
     person.enter("more")
-    wait_for_text(person)
+    person.until_answer()
     person.type("\x03\x03")  # pressed twice, it does not end the chat
     person.until("(stopped)")
     person.prompt()
     person.enter("/continue")
-    wait_for_text(person)
+    person.until_answer()
     person.type("\x03")
     person.until("(stopped)")
     person.prompt()
@@ -121,8 +115,6 @@ def test_editing_a_message(terminal, main):
     assert "hello" in seen
     assert "^Z" not in seen
     assert "4 tokens in" in person.prompt()
-    seen = person.say('"""first line') + person.say("/help") + person.say('third"""')
-    assert "list the commands" not in seen  # three quotes hold a message of several lines
     pasted = "\n".join(f"{i:05} " + "words and more words " * 4 for i in range(570))
     assert len(pasted) > 50_000
     person.type(f"\x1b[200~{pasted}\x1b[201~")
