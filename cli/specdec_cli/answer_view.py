@@ -216,6 +216,18 @@ def _trimmed(lines: "list[Styled]") -> "list[Styled]":
 _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])( |$)")
 
 
+def end_of(begun: str, *, markdown: bool = False) -> str:
+    """Return the end of an answer that is continued, to be shown before the rest: a word may be cut there.
+
+    Its last line, or what fits on two lines of the terminal; in Markdown, its last block.
+    """
+    if markdown and not Fences(begun).in_code:
+        return begun.rpartition("\n\n")[2]
+    line = begun.rpartition("\n")[2]
+    room = 2 * terminal.width()
+    return line if len(line) <= room else line[-room:].partition(" ")[2] or line[-room:]
+
+
 def view(
     piece: Callable[[int], bytes],
     *,
@@ -230,7 +242,6 @@ def view(
     """
     if not sys.stdout.isatty():
         return Plain()
-    begun = terminal.Prose()(begun)
     if markdown and not show_drafts:
         return Markdown(begun)
     write = Wrapped(render.answer, begun=begun) if wrap else Unwrapped(render.answer)

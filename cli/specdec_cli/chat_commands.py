@@ -83,8 +83,10 @@ def _regenerate(view: "ChatView", rest: str) -> None:
 
 
 def _continue(view: "ChatView", rest: str) -> None:
-    begun = "".join(message["content"] for message in view.conversation.messages[-1:])
-    view.show_answer(view.chat.continue_answer, "the answer cannot go on", begun)
+    begun = reasoning = ""
+    for message in view.conversation.messages[-1:]:
+        begun, reasoning = message["content"], message.get("reasoning_content", "")
+    view.show_answer(view.chat.continue_answer, "the answer cannot go on", begun, reasoning)
 
 
 def _undo(view: "ChatView", rest: str) -> None:

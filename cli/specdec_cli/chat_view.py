@@ -1,12 +1,13 @@
 """The screen of a chat: sends messages to a ChatSession and shows the answers."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
-from specdec_cli import answer_view, last_resort, progress, render, thinking_view, typed_ahead
+from specdec_cli import answer_view, last_resort, progress, render, terminal, thinking_view, typed_ahead
 from specdec_cli.chat_input import interactive
 
 if TYPE_CHECKING:
@@ -113,12 +114,13 @@ class ChatView:
         generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"],
         refusal: str = "this message was not sent",
         begun: str = "",
+        reasoning: str = "",
     ) -> bool:
         """Show an answer while it is generated, then its statistics and warnings.
 
         Args:
             refusal: said where the context is too small.
-            begun: the answer so far, if it is continued.
+            begun, reasoning: the answer so far, and what was written before it, if it is continued.
 
         Returns:
             whether the message fits into the context; if not, it was not sent.
@@ -129,12 +131,14 @@ class ChatView:
         from spec_local.chat_session import MessagesDropped
         from spec_local.session import Done, Text
 
+        begun, reasoning = terminal.Prose()(begun), terminal.Prose()(reasoning)
+        end = answer_view.end_of(begun or reasoning, markdown=self.markdown) if sys.stdout.isatty() else ""
         view = answer_view.view(
             self.session.main.model.vocabulary.piece,
             show_drafts=self.show_drafts,
             markdown=self.markdown,
             wrap=self.wrap,
-            begun=begun,
+            begun=begun.removesuffix(end),
         )
         if isinstance(view, answer_view.Drafts) and not self._legend_shown:
             render.note(view.legend)
@@ -154,6 +158,8 @@ class ChatView:
             ):
                 for event in progress.reading(start):
                     if isinstance(event, Text):
+                        if end and not started:
+                            view.show(Text(end))
                         view.show(event)
                         started = True
                     elif isinstance(event, Done):

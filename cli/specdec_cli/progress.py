@@ -37,7 +37,7 @@ def reading(
 
     def on_read(n_read: int, n_prompt: int, n_drafter: int) -> None:
         who = f"the draft model is reading: {n_drafter:,}" if n_drafter else f"reading {n_read:,}"
-        apart = "  " if n_tokens and not in_one_piece else ""  # from the answer, if messages were dropped
+        apart = "  " if render.line_is_open() else ""
         waiting.say(f"{apart}{who} of {n_prompt:,} tokens")
 
     with waiting.line("preparing the answer …"):

@@ -78,6 +78,11 @@ def answer(text: str, style: str = "") -> None:
         stream.flush()
 
 
+def line_is_open() -> bool:
+    """Return whether the last line of the answer has no end yet."""
+    return _unfinished is not None
+
+
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
 _LEAST_SAVED = 0.005  # seconds of a cause that are shown
 _ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
@@ -99,7 +104,7 @@ def note(line: str, text: str = "") -> None:
 
     text: of a conversation, appended to the line.
     """
-    _write_error(_fitting(_one_line(line)) + terminal.Prose()(text), DIM)
+    _write_error(_fitting(_one_line(line) + terminal.Prose()(text)), DIM)
 
 
 def notes(lines: Iterable[str]) -> None:
@@ -123,7 +128,7 @@ def _fitting(line: str) -> str:
     wrapped = Wrapped(lambda text, style: parts.append(text), lambda: terminal.width(sys.stderr))
     wrapped(line)
     wrapped.flush()
-    return "".join(parts) + line[len(line.rstrip()) :]  # a space before what follows the line
+    return "".join(parts)
 
 
 def _one_line(text: str) -> str:

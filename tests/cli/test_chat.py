@@ -17,7 +17,7 @@ import pytest
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.system.files import saving
 from specdec_cli.chat_view import ChatView
-from tests.scripted_model import write_scripted_model
+from tests.scripted_model import write_scripted_model, write_thinking_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -102,6 +102,44 @@ def test_an_answer_that_was_cut_within_code_continues_with_code(terminal, tmp_pa
     seen = person.say("/continue")
     assert "y = *2*" in seen
     assert "That is it." in seen
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "seen"),
+    [
+        ([], ["One.\nThe wind is souther", "n, and war", "mer."], "\r\nThe wind is southern, and warmer."),
+        (
+            ["--no-wrap"],
+            ["The wind is souther", "n, and war", "mer."],
+            "\r\nThe wind is southern, and warmer.",
+        ),
+        (["--markdown"], ["One.\n\nThe *wind* is souther", "n."], "\r\nThe wind is southern."),
+        (["--show-drafts"], ["One.\nThe wind is souther", "n."], "\r\nThe wind is southern."),
+        ([], ["Here:\n```py\nx = some_", "value" * 60, "\n```"], "\nx = some_" + "value" * 60 + "\r\n```"),
+        ([], ["many words " * 40 + "souther", "n."], "\r\n" + "many words " * 28 + "southern."),
+    ],
+)
+def test_an_answer_that_was_cut_within_a_word_goes_on_in_its_line(terminal, tmp_path, options, script, seen):
+    """Also in a later chat."""
+    model = write_scripted_model(tmp_path / "cut.gguf", CHAT_TEMPLATE, "<0x0A>", script)
+    person = terminal("--main", model, *SHORT, "-n", 1, *options, width=400)
+    person.prompt()
+    person.say("hello")
+    person.type("/exit\r")
+    assert person.leaves_with() == 0
+    person = terminal("--continue", *SHORT, *options, width=160)
+    person.prompt()
+    shown = "\r\n" + person.say("/continue")
+    assert seen in re.sub("(?<=many|ords)\r\n(?=many|words|sou)", " ", shown)
+
+
+def test_reasoning_that_was_cut_within_a_word_goes_on_in_its_line(terminal, tmp_path):
+    model = write_thinking_model(tmp_path / "thinking.gguf", "both markers")
+    person = terminal("--main", model, *SHORT, "-n", 3)
+    person.prompt()
+    person.say("hello")
+    person.say("/set max-tokens none")
+    assert "what?\r\n\r\nThe sky" in (shown := person.say("/continue")), shown
 
 
 def test_editing_a_message(terminal, main):
