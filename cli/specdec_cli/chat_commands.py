@@ -1,11 +1,14 @@
 """The slash commands of a chat: their names, arguments, help and actions."""
 
+import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.chat import saved_chat
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
@@ -161,7 +164,14 @@ def _save(view: "ChatView", rest: str) -> None:
     first, _, name = rest.partition(" ")
     if first != _STATE and (first.startswith("--") or rest.endswith(f" {_STATE}")):
         raise InvalidRequest(f"/save {_shortened(rest)} is invalid: give /save [{_STATE}] FILE")
-    view.save(_path(name if first == _STATE else rest), with_state=first == _STATE)
+    path = _path(name if first == _STATE else rest)
+    if path.is_dir() or rest.rstrip("\"' ").endswith(os.sep):
+        raise InvalidRequest(f"{path} is a folder: give the name of a file")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"there is no folder {path.parent}: make it first, or give another path")
+    if path.exists() and path.stat().st_size and not saved_chat.is_saved(path):
+        raise InvalidRequest(f"{path} exists and is not a saved conversation: give another path")
+    view.save(path, with_state=first == _STATE)
 
 
 def _load(view: "ChatView", rest: str) -> None:
@@ -171,7 +181,8 @@ def _load(view: "ChatView", rest: str) -> None:
 def _read(view: "ChatView", rest: str) -> None:
     path = _path(rest)
     if not path.is_file():
-        raise InvalidRequest(f"{path} is not a file: give the path of a text file")
+        what = "is not a file" if path.exists() else "does not exist"
+        raise InvalidRequest(f"{path} {what}: give the path of a text file")
     text = read_text(path, _MAX_FILE_BYTES)
     view.attached += text.rstrip("\n") + "\n\n"
     render.note(
@@ -187,8 +198,10 @@ def _set(view: "ChatView", rest: str) -> None:
 
 
 def _path(rest: str) -> Path:
-    """The path in a command's arguments, which may be quoted."""
+    """The path in a command's arguments, which may be quoted, or escaped as that of a dropped file."""
     name = rest.strip()
+    if "\\" in name and os.name == "posix" and not os.path.exists(name):
+        name = re.sub(r"\\(.)", r"\1", name)
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
         name = name[1:-1]
     if not name or "\0" in name:
