@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli import render, terminal
+from specdec_cli import render, terminal, waiting
 from specdec_cli.code_fences import Fences
 from specdec_cli.wrapping import Unwrapped, Wrapped
 
@@ -131,6 +131,8 @@ def _on_one_line(text: str) -> str:
 class Markdown(AnswerView):
     """Renders each block of Markdown, and each line of code, when it is complete.
 
+    Until then, its last line is shown as a line of `waiting`.
+
     Args:
         begun: the text before, of an answer that is continued; it is not shown.
     """
@@ -144,9 +146,13 @@ class Markdown(AnswerView):
         self._started = False
 
     def show(self, event: "Text") -> None:
-        self._feed(event.text)
+        with waiting.hidden():
+            self._feed(event.text)
+        begun = self._held or "".join(self._block[-1:])
+        waiting.say(begun.expandtabs()[1 - terminal.width() :])
 
     def end(self, text: str) -> None:
+        waiting.say("")
         self._feed(text)
         if self._held:
             self._line(self._held)

@@ -80,7 +80,7 @@ def answer(text: str, style: str = "") -> None:
 
 def line_is_open() -> bool:
     """Return whether the last line of the answer has no end yet."""
-    return _unfinished is not None
+    return _unfinished is sys.stdout
 
 
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
