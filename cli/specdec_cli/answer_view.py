@@ -225,12 +225,12 @@ _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])( |$)")
 def end_of(begun: str, *, markdown: bool = False) -> str:
     """Return the end of an answer that is continued, to be shown before the rest: a word may be cut there.
 
-    Its last line, or what fits on two lines of the terminal; in Markdown, its last block.
+    Its last line, as much as fits on the terminal; in Markdown, its last block.
     """
     if markdown and not Fences(begun).in_code:
         return begun.rpartition("\n\n")[2]
     line = begun.rpartition("\n")[2]
-    room = 2 * terminal.width()
+    room = terminal.width()
     return line if len(line) <= room else line[-room:].partition(" ")[2] or line[-room:]
 
 

@@ -13,6 +13,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
+from specdec_cli.settings import nearest
 
 if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView
@@ -43,9 +44,9 @@ def run_command(view: "ChatView", command: Command) -> None:
     """
     known = COMMANDS.get(command.name)
     if not known:
+        what = f"{_shortened(command.name)} is not a command{nearest(command.name, COMMANDS)}"
         raise InvalidRequest(
-            f"{_shortened(command.name)} is not a command: see /help; to send a message that starts with a "
-            "slash, put a space before it"
+            f"{what}: see /help; to send a message that starts with a slash, put a space before it"
         )
     if command.rest and not known.arguments:
         raise InvalidRequest(f"{command.name} takes no arguments: remove {command.rest[:40]!r}")
@@ -66,8 +67,9 @@ def _help(view: "ChatView", rest: str) -> None:
             render.note(usage)
         render.note(f"    {help_}" if is_narrow else f"{usage:{width}}{help_}")
     render.note(
-        "Ctrl-C stops the answer and keeps the text generated so far. Alt-Enter starts a new line; "
-        'a multi-line message can also start and end with """.'
+        "Ctrl-C stops the answer and keeps the text generated so far. What you type meanwhile waits as "
+        "your next message. Alt-Enter starts a new line; a multi-line message can also start and end with "
+        '""".'
     )
 
 

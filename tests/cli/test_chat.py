@@ -116,7 +116,7 @@ def test_an_answer_that_was_cut_within_code_continues_with_code(terminal, tmp_pa
         (["--markdown"], ["One.\n\nThe *wind* is souther", "n."], "\r\nThe wind is southern."),
         (["--show-drafts"], ["One.\nThe wind is souther", "n."], "\r\nThe wind is southern."),
         ([], ["Here:\n```py\nx = some_", "value" * 60, "\n```"], "\nx = some_" + "value" * 60 + "\r\n```"),
-        ([], ["many words " * 40 + "souther", "n."], "\r\n" + "many words " * 28 + "southern."),
+        ([], ["many words " * 40 + "souther", "n."], "\r\n" + "words " + "many words " * 13 + "southern."),
     ],
 )
 def test_an_answer_that_was_cut_within_a_word_goes_on_in_its_line(terminal, tmp_path, options, script, seen):
