@@ -107,7 +107,7 @@ INVALID = [
     ("/undo", "nothing to undo"),
     ("/undo twice", "/undo takes no arguments"),
     ("/read", "the file name is missing"),
-    ("/read absent.txt", "absent.txt is not a file"),
+    ("/read absent.txt", "absent.txt does not exist"),
     ("/read /dev/zero", "/dev/zero is not a file"),
     ("/load absent.json", "absent.json"),
     ("/save ~nobody-of-this-name/x", "~nobody-of-this-name/x: no home directory is known"),

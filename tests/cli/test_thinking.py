@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from specdec_cli import waiting
 from tests.chat_templates import THINKING_TEMPLATES
 from tests.scripted_model import ANSWER, THOUGHT, write_thinking_model
 
@@ -119,9 +118,8 @@ def test_a_terminal_can_hide_the_reasoning(shown, inside):
     assert inside.plain(shown("--hide-thinking", "--answers", "1")) == ANSWER + "\n"
 
 
-def test_a_terminal_shows_how_much_hidden_reasoning_there_is(shown, inside, monkeypatch):
-    monkeypatch.setattr(waiting, "_DELAY_S", 0.0)
-    assert "thinking: 2 tokens" in shown("--hide-thinking")
+def test_a_terminal_shows_how_much_hidden_reasoning_there_is(shown):
+    assert "thinking: 2 tokens" in shown("--hide-thinking", waiting_s=0.0)
 
 
 def test_lines_break_between_words(shown, inside):

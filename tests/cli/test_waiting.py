@@ -147,12 +147,11 @@ LONG = "many words " * 200
 
 
 @pytest.fixture
-def at_once(inside, monkeypatch):
+def at_once(inside):
     """Run a command on a terminal, with lines that appear at once; return them, and what else was shown."""
 
     def run(*arguments):
-        monkeypatch.setattr(waiting, "_DELAY_S", 0.0)
-        code, seen = inside.on_terminal(*arguments)
+        code, seen = inside.on_terminal(*arguments, waiting_s=0.0)
         assert code == 0, seen
         screen = Screen()
         screen.write(seen.replace("\r\n", "\n"))
@@ -202,12 +201,16 @@ def test_a_batch_on_the_terminal(at_once, main, tmp_path):
 def test_a_chat(terminal, specdec, main, tmp_path):
     env = specdec.sabotaged(tmp_path / "site", "from specdec_cli import waiting; waiting._DELAY_S = 0.0")
     person = terminal("--main", main, *SMALL, env=env)
-    assert "loading main.gguf …" in person.prompt()
-    assert "reading 0 of " in person.say(LONG)
+    person.child.logfile_read = log = io.StringIO()
+    person.prompt()
+    person.say(LONG)
     person.say("/set max-tokens none")
     person.enter(LONG)
-    person.until("reading ", "\x1b[J")
+    person.child.expect_exact("reading ")
     person.type("\x03")
     person.until("(stopped", "\n")
     person.prompt()
-    assert "loading main.gguf …" in person.say("/set ctx 2048")
+    assert "reading 0 of " in log.getvalue()
+    n = log.getvalue().count("loading main.gguf …")
+    person.say("/set ctx 2048")
+    assert log.getvalue().count("loading main.gguf …") > n > 0
