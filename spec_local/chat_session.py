@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from spec_local.answers.running import OnRead
 from spec_local.arguments import checked
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
@@ -68,6 +69,7 @@ class ChatSession:
         when_full: ``stop``: an answer ends when the context is full, and a message that does not fit is
             rejected. ``drop-oldest``: the oldest questions and answers are dropped until half of the
             context is free. The system message is kept; everything after it must be read again.
+        on_read: see `Session.generate`.
     """
 
     @checked
@@ -77,9 +79,10 @@ class ChatSession:
         conversation: Conversation | None = None,
         settings: GenerationSettings | None = None,
         when_full: WhenFull = "stop",
+        on_read: OnRead | None = None,
     ) -> None:
         model = session.main.model
-        self.session, self.when_full = session, when_full
+        self.session, self.when_full, self.on_read = session, when_full, on_read
         self.conversation = conversation or Conversation(model, ChatTemplate(model))
         self.settings = settings or GenerationSettings()
         self._attempt = self._n_drops = 0
@@ -311,7 +314,9 @@ class ChatSession:
             while reason is None:
                 prompt = ChatPrompt([*self.conversation.prompt(), *tokens], splitter, len(tokens))
                 settings = self._settings(len(tokens) - n_begun)
-                for event in self.session.generate(prompt, settings, cancelled=cancelled):
+                for event in self.session.generate(
+                    prompt, settings, cancelled=cancelled, on_read=self.on_read
+                ):
                     if isinstance(event, Text):
                         content += event.text
                         tokens += event.tokens

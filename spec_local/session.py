@@ -22,7 +22,7 @@ from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.loading import OF_A_HEAD, LoadSettings, Rows, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.placing import placed
-from spec_local.answers.running import ChatPrompt, Prompt, RunningAnswers
+from spec_local.answers.running import ChatPrompt, OnRead, Prompt, RunningAnswers
 from spec_local.answers.saving import PromptSaver, memory_budget
 from spec_local.answers.text import Done, RowEvent, Text
 from spec_local.answers.vocabulary_store import vocabulary_map
@@ -324,6 +324,7 @@ class Session:
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
         cancelled: Callable[[], bool] | None = None,
+        on_read: OnRead | None = None,
         clock: Callable[[], float] | None = None,
         **changes: Any,
     ) -> Answer[Prefilled | Text | Done]:
@@ -336,6 +337,8 @@ class Session:
             settings: settings of this answer; None: those of ``specdec generate``.
             tools, tool_choice: as for `chat`, which needs messages.
             cancelled: called between model calls; True ends the answer.
+            on_read: called before each model call that reads the prompt, with numbers of its tokens: read by
+                the main model, all of them, and read by the draft model, which follows the main model.
             clock: returns the time in seconds; None: `time.perf_counter`.
             changes: single settings by name, also of sampling, such as ``max_tokens=5, temperature=0``.
 
@@ -356,13 +359,16 @@ class Session:
                 tools=tools,
                 tool_choice=tool_choice,
                 cancelled=cancelled,
+                on_read=on_read,
                 clock=clock,
                 **changes,
             )
         if tools:
             raise InvalidRequest("tools need a chat: give a list of messages")
         changed = (settings or _DEFAULTS).changed(**changes)
-        return self._lock.run(lambda: self._start(cast(Prompt, prompt), changed, cancelled, clock))
+        return self._lock.run(
+            lambda: self._start(cast(Prompt, prompt), changed, cancelled, clock, on_read=on_read)
+        )
 
     @checked
     def complete(
@@ -398,6 +404,7 @@ class Session:
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
         cancelled: Callable[[], bool] | None = None,
+        on_read: OnRead | None = None,
         clock: Callable[[], float] | None = None,
         **changes: Any,
     ) -> Answer[Prefilled | Text | Done]:
@@ -413,7 +420,7 @@ class Session:
             tools: that the model may call, in the form of OpenAI's API; see `tool_call_parser`.
             tool_choice: ``auto``, ``none``, ``required`` or the name of a tool; see
                 `spec_local.chat.tool_use.ToolUse`.
-            settings, cancelled, clock, changes: see `generate`.
+            settings, cancelled, on_read, clock, changes: see `generate`.
 
         Yields:
             `Prefilled`, the parts of the `Text`, and `Done`, as `generate` does.
@@ -428,7 +435,7 @@ class Session:
         def start() -> Answer[Prefilled | Text | Done]:
             chat, own = self._read_chat(messages, changed, tools, tool_choice)
             prompt = ChatPrompt(chat.prompt(), chat.splitter())
-            answer = self._start(prompt, own, cancelled, clock, chat)
+            answer = self._start(prompt, own, cancelled, clock, chat, on_read)
             self._chat = chat
             return answer
 
@@ -469,12 +476,13 @@ class Session:
         cancelled: Callable[[], bool] | None,
         clock: Callable[[], float] | None,
         chat: Conversation | None = None,
+        on_read: OnRead | None = None,
     ) -> Answer[Prefilled | Text | Done]:
         clock = clock or time.perf_counter
         prepared = self._answers.check(0, prompt, settings, cancelled or _never)
         self._end_answer()
         running = self._answers.begin(prepared, self._slots[0], clock)
-        events = self._answers.one(running, clock)
+        events = self._answers.one(running, clock, on_read or _ignore)
         if chat:
             events = chat.answered(events, chat.splitter())
         return self._lock.start(events)

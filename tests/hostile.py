@@ -39,6 +39,6 @@ def forbidden(text, *, prose=False):
 
 
 STYLES = re.compile(
-    "\x1b\\[(?:[0-9;]*m|\\?25[hl]|\\?2004[hl]|\\?1l|[12]?[AKJ]|[0-9]*[ABCD]|\\?7[hl]|\\?12[hl])|[\r\b]"
+    "\x1b\\[(?:[0-9;]*m|\\?25[hl]|\\?2004[hl]|\\?1l|[12]?[AKJ]|[0-9]*[ABCD]|\\?7[hl]|\\?12[hl])|\x1b[78]|[\r\b]"
 )
 """Escape sequences of rich and of prompt_toolkit: styles, the cursor, erasing a line."""

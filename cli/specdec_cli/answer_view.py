@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli import render, terminal
+from specdec_cli import render, terminal, waiting
 from specdec_cli.code_fences import Fences
 from specdec_cli.wrapping import Unwrapped, Wrapped
 
@@ -131,6 +131,8 @@ def _on_one_line(text: str) -> str:
 class Markdown(AnswerView):
     """Renders each block of Markdown, and each line of code, when it is complete.
 
+    Until then, its last line is shown as a line of `waiting`.
+
     Args:
         begun: the text before, of an answer that is continued; it is not shown.
     """
@@ -144,9 +146,13 @@ class Markdown(AnswerView):
         self._started = False
 
     def show(self, event: "Text") -> None:
-        self._feed(event.text)
+        with waiting.hidden():
+            self._feed(event.text)
+        begun = self._held or "".join(self._block[-1:])
+        waiting.say(begun.expandtabs()[1 - terminal.width() :])
 
     def end(self, text: str) -> None:
+        waiting.say("")
         self._feed(text)
         if self._held:
             self._line(self._held)
@@ -216,6 +222,18 @@ def _trimmed(lines: "list[Styled]") -> "list[Styled]":
 _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])( |$)")
 
 
+def end_of(begun: str, *, markdown: bool = False) -> str:
+    """Return the end of an answer that is continued, to be shown before the rest: a word may be cut there.
+
+    Its last line, as much as fits on the terminal; in Markdown, its last block.
+    """
+    if markdown and not Fences(begun).in_code:
+        return begun.rpartition("\n\n")[2]
+    line = begun.rpartition("\n")[2]
+    room = terminal.width()
+    return line if len(line) <= room else line[-room:].partition(" ")[2] or line[-room:]
+
+
 def view(
     piece: Callable[[int], bytes],
     *,
@@ -230,7 +248,6 @@ def view(
     """
     if not sys.stdout.isatty():
         return Plain()
-    begun = terminal.Prose()(begun)
     if markdown and not show_drafts:
         return Markdown(begun)
     write = Wrapped(render.answer, begun=begun) if wrap else Unwrapped(render.answer)

@@ -11,7 +11,7 @@ from typer import Option
 
 from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
-from specdec_cli import exits, plots, progress, render
+from specdec_cli import exits, plots, progress, render, waiting
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
 from specdec_cli.options import (
     DraftArgument,
@@ -176,9 +176,10 @@ def bench(
             questions = _questions(session, selected, variants[0].settings.max_tokens or 1)
             if rows:
                 check_prompts([question.prompt for question in questions], rows)  # some may have been skipped
-            about = record(session, models.threads, render.note)
-            target.begin(about, variants)
-            programs = _other_programs()
+            with waiting.line("looking at the machine and the models …"):
+                about = record(session, models.threads, render.note)
+                target.begin(about, variants)
+                programs = _other_programs()
             results: report.Results | parallel_report.ParallelResults
             if rows:
                 results = parallel_report.ParallelResults(

@@ -1,7 +1,7 @@
 """`specdec chat`: a conversation in the terminal."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from specdec_cli import chat_input, exits, last_resort, render
+from specdec_cli import chat_input, exits, last_resort, render, typed_ahead
 from specdec_cli.options import (
     DraftArgument,
     HideThinkingOption,
@@ -91,7 +91,8 @@ def chat(
 
         runtime.set_verbose(verbose > 1)
         start_template_process()
-        with (opened := ChatModels(models, sampling)) as session:
+        (starting := ExitStack()).enter_context(typed_ahead.collecting())
+        with starting, (opened := ChatModels(models, sampling)) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
             chat_session = ChatSession(session, conversation, settings, when_full)
             view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap, hide_thinking)
@@ -106,23 +107,24 @@ def chat(
             if system:  # replaces the system message of a loaded conversation
                 view.conversation.system = system
             read = message_reader(completions())
+            starting.close()
             while True:
                 try:
                     measuring = chat_session.measuring_costs() if interactive() else nullcontext()
                     with measuring, workers.idle():
                         typed = read()
                     with last_resort.counting_signals():  # which the editor ends
-                        _report_errors(
-                            partial(run_command, view, typed)
-                            if isinstance(typed, Command)
-                            else partial(view.send, typed)
-                        )
+                        if isinstance(typed, Command):
+                            with typed_ahead.collecting():
+                                _report_errors(partial(run_command, view, typed))
+                        else:
+                            _report_errors(partial(view.send, typed))
                 except EndOfChat:
                     return
-                except KeyboardInterrupt:
+                except KeyboardInterrupt as interrupt:
                     if not interactive():
                         raise
-                    render.note("type /exit or press Ctrl-D to leave")
+                    render.note(f"{interrupt}type /exit or press Ctrl-D to leave")
 
 
 def _report_errors(action: Callable[[], None]) -> None:

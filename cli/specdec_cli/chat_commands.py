@@ -1,16 +1,20 @@
 """The slash commands of a chat: their names, arguments, help and actions."""
 
+import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.chat import saved_chat
 from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
+from specdec_cli.names import nearest
 
 if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView
@@ -41,9 +45,9 @@ def run_command(view: "ChatView", command: Command) -> None:
     """
     known = COMMANDS.get(command.name)
     if not known:
+        what = f"{_shortened(command.name)} is not a command{nearest(command.name, COMMANDS)}"
         raise InvalidRequest(
-            f"{_shortened(command.name)} is not a command: see /help; to send a message that starts with a "
-            "slash, put a space before it"
+            f"{what}: see /help; to send a message that starts with a slash, put a space before it"
         )
     if command.rest and not known.arguments:
         raise InvalidRequest(f"{command.name} takes no arguments: remove {command.rest[:40]!r}")
@@ -64,8 +68,9 @@ def _help(view: "ChatView", rest: str) -> None:
             render.note(usage)
         render.note(f"    {help_}" if is_narrow else f"{usage:{width}}{help_}")
     render.note(
-        "Ctrl-C stops the answer and keeps the text generated so far. Alt-Enter starts a new line; "
-        'a multi-line message can also start and end with """.'
+        "Ctrl-C stops the answer and keeps the text generated so far. What you type meanwhile waits as "
+        "your next message. Alt-Enter starts a new line; a multi-line message can also start and end with "
+        '""".'
     )
 
 
@@ -84,8 +89,10 @@ def _regenerate(view: "ChatView", rest: str) -> None:
 
 
 def _continue(view: "ChatView", rest: str) -> None:
-    begun = "".join(message["content"] for message in view.conversation.messages[-1:])
-    view.show_answer(view.chat.continue_answer, "the answer cannot go on", begun)
+    begun = reasoning = ""
+    for message in view.conversation.messages[-1:]:
+        begun, reasoning = message["content"], message.get("reasoning_content", "")
+    view.show_answer(view.chat.continue_answer, "the answer cannot go on", begun, reasoning)
 
 
 def _undo(view: "ChatView", rest: str) -> None:
@@ -162,7 +169,14 @@ def _save(view: "ChatView", rest: str) -> None:
     first, _, name = rest.partition(" ")
     if first != _STATE and (first.startswith("--") or rest.endswith(f" {_STATE}")):
         raise InvalidRequest(f"/save {_shortened(rest)} is invalid: give /save [{_STATE}] FILE")
-    view.save(_path(name if first == _STATE else rest), with_state=first == _STATE)
+    path = _path(name if first == _STATE else rest)
+    if path.is_dir() or rest.rstrip("\"' ").endswith(os.sep):
+        raise InvalidRequest(f"{path} is a folder: give the name of a file")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"there is no folder {path.parent}: make it first, or give another path")
+    if path.exists() and path.stat().st_size and not saved_chat.is_saved(path):
+        raise InvalidRequest(f"{path} exists and is not a saved conversation: give another path")
+    view.save(path, with_state=first == _STATE)
 
 
 def _load(view: "ChatView", rest: str) -> None:
@@ -172,7 +186,8 @@ def _load(view: "ChatView", rest: str) -> None:
 def _read(view: "ChatView", rest: str) -> None:
     path = _path(rest)
     if not path.is_file():
-        raise InvalidRequest(f"{path} is not a file: give the path of a text file")
+        what = "is not a file" if path.exists() else "does not exist"
+        raise InvalidRequest(f"{path} {what}: give the path of a text file")
     text = read_text(path, _MAX_FILE_BYTES)
     view.attached += text.rstrip("\n") + "\n\n"
     render.note(
@@ -189,8 +204,10 @@ def _set(view: "ChatView", rest: str) -> None:
 
 
 def _path(rest: str) -> Path:
-    """The path in a command's arguments, which may be quoted."""
+    """The path in a command's arguments, which may be quoted, or escaped as that of a dropped file."""
     name = rest.strip()
+    if "\\" in name and os.name == "posix" and not os.path.exists(name):
+        name = re.sub(r"\\(.)", r"\1", name)
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
         name = name[1:-1]
     if not name or "\0" in name:

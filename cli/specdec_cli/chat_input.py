@@ -4,13 +4,13 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
-from specdec_cli import render, terminal
+from specdec_cli import render, terminal, typed_ahead
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -41,28 +41,6 @@ def interactive() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Do not show on the terminal what is typed in the block; it is read after it, even after Ctrl-C."""
-    try:
-        import termios
-    except ImportError:  # Windows
-        yield
-        return
-    if not interactive():
-        yield
-        return
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-    hidden = list(before)
-    hidden[3] = before[3] & ~termios.ECHO | termios.NOFLSH
-    termios.tcsetattr(keyboard, termios.TCSADRAIN, hidden)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-
-
 def last_chat() -> Path:
     """The file of the last conversation on a terminal, in a folder that may not exist."""
     import platformdirs
@@ -70,10 +48,7 @@ def last_chat() -> Path:
     return Path(platformdirs.user_state_dir("specdec")) / "last-chat.json"
 
 
-Read = Callable[[], str | Command]
-
-
-def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Read:
+def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Callable[[], str | Command]:
     """A function that reads the next command or message: a line, or several lines between triple quotes.
 
     Args:
@@ -82,30 +57,42 @@ def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Read:
     Raises (when called):
         EndOfChat: the input ended.
     """
-    read = _line_editor(completions) if interactive() and sys.stdout.isatty() else _plain_line
+    read = _editor(completions) if interactive() and sys.stdout.isatty() else _quoted_lines
     return lambda: _message(read)
 
 
-def _message(read: Callable[[str], str]) -> str | Command:
-    in_quotes = False
+def _message(read: Callable[[], tuple[str, bool]]) -> str | Command:
+    """Read a message; read: returns its text, and whether it was pasted: then its quotes are text."""
     try:
-        text = read("> ").removeprefix("\ufeff")  # a byte order mark would hide a command
-        if text.startswith("/"):
-            return Command.parse(text)
-        if not text.lstrip().startswith(_QUOTES):
-            return text
-        in_quotes = True
-        text = text.lstrip().removeprefix(_QUOTES)
-        while not text.rstrip().endswith(_QUOTES):
-            text += "\n" + read(". ")
-        return text.rstrip().removesuffix(_QUOTES).strip("\n")
+        text, is_pasted = read()
     except EOFError:
-        if in_quotes and not interactive():
-            raise InvalidRequest(f"the input ended within a message: close it with {_QUOTES}") from None
         raise EndOfChat from None
+    if text.startswith("/") and not (is_pasted and "\n" in text):
+        return Command.parse(text)
+    if is_pasted or not text.lstrip().startswith(_QUOTES):
+        return text
+    return text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
 
 
-def _plain_line(prompt: str) -> str:
+def _is_open(text: str) -> bool:
+    """Return whether a message begins with quotes that it does not end with yet."""
+    quotes, rest = text.lstrip()[: len(_QUOTES)], text.lstrip()[len(_QUOTES) :]
+    return quotes == _QUOTES and not rest.rstrip().endswith(_QUOTES)
+
+
+def _quoted_lines() -> tuple[str, bool]:
+    """Read a message from standard input."""
+    text = _line().removeprefix("\ufeff")  # a byte order mark would hide a command
+    try:
+        while _is_open(text):
+            text += "\n" + _line()
+    except EOFError:
+        if not interactive():
+            raise InvalidRequest(f"the input ended within a message: close it with {_QUOTES}") from None
+    return text, False
+
+
+def _line() -> str:
     """Read a line of standard input."""
     line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     if not line:
@@ -118,12 +105,20 @@ def _plain_line(prompt: str) -> str:
         ) from None
 
 
-def _line_editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[str], str]:
-    """A line editor with history, completion and bracketed paste."""
+def _editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[], tuple[str, bool]]:
+    """A line editor with history and completion. Its message begins with what was typed meanwhile.
+
+    A paste is a part of one message, also in a terminal that does not mark where it begins and ends: keys
+    then follow Enter at once.
+    """
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
+    from prompt_toolkit.enums import DEFAULT_BUFFER
+    from prompt_toolkit.filters import Condition, has_focus
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.keys import Keys
     from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
     from prompt_toolkit.output import create_output
 
@@ -148,11 +143,45 @@ def _line_editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[s
                 [(f[0], re.sub("[\u202d\u202e]", "\ufffd", f[1]), *f[2:]) for f in given.fragments]
             )
 
-    keys = KeyBindings()
+    keys, pasted = KeyBindings(), False
+    typing = has_focus(DEFAULT_BUFFER)  # not searching the history
+
+    def is_open(text: str) -> bool:
+        return not pasted and _is_open(text)
 
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @keys.add("enter", filter=typing)
+    def _(event: KeyPressEvent) -> None:
+        nonlocal pasted
+        buffer = event.current_buffer
+        follows = any(key.key != Keys.CPRResponse for key in event.key_processor.input_queue)
+        if follows or is_open(buffer.text):
+            pasted |= follows
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add(Keys.BracketedPaste)
+    def _(event: KeyPressEvent) -> None:
+        nonlocal pasted
+        pasted |= not event.current_buffer.text
+        event.current_buffer.insert_text(event.data.replace("\r\n", "\n").replace("\r", "\n"))
+
+    @keys.add("c-c", filter=typing)
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.text:
+            buffer.append_to_history()
+        kept = "the up arrow brings the message back; " if buffer.text else ""
+        event.app.exit(exception=KeyboardInterrupt(kept), style="class:aborting")
+
+    @keys.add("c-d", filter=typing & Condition(lambda: is_open(session.default_buffer.text)))
+    def _(event: KeyPressEvent) -> None:
+        hint = f"the message ends with {_QUOTES}; Ctrl-C discards it"
+        run_in_terminal(lambda: render.note(hint))
 
     session: PromptSession[str] = PromptSession(
         history=_history(),
@@ -161,9 +190,16 @@ def _line_editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[s
         complete_while_typing=False,
         enable_suspend=True,
         input_processors=[NoOverrides()],
+        prompt_continuation=". ",
         output=create_output(terminal.raw(sys.stdout)),  # the editor makes control characters visible itself
     )
-    return session.prompt
+
+    def read() -> tuple[str, bool]:
+        nonlocal pasted
+        text, pasted = typed_ahead.take()
+        return session.prompt("> ", default=text).removeprefix("\ufeff"), pasted
+
+    return read
 
 
 def _history() -> "History":

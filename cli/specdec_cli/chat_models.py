@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT
-from specdec_cli import render
+from specdec_cli import render, typed_ahead
 from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
 if TYPE_CHECKING:
@@ -66,12 +66,13 @@ class ChatModels:
                 f"{missing[0]} does not exist: give a file, or a name of specdec models list"
             )
         settings = [generation_settings(each, self.sampling).sampling for each in (self.options, options)]
-        self.session.close()
-        try:
-            self._use(chat, lambda: options.open(render.note, files))
-        except (SpecLocalError, KeyboardInterrupt):
-            self._use(chat, lambda: self.options.open(render.note))
-            raise
+        with typed_ahead.collecting():
+            self.session.close()
+            try:
+                self._use(chat, lambda: options.open(render.note, files))
+            except (SpecLocalError, KeyboardInterrupt):
+                self._use(chat, lambda: self.options.open(render.note))
+                raise
         if chat.settings.sampling == settings[0]:
             chat.settings = replace(chat.settings, sampling=settings[1])
         self.options = options

@@ -1,5 +1,6 @@
 """The screen of a chat: sends messages to a ChatSession and shows the answers."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from spec_local.core.text import counted
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
-from specdec_cli import answer_view, last_resort, render, thinking_view
-from specdec_cli.chat_input import interactive, quiet
+from specdec_cli import answer_view, last_resort, progress, render, terminal, thinking_view, typed_ahead
+from specdec_cli.chat_input import interactive
 
 if TYPE_CHECKING:
+    from spec_local.answers.running import OnRead
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.messages import Message
     from spec_local.chat_session import ChatEvent, ChatSession
@@ -113,12 +115,13 @@ class ChatView:
         generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"],
         refusal: str = "this message was not sent",
         begun: str = "",
+        reasoning: str = "",
     ) -> bool:
         """Show an answer while it is generated, then its statistics and warnings.
 
         Args:
             refusal: said where the context is too small.
-            begun: the answer so far, if it is continued.
+            begun, reasoning: the answer so far, and what was written before it, if it is continued.
 
         Returns:
             whether the message fits into the context; if not, it was not sent.
@@ -129,22 +132,35 @@ class ChatView:
         from spec_local.chat_session import MessagesDropped
         from spec_local.session import Done, Text
 
+        begun, reasoning = terminal.Prose()(begun), terminal.Prose()(reasoning)
+        end = answer_view.end_of(begun or reasoning, markdown=self.markdown) if sys.stdout.isatty() else ""
         view = answer_view.view(
             self.session.main.model.vocabulary.piece,
             show_drafts=self.show_drafts,
             markdown=self.markdown,
             wrap=self.wrap,
-            begun=begun,
+            begun=begun.removesuffix(end),
         )
         if isinstance(view, answer_view.Drafts) and not self._legend_shown:
             render.note(view.legend)
             self._legend_shown = True
         view = thinking_view.before(view, self.chat.splitter, hidden=self.hide_thinking, wrap=self.wrap)
+
+        def start(on_read: "OnRead") -> "Iterator[ChatEvent]":
+            self.chat.on_read = on_read
+            return generate(cancelled)
+
         started, done, n_dropped = False, None, 0
         try:
-            with quiet(), last_resort.before_end(self._cut), render.interruptible() as cancelled:
-                for event in generate(cancelled):
+            with (
+                typed_ahead.collecting(),
+                last_resort.before_end(self._cut),
+                render.interruptible() as cancelled,
+            ):
+                for event in progress.reading(start):
                     if isinstance(event, Text):
+                        if end and not started:
+                            view.show(Text(end))
                         view.show(event)
                         started = True
                     elif isinstance(event, Done):

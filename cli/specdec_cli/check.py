@@ -7,7 +7,7 @@ from typer import Option
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.models.names import paired, resolve_pair
 from spec_local.system.files import format_size
-from specdec_cli import exits, render
+from specdec_cli import exits, render, waiting
 from specdec_cli.options import (
     CacheChoice,
     DeviceOption,
@@ -69,14 +69,15 @@ def check(
             known = f"specdec models show {shlex.quote(main)}"
             raise DownloadError(f"{error}; before the download, {known} shows what is known") from None
         assert draft_file
-        report = pairs.check(
-            main_file,
-            draft_file,
-            n_ctx=ctx,
-            threads=threads,
-            gpu_layers=gpu_layers_of(device, gpu_layers),
-            cache_type=cache_type,
-        )
+        with waiting.line("comparing the models …"):
+            report = pairs.check(
+                main_file,
+                draft_file,
+                n_ctx=ctx,
+                threads=threads,
+                gpu_layers=gpu_layers_of(device, gpu_layers),
+                cache_type=cache_type,
+            )
         rows = [
             ("vocabulary", _vocabulary(report.vocabulary_match)),
             ("main", _model(report.main)),

@@ -11,7 +11,7 @@ from typer import Argument, Exit, Option
 
 from spec_local.core.text import counted, printable
 from spec_local.errors import InvalidRequest
-from specdec_cli import answer_view, batch_view, exits, render, several_view, thinking_view
+from specdec_cli import answer_view, batch_view, exits, progress, render, several_view, thinking_view
 from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.options import (
     STANDARD,
@@ -206,7 +206,10 @@ def generate(
             splitter = functools.partial(request.splitter, session.main.model, tokens)
             asked = tokens if request.is_plain(session.main.model) else ChatPrompt(tokens, splitter())
             if answers is None:
-                events = session.generate(asked, settings, cancelled=cancelled)
+                events = progress.reading(
+                    lambda on_read: session.generate(asked, settings, cancelled=cancelled, on_read=on_read),
+                    in_one_piece=as_json,
+                )
                 if as_json or as_jsonl:
                     done = _in_json(
                         session,

@@ -23,7 +23,7 @@ from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
-from specdec_cli import commands, completion, render
+from specdec_cli import commands, completion, render, terminal, waiting
 
 if TYPE_CHECKING:
     from spec_local.core.sampling import SamplingSettings
@@ -358,7 +358,9 @@ class ModelOptions:
         from spec_local.llama.devices import fixed_gpu_layers
 
         files = files or self.files()
+        names = " and ".join(terminal.visible(path.name) for path in files if path)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(waiting.line(f"loading {names} …"))
             layers = fixed_gpu_layers(self.device, self.gpu_layers, self._workers)
             if layers is not None and not self.workers:
                 paths = [path for path in files if path]

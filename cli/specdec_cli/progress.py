@@ -4,9 +4,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
-from specdec_cli import render, terminal
+from specdec_cli import render, terminal, waiting
+
+if TYPE_CHECKING:
+    from spec_local.answers.running import OnRead
+
+_Event = TypeVar("_Event")
 
 LINE_INTERVAL = 30.0
 """Seconds between lines of progress where stderr is not a terminal."""
@@ -17,6 +22,31 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def reading(
+    generate: "Callable[[OnRead], Iterator[_Event]]", *, in_one_piece: bool = False
+) -> Iterator[_Event]:
+    """Yield the events of an answer, and show meanwhile how far its prompt has been read.
+
+    in_one_piece: whether the answer is shown when it is complete; until then, the number of its tokens is.
+    """
+    from spec_local.answers.text import RowEvent, Text
+
+    n_tokens = 0
+
+    def on_read(n_read: int, n_prompt: int, n_drafter: int) -> None:
+        who = f"the draft model is reading: {n_drafter:,}" if n_drafter else f"reading {n_read:,}"
+        apart = "  " if render.line_is_open() else ""
+        waiting.say(f"{apart}{who} of {n_prompt:,} tokens")
+
+    with waiting.line("preparing the answer …"):
+        for event in generate(on_read):
+            of_answer = event.event if isinstance(event, RowEvent) else event
+            if isinstance(of_answer, Text):
+                n_tokens += len(of_answer.tokens)
+                waiting.say(f"generating: {n_tokens:,} tokens" if in_one_piece else "")
+            yield event
 
 
 @contextlib.contextmanager
@@ -37,12 +67,14 @@ def bar(
 ) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr, or lines if it is not a terminal.
 
-    done: units finished before the start. visible: False if the command prints lines of results meanwhile.
+    done: units finished before the start. visible: False if the command prints lines of results meanwhile:
+    then a line of `waiting`.
 
     Yields a function that advances it by some units.
     """
     if not visible or sys.stderr is None:
-        yield lambda units: None
+        with waiting.line(f"{description} …"):
+            yield _Counted(description, total, done).advance
         return
     if not sys.stderr.isatty():
         yield _Lines(description, total, done).advance
@@ -75,6 +107,17 @@ def bar(
     with live(progress):
         task = progress.add_task(description, total=total, completed=done)
         yield lambda units: progress.update(task, advance=units)
+
+
+class _Counted:
+    """Shows in a line of `waiting` how much is done."""
+
+    def __init__(self, description: str, total: int, done: float) -> None:
+        self._description, self._total, self._done = description, total, done
+
+    def advance(self, units: float) -> None:
+        self._done += units
+        waiting.say(f"{self._description}: {int(self._done)} of {self._total}")
 
 
 class _Lines:

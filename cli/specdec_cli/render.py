@@ -15,7 +15,7 @@ import typer
 
 from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
-from specdec_cli import last_resort, terminal
+from specdec_cli import last_resort, terminal, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,8 +74,14 @@ def answer(text: str, style: str = "") -> None:
         text, stream = stream.prose(text), stream.stream
     if text:
         _unfinished = None if text.endswith("\n") else sys.stdout
-    stream.write(f"{style}{text}{_PLAIN}" if style else text)
-    stream.flush()
+    with waiting.hidden():
+        stream.write(f"{style}{text}{_PLAIN}" if style else text)
+        stream.flush()
+
+
+def line_is_open() -> bool:
+    """Return whether the last line of the answer has no end yet."""
+    return _unfinished is sys.stdout
 
 
 def end_answer() -> None:
@@ -103,7 +109,7 @@ def note(line: str, text: str = "") -> None:
 
     text: of a conversation, appended to the line.
     """
-    _write_error(_fitting(_one_line(line)) + terminal.Prose()(text), DIM)
+    _write_error(_fitting(_one_line(line) + terminal.Prose()(text)), DIM)
 
 
 def notes(lines: Iterable[str]) -> None:
@@ -127,7 +133,7 @@ def _fitting(line: str) -> str:
     wrapped = Wrapped(lambda text, style: parts.append(text), lambda: terminal.width(sys.stderr))
     wrapped(line)
     wrapped.flush()
-    return "".join(parts) + line[len(line.rstrip()) :]  # a space before what follows the line
+    return "".join(parts)
 
 
 def _one_line(text: str) -> str:
@@ -146,8 +152,9 @@ def _write_error(text: str, style: str = "") -> None:
     if _follows_unfinished_line(stream):
         text, _unfinished = "\n" + text, None
     try:
-        stream.write(text + "\n")
-        stream.flush()
+        with waiting.hidden():
+            stream.write(text + "\n")
+            stream.flush()
     except OSError:  # a failed note must not end the answer
         discard(stream)
 

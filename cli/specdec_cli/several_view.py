@@ -1,11 +1,13 @@
 """`specdec generate --answers N`: several answers to one prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specdec_cli import render
+from specdec_cli import progress, render
 
 if TYPE_CHECKING:
+    from spec_local.answers.running import OnRead
+    from spec_local.answers.text import RowEvent
     from spec_local.core.reasoning import Splitter
     from spec_local.engine.events import Statistics
     from spec_local.session import ChatPrompt, Done, Session
@@ -42,16 +44,26 @@ def answer(
     """
     from spec_local.answers import json as answer_json
     from spec_local.engine.events import Failed
-    from spec_local.session import Done, Text
+    from spec_local.session import ChatPrompt, Done, Text
 
     steps: list[list[Text]] = [[] for _ in range(n_answers)]
     ends: list[Done] = []
     main = session.main.model
     splitters = [splitter() for _ in range(n_answers)]
     texts = _Texts(n_answers)
-    for index, event in session.generate_many(
-        [prompt] * n_answers, settings, max_rows=max_rows, totals=totals, cancelled=lambda index: cancelled()
-    ):
+    n_prompt = len(prompt.tokens if isinstance(prompt, ChatPrompt) else prompt)
+
+    def generate(on_read: "OnRead") -> "Iterator[RowEvent]":
+        return session.generate_many(
+            [prompt] * n_answers,
+            settings,
+            max_rows=max_rows,
+            totals=totals,
+            cancelled=lambda index: cancelled(),
+            on_read=lambda index, n_read, n_cached: on_read(n_read, n_prompt, 0),
+        )
+
+    for index, event in progress.reading(generate, in_one_piece=as_json):
         if isinstance(event, Failed):
             raise event.error
         if isinstance(event, Text):

@@ -24,6 +24,8 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
 
+from specdec_cli import waiting
+
 _JOINERS = "\u200c\u200d"
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories
 _NOT_PROSE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202d\u202e]")
@@ -83,7 +85,8 @@ class Screen:
         self.buffer = _Bytes(self)
 
     def write(self, text: str) -> int:
-        self.stream.write(visible(text))
+        with waiting.hidden():
+            self.stream.write(visible(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -109,7 +112,8 @@ class _Bytes(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._screen.stream.write(self._screen.prose(self._decoder.decode(bytes(data))))
+        with waiting.hidden():
+            self._screen.stream.write(self._screen.prose(self._decoder.decode(bytes(data))))
         return len(data)
 
     def flush(self) -> None:
@@ -124,7 +128,10 @@ def raw(stream: TextIO) -> TextIO:
 
 
 def restoration() -> Callable[[], None]:
-    """Return a function that gives the terminal its modes of now again, a cursor, and no style."""
+    """Return a function that gives the terminal its modes of now again, a cursor, and no style.
+
+    It also erases a line of `waiting`.
+    """
     number = next(filter(os.isatty, (0, 1, 2)), None)
     if number is None:
         return lambda: None
@@ -135,7 +142,7 @@ def restoration() -> Callable[[], None]:
     def restore() -> None:
         if os.tcgetpgrp(number) == os.getpgrp():  # otherwise another program has the terminal
             termios.tcsetattr(number, termios.TCSANOW, modes)
-            os.write(number, b"\x1b[0m\x1b[?25h")
+            os.write(number, b"\x1b[0m\x1b[J\x1b[?25h")
 
     return restore
 

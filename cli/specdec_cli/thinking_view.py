@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spec_local.core.text import counted
-from specdec_cli import answer_view, render
+from specdec_cli import answer_view, render, waiting
 from specdec_cli.wrapping import Unwrapped, Wrapped
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Thinking(answer_view.AnswerView):
             self._n_tokens += len(event.tokens)
         parts = self._splitter.feed(event.text)
         self._show_reasoning(parts)
+        if self._on_terminal and self._has_reasoning and not (self._shown or self._has_answer):
+            waiting.say(f"thinking: {self._n_tokens:,} tokens")
         self._view.show(replace(event, text=parts.answer))
 
     def end(self, text: str) -> None:

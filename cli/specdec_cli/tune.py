@@ -10,7 +10,7 @@ from typer import Option
 from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT, resolve_pair
-from specdec_cli import exits, render
+from specdec_cli import exits, render, terminal, waiting
 from specdec_cli.options import (
     CacheChoice,
     DeviceOption,
@@ -183,8 +183,9 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool =
     from spec_local.llama.model import Model
     from spec_local.llama.setup.probe import check_model_file
 
-    check_model_file(path, gpu_layers=gpu_layers, log=render.note)
-    model = Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp)
+    with waiting.line(f"loading {terminal.visible(path.name)} …"):
+        check_model_file(path, gpu_layers=gpu_layers, log=render.note)
+        model = Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp)
     stack.callback(model.close)
     return model
 

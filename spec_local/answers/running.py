@@ -57,6 +57,9 @@ class ChatPrompt:
 
 Prompt = str | Sequence[int] | InstanceOf[ChatPrompt]
 
+OnRead = Callable[[int, int, int], None]
+"""Receives tokens of a prompt: read by the main model; all of them; and read by the draft model after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedPrompt:
@@ -180,7 +183,7 @@ class RunningAnswers:
         return Running(prompt, slot, request, text)
 
     def one(
-        self, running: Running, clock: Callable[[], float]
+        self, running: Running, clock: Callable[[], float], on_read: OnRead
     ) -> Generator[Prefilled | Text | Done, None, None]:
         """The events of one answer; its errors are raised."""
         if self._ending():  # before the first event was read
@@ -190,7 +193,11 @@ class RunningAnswers:
         self._saver.begin()
         try:
             engine.add(running.request)
+            prefill, drafter = running.request.prefill, running.slot.drafter
             while not running.text.is_done:
+                if not prefill.is_done:
+                    n_drafter = len(drafter.cached) if drafter and prefill.draft_is_reading else 0
+                    on_read(prefill.n_read, len(running.prompt.tokens), n_drafter)
                 for _, event in engine.step():
                     for each in running.text.feed(event):
                         if isinstance(each, Failed):

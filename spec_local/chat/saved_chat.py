@@ -143,6 +143,14 @@ def load(
     return conversation
 
 
+def is_saved(path: Path) -> bool:
+    """Return whether a file is a conversation that `load` reads."""
+    try:
+        return bool(_read(path))
+    except InvalidRequest:
+        return False
+
+
 def _read(path: Path) -> _File:
     with reading(path) as opened:
         text = limited(opened.read(_MAX_BYTES + 1), str(path), _MAX_BYTES)

@@ -120,8 +120,8 @@ class Prefill:
 
     @property
     def n_read(self) -> int:
-        """Tokens of the prompt in the main model's cache."""
-        return len(self.main.cached)
+        """Tokens of the prompt in the main model's cache, which has those of an earlier one at the start."""
+        return common_prefix(self.main.cached, self._prompt)
 
     @property
     def n_new(self) -> int:
@@ -158,7 +158,7 @@ class Prefill:
         if not self._proposer:
             return True
         if not self._draft:
-            reading = (o for o in others if o._draft_is_reading)
+            reading = (o for o in others if o.draft_is_reading)
             if any(common_prefix(self._prompt, o._prompt) >= _MIN_SHARED for o in reading):
                 return False
             self._draft = Task(self._proposer.prefill(self._history))
@@ -175,7 +175,8 @@ class Prefill:
         return True
 
     @property
-    def _draft_is_reading(self) -> bool:
+    def draft_is_reading(self) -> bool:
+        """Whether the draft model is reading the prompt, after the main model."""
         return self._draft is not None and self._draft.call is not None
 
     def finish(self) -> None:

@@ -24,7 +24,7 @@ from huggingface_hub import constants
 from spec_local.llama import runtime
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
-from specdec_cli import __main__, render
+from specdec_cli import __main__, render, waiting
 from specdec_cli.app import app
 
 CUT = re.compile(rb"^cut at \d+ tokens?: give a larger -n, or none, for the rest\n", re.MULTILINE)
@@ -123,7 +123,8 @@ class Specdec:
 
     @staticmethod
     def plain(screen):
-        """Return a terminal's output without escape sequences."""
+        """Return a terminal's output without escape sequences and lines of `waiting`."""
+        screen = re.sub("\x1b7.*?\x1b8", "", screen)
         return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][0-9A-Z]?)", "", screen)
 
 
@@ -145,10 +146,20 @@ class Inside(Specdec):
             sys.stderr.flush()
         return subprocess.CompletedProcess(arguments, end.value.code, out.getvalue(), err.getvalue())
 
-    def on_terminal(self, *arguments, env=None, width=160):
-        """Run the command on a pseudo-terminal; return its exit code and everything that it showed."""
+    def on_terminal(self, *arguments, env=None, width=160, waiting_s=60.0):
+        """Run the command on a pseudo-terminal; return its exit code and everything that it showed.
+
+        waiting_s: seconds after which it says what it is waiting for.
+        """
+        delay = mock.patch.object(waiting, "_DELAY_S", waiting_s)
         words = mock.patch.object(sys, "argv", ["specdec", *map(str, arguments)])
-        with self._in_place(env), pseudo_terminal(width) as shown, words, pytest.raises(SystemExit) as end:
+        with (
+            self._in_place(env),
+            pseudo_terminal(width) as shown,
+            words,
+            delay,
+            pytest.raises(SystemExit) as end,
+        ):
             __main__.main()
         return end.value.code, shown[0]
 
@@ -322,6 +333,10 @@ class Terminal:
     def prompt(self):
         """Wait until the editor reads keys, which it shows by switching bracketed paste on."""
         return self.until("\x1b[?2004h", "\x1b[?25h")
+
+    def until_answer(self):
+        """Wait for a part of an answer; a line that says what is being waited for begins with a style."""
+        self.child.expect(r"(?<!\x1b\[2m)(?<![a-z ])[a-z ]{8}")
 
     def type(self, text):
         self.child.send(text)

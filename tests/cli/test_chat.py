@@ -17,7 +17,7 @@ import pytest
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.system.files import saving
 from specdec_cli.chat_view import ChatView
-from tests.scripted_model import write_scripted_model
+from tests.scripted_model import write_scripted_model, write_thinking_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -54,11 +54,6 @@ def test_a_conversation(terminal, main):
     assert person.leaves_with() == 0
 
 
-def wait_for_text(person):
-    """Wait until a part of an answer is on the screen."""
-    person.child.expect("[a-z ]{8}")
-
-
 def start_endless_answer(person):
     """Enter a message and wait for its answer to start; costs are measured with an answer before it."""
     person.prompt()
@@ -66,7 +61,7 @@ def start_endless_answer(person):
     person.say("hello")
     person.say("/set max-tokens none")
     person.enter("tell me everything")
-    wait_for_text(person)
+    person.until_answer()
 
 
 def test_interrupting_an_answer(terminal, main):
@@ -79,17 +74,16 @@ def test_interrupting_an_answer(terminal, main):
     assert re.search(r"\d tokens in \d+\.\d s", line)
     assert "next message" not in seen
     assert "^C" not in seen
-    person.prompt()
-    person.until("the next message")
+    assert "the next message" in person.prompt()
     person.type("\x03")
     person.prompt()
     person.enter("more")
-    wait_for_text(person)
+    person.until_answer()
     person.type("\x03\x03")  # pressed twice, it does not end the chat
     person.until("(stopped)")
     person.prompt()
     person.enter("/continue")
-    wait_for_text(person)
+    person.until_answer()
     person.type("\x03")
     person.until("(stopped)")
     person.prompt()
@@ -110,6 +104,44 @@ def test_an_answer_that_was_cut_within_code_continues_with_code(terminal, tmp_pa
     assert "That is it." in seen
 
 
+@pytest.mark.parametrize(
+    ("options", "script", "seen"),
+    [
+        ([], ["One.\nThe wind is souther", "n, and war", "mer."], "\r\nThe wind is southern, and warmer."),
+        (
+            ["--no-wrap"],
+            ["The wind is souther", "n, and war", "mer."],
+            "\r\nThe wind is southern, and warmer.",
+        ),
+        (["--markdown"], ["One.\n\nThe *wind* is souther", "n."], "\r\nThe wind is southern."),
+        (["--show-drafts"], ["One.\nThe wind is souther", "n."], "\r\nThe wind is southern."),
+        ([], ["Here:\n```py\nx = some_", "value" * 60, "\n```"], "\nx = some_" + "value" * 60 + "\r\n```"),
+        ([], ["many words " * 40 + "souther", "n."], "\r\n" + "words " + "many words " * 13 + "southern."),
+    ],
+)
+def test_an_answer_that_was_cut_within_a_word_goes_on_in_its_line(terminal, tmp_path, options, script, seen):
+    """Also in a later chat."""
+    model = write_scripted_model(tmp_path / "cut.gguf", CHAT_TEMPLATE, "<0x0A>", script)
+    person = terminal("--main", model, *SHORT, "-n", 1, *options, width=400)
+    person.prompt()
+    person.say("hello")
+    person.type("/exit\r")
+    assert person.leaves_with() == 0
+    person = terminal("--continue", *SHORT, *options, width=160)
+    person.prompt()
+    shown = "\r\n" + person.say("/continue")
+    assert seen in re.sub("(?<=many|ords)\r\n(?=many|words|sou)", " ", shown)
+
+
+def test_reasoning_that_was_cut_within_a_word_goes_on_in_its_line(terminal, tmp_path):
+    model = write_thinking_model(tmp_path / "thinking.gguf", "both markers")
+    person = terminal("--main", model, *SHORT, "-n", 3)
+    person.prompt()
+    person.say("hello")
+    person.say("/set max-tokens none")
+    assert "what?\r\n\r\nThe sky" in (shown := person.say("/continue")), shown
+
+
 def test_editing_a_message(terminal, main):
     """Ctrl-C gives a hint. Ctrl-Z suspends the program; here, without a shell, it does nothing."""
     person = terminal("--main", main, "--temp", "0", "--threads", "1", "--ctx", "100000", "-n", "4")
@@ -121,8 +153,6 @@ def test_editing_a_message(terminal, main):
     assert "hello" in seen
     assert "^Z" not in seen
     assert "4 tokens in" in person.prompt()
-    seen = person.say('"""first line') + person.say("/help") + person.say('third"""')
-    assert "list the commands" not in seen  # three quotes hold a message of several lines
     pasted = "\n".join(f"{i:05} " + "words and more words " * 4 for i in range(570))
     assert len(pasted) > 50_000
     person.type(f"\x1b[200~{pasted}\x1b[201~")

@@ -107,7 +107,7 @@ INVALID = [
     ("/undo", "nothing to undo"),
     ("/undo twice", "/undo takes no arguments"),
     ("/read", "the file name is missing"),
-    ("/read absent.txt", "absent.txt is not a file"),
+    ("/read absent.txt", "absent.txt does not exist"),
     ("/read /dev/zero", "/dev/zero is not a file"),
     ("/load absent.json", "absent.json"),
     ("/save ~nobody-of-this-name/x", "~nobody-of-this-name/x: no home directory is known"),
@@ -253,6 +253,44 @@ def test_save_and_load(chat, tmp_path):
     assert first + second == whole
     third, _ = chat("and again", options=["--temp", "0", "--load", "chat.json"])
     assert third == second
+
+
+def test_save_makes_no_folder_and_replaces_no_other_file(chat, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    names = ["no/such/a.json", "folder", "new/", '"new/"', "notes.txt", "--state notes.txt", "/dev/null"]
+    _, notes = chat("hello", *(f"/save {name}" for name in names))
+    assert notes == [
+        "specdec: there is no folder no/such: make it first, or give another path",
+        "specdec: folder is a folder: give the name of a file",
+        *["specdec: new is a folder: give the name of a file"] * 2,
+        *["specdec: notes.txt exists and is not a saved conversation: give another path"] * 2,
+        "specdec: /dev/null is not a regular file: give another path",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] in "fn") == ["folder", "notes.txt"]
+    _, notes = chat("hello", "/save a b.json", "more", "/save 'a b.json'", "/save --state a\\ b.json")
+    assert [line.split(" to ")[0] for line in notes] == [f"saved {n} messages" for n in (2, 4, 4)]
+    assert (tmp_path / "a b.json.state").exists()
+
+
+def test_files_that_cannot_be_read(chat, tmp_path):
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    (tmp_path / "folder").mkdir()
+    _, notes = chat(
+        *(f"/{command} {name}" for command in ("read", "load") for name in ("no", "folder", "latin"))
+    )
+    assert [note.split(":", 1)[1].strip() for note in notes] == [
+        "no does not exist: give the path of a text file",
+        "folder is not a file: give the path of a text file",
+        "latin is not UTF-8 (byte 3): convert it first, for example with iconv",
+        "no does not exist: check the path",
+        "folder is not a regular file: give another path",
+        "latin is not UTF-8 (byte 3): convert it first, for example with iconv",
+    ]
+    _, notes = chat("/read ~/hello.txt", "/read a\\ b", "/read", "/load ''")
+    assert "/hello.txt does not exist" in notes[0]
+    assert "a b does not exist" in notes[1]
+    assert notes[2] == "specdec: the file name is missing: give it after the command"
 
 
 def test_the_system_option_replaces_that_of_a_loaded_conversation(chat):

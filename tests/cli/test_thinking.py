@@ -118,6 +118,10 @@ def test_a_terminal_can_hide_the_reasoning(shown, inside):
     assert inside.plain(shown("--hide-thinking", "--answers", "1")) == ANSWER + "\n"
 
 
+def test_a_terminal_shows_how_much_hidden_reasoning_there_is(shown):
+    assert "thinking: 2 tokens" in shown("--hide-thinking", waiting_s=0.0)
+
+
 def test_lines_break_between_words(shown, inside):
     assert inside.plain(shown(width=6)).startswith("Hm,\nwhat?\n")
     assert inside.plain(shown("--no-wrap", width=6)).startswith("Hm, what?\n")
