@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import platformdirs
-
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import SpecLocalError
@@ -36,6 +34,7 @@ from spec_local.models.pairs import expected_speedups
 from spec_local.models.program_folders import content, size_of
 from spec_local.policies.sharing import RowCosts
 from spec_local.system.files import format_size, read_bytes, write_atomically
+from spec_local.system.folders import user_folder
 
 _T = TypeVar("_T")
 _MAX_SHARE = 1 / 4
@@ -290,7 +289,7 @@ def _verdict(main: str, draft: Path) -> Path:
 
     main: the fingerprint of the main model.
     """
-    return Path(platformdirs.user_cache_dir("specdec")) / "drafters" / fingerprint(draft, main)
+    return user_folder("cache") / "drafters" / fingerprint(draft, main)
 
 
 def _share_tokens(main: Tokens | None, draft: Tokens | None) -> bool:

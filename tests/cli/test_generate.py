@@ -16,7 +16,7 @@ from spec_local.models import catalog
 from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
 from specdec_cli.terminal import Prose
-from tests.cli.conftest import folders
+from tests.cli.conftest import Specdec, folders
 
 GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "256"]
 
@@ -124,6 +124,41 @@ def test_an_unwritable_cache_folder(inside, main):
     done = inside(*options(main, 4), "x", env={"XDG_CACHE_HOME": "/dev/null/cache", "HOME": "/dev/null"})
     assert (done.returncode, done.stdout) == (0, inside(*options(main, 4), "x").stdout)
     assert len(inside.notes(done).splitlines()) == 1  # checked
+
+
+NO_HOME = """
+import pwd
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["config", "path"], ["models", "list", "--local"], ["generate", "--main", "main.gguf", "x"], ["chat"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_user_without_a_home_directory(specdec, main, tmp_path, arguments):
+    """As in a container whose user id is not in its passwd file."""
+    kept = {name: value for name, value in specdec.environment.items() if not name.startswith("XDG_")}
+    without = kept | specdec.sabotaged(tmp_path / "site", NO_HOME) | {"TMPDIR": str(tmp_path)}
+    del without["HOME"]
+    work = tmp_path / "work"
+    work.mkdir()
+    os.link(main, work / "main.gguf")
+    if arguments[0] == "chat":
+        arguments = [*arguments, "--main", "main.gguf"]
+    short = [] if arguments[0] in ("config", "models") else ["-n", 4, *GREEDY]
+    done = Specdec(work, without)(*arguments, *short, stdin=b"hello\n")
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done
+    assert done.stdout
+    assert [path.name for path in work.iterdir()] == ["main.gguf"]
+    private = tmp_path / f"specdec-{os.getuid()}"
+    if arguments[0] == "config":
+        assert done.stdout.decode() == f"{private}/config/config.toml\n"
+    if arguments[0] == "generate":
+        assert list((private / "cache/checked-models").iterdir())
 
 
 def test_a_shorter_trained_context_is_reported_only_with_a_larger_ctx(inside, tmp_path):

@@ -308,7 +308,7 @@ NO_PIPES = [name for name in KINDS if name not in ("prompts.toml", *LINES[:-1])]
 
 @pytest.fixture(params=KINDS)
 def kind(request, empty_home, monkeypatch):
-    monkeypatch.setattr("platformdirs.user_state_dir", lambda name, ensure_exists: str(empty_home / "state"))
+    monkeypatch.setattr("platformdirs.user_state_dir", lambda name: str(empty_home / "state"))
     (empty_home / "state").mkdir()
     main = empty_home / "main.gguf"
     main.write_bytes(b"GGUF" * 1000)
