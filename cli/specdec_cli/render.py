@@ -126,6 +126,7 @@ def _fitting(line: str) -> str:
 
 
 def _one_line(text: str) -> str:
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # a file name may be no UTF-8
     return terminal.visible(text.replace("\n", " "))
 
 

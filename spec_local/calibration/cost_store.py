@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
+from spec_local.core.text import printable
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.runtime import fingerprint
@@ -165,7 +166,7 @@ def save(
         return
     observed = {n: seconds for n, seconds in costs.costs.items() if n not in estimates}
     content = _CostFile(
-        model=_conditions(conditions).path.name,
+        model=printable(_conditions(conditions).path.name),
         seconds=without_falls(observed),
         estimates=estimates,
         checked=checked,

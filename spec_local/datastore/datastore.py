@@ -281,7 +281,7 @@ def open_datastore(model: Model, log: Callable[[str], None] = lambda line: None)
     """The datastore for a model's vocabulary, shared by all sizes and quantizations of its family."""
     vocabulary = model.vocabulary
     datastore = Datastore(root() / vocabulary.fingerprint, vocabulary.n_tokens, log=log)
-    datastore.add_model(model.path.name)
+    datastore.add_model(model.name)
     return datastore
 
 

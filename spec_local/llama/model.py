@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.text import printable
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
@@ -174,6 +175,11 @@ class Model:
     def is_on_gpu(self) -> bool:
         """True if a GPU, or another machine, holds some of its layers."""
         return bool(self.workers or (self.gpu_layers and self._lib.llama_supports_gpu_offload()))
+
+    @property
+    def name(self) -> str:
+        """The file's name, with U+FFFD in place of bytes that are not UTF-8."""
+        return printable(self.path.name)
 
     @functools.cached_property
     def n_ctx_train(self) -> int:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field
 
+from spec_local.core.text import printable
 from spec_local.errors import ModelFileError, SpecLocalError
 from spec_local.llama.identity import content_key
 from spec_local.system.files import replacing, sha256, write_atomically
@@ -166,7 +167,7 @@ class HeadVersions:
                 size=head_file.stat().st_size,
                 sha256=digest,
                 trained=time.time(),
-                origin=str(origin or ""),
+                origin=printable(str(origin or "")),
                 origin_key=self._origin_key(origin, versions),
                 n_answers=n_answers,
                 last_answer=last_answer,

@@ -158,7 +158,7 @@ class EngineProcess:
         session = self._session
         return Loaded(
             name=self._name,
-            draft=session.draft.model.path.name if session.draft else None,
+            draft=session.draft.model.name if session.draft else None,
             n_ctx=session.main.n_ctx,
             n_rows=session.n_rows,
             template=self._model.chat_template,

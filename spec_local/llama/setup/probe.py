@@ -7,6 +7,7 @@ the file, the build or the processor changes.
 """
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -101,7 +102,7 @@ def check_model_files(
     for (path, mark), result in zip(marks.items(), results, strict=True):
         _raise_failure(path, result, gpu_layers, main)
         with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
-            write_atomically(mark, str(path).encode())
+            write_atomically(mark, os.fsencode(path))
 
 
 def _mark(path: Path, gpu_layers: int, main: Path | None) -> Path:
