@@ -194,12 +194,13 @@ LATIN = "Größe".encode("latin-1")
     ("file", "stdin", "why"),
     [
         (None, LATIN, "standard input is not UTF-8 (byte 2)"),
+        (None, "Größe".encode("utf-16"), "standard input is UTF-16: save it as UTF-8"),
         ("latin.txt", b"", "latin.txt is not UTF-8"),
         ("absent", b"", "No such file"),
         ("/dev/zero", b"", "larger than 16 MiB"),
         (".", b"", "directory"),
     ],
-    ids=["stdin not UTF-8", "file not UTF-8", "missing", "endless", "folder"],
+    ids=["stdin not UTF-8", "stdin UTF-16", "file not UTF-8", "missing", "endless", "folder"],
 )
 def test_a_prompt_that_cannot_be_read(inside, main, tmp_path, file, stdin, why):
     (tmp_path / "latin.txt").write_bytes(LATIN)
