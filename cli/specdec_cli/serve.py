@@ -175,7 +175,7 @@ def _served(
 ) -> "ServedModel":
     """A model as clients know it: by the name that was given, or that of its file."""
     from spec_local.core.text import printable
-    from spec_local.llama.model import check_header
+    from spec_local.llama.model_file import check_header
     from spec_local.server.served_models import ServedModel
 
     files = models.files()

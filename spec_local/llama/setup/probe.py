@@ -19,7 +19,7 @@ from spec_local.errors import BackendCrash, BackendError, ContextOverflow, Model
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.memory import shortage
-from spec_local.llama.model import check_header
+from spec_local.llama.model_file import check_header
 from spec_local.system.child_process import DEADLINE_S, ChildResult, child_main, run_children
 from spec_local.system.files import write_atomically
 from spec_local.system.folders import user_folder
