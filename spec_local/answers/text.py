@@ -67,7 +67,8 @@ class AnswerText:
 
     Args:
         vocabulary: the main model's.
-        stops: strings that end the answer; they are not part of it.
+        stops: strings that end the answer; they are not part of it. The name of a control token, which has no
+            text, stands for the token.
         control_text: names of control tokens that are part of the text.
         on_output: called with the tokens of the answer when it ends.
     """
@@ -83,6 +84,7 @@ class AnswerText:
         """True if the answer has ended, perhaps with a stop string that the engine does not know."""
         self._vocabulary, self._on_output = vocabulary, on_output
         shown = {token for name in control_text for token in vocabulary.control(name)}
+        self._stop_tokens = {token: stop for stop in stops for token in vocabulary.control(stop)}
         self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)
         self._statistics = Statistics()
         self._output: list[int] = []
@@ -106,16 +108,22 @@ class AnswerText:
         else:
             text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
             self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
+            stopping_word = ""
             for i, token in enumerate(tokens):
-                text += stream.feed(token)
-                if stream.stopped:
+                if stopping_word := self._stop_tokens.get(token, ""):
+                    text += stream.finish()
+                    tokens = tokens[:i]
+                else:
+                    text += stream.feed(token)
+                    stopping_word = stream.stopping_word
+                if stopping_word:
                     self._statistics.predicted_n -= len(event.tokens) - i - 1
                     tokens = tokens[: i + 1]
                     break
             self._output += tokens
-            self.is_done = stream.stopped
+            self.is_done = bool(stopping_word)
             n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
             yield Text(text, tokens, event.proposal, n_accepted, logprobs)
-            if stream.stopped:
+            if stopping_word:
                 self._on_output(self._output)
-                yield Done("stop", self._statistics, stream.stopping_word)
+                yield Done("stop", self._statistics, stopping_word)
