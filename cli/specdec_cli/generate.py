@@ -235,6 +235,8 @@ def generate(
             is_cut = any(done.reason == "length" for done in ends) and not settings.constrained
             if is_cut and not (as_json or as_jsonl):  # JSON says so
                 render.note(f"cut at {settings.max_tokens} tokens: give a larger -n, or none, for the rest")
+            if closed := next(filter(None, map(render.reasoning_note, ends)), None):
+                render.note(closed)
             if verbose:
                 gain = render.gain(session, settings, statistics) if answers is None else ""
                 render.note(render.statistics_line(statistics, gain))

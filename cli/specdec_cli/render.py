@@ -255,6 +255,16 @@ def cut_note(done: "Done", settings: "GenerationSettings") -> str | None:
     return "the answer was cut short: it may be only the beginning of what the grammar allows"
 
 
+def reasoning_note(done: "Done") -> str | None:
+    """Return a note if the usual budget has closed the reasoning; None otherwise."""
+    if not done.reasoning_closed_at:
+        return None
+    return (
+        f"the reasoning was closed after {done.reasoning_closed_at} tokens to leave room for the answer: "
+        "give --thinking-budget, or a larger -n or --ctx"
+    )
+
+
 def profile_lines(s: "Statistics") -> list[str]:
     """Return how the time of a step is spent, one line per part, and what drafting saved."""
     total = sum(s.profile.values())

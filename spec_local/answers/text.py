@@ -39,12 +39,15 @@ class Done:
     Attributes:
         stopping_word: the stop string that ended the answer, if any.
         end_token: the token with which the model ended the answer, if it did.
+        reasoning_closed_at: tokens after which the reasoning was closed, as no budget for it was given and a
+            grammar needs room for the answer; 0: it was not.
     """
 
     reason: FinishReason
     statistics: Statistics
     stopping_word: str = ""
     end_token: int | None = None
+    reasoning_closed_at: int = 0
 
     @property
     def cut_short(self) -> bool:
@@ -71,6 +74,7 @@ class AnswerText:
             text, stands for the token.
         control_text: names of control tokens that are part of the text.
         on_output: called with the tokens of the answer when it ends.
+        closed_at: returns `Done.reasoning_closed_at` for them.
     """
 
     def __init__(
@@ -79,10 +83,11 @@ class AnswerText:
         stops: Sequence[str],
         control_text: Sequence[str],
         on_output: Callable[[Sequence[int]], None],
+        closed_at: Callable[[Sequence[int]], int],
     ) -> None:
         self.is_done = False
         """True if the answer has ended, perhaps with a stop string that the engine does not know."""
-        self._vocabulary, self._on_output = vocabulary, on_output
+        self._vocabulary, self._on_output, self._closed_at = vocabulary, on_output, closed_at
         shown = {token for name in control_text for token in vocabulary.control(name)}
         self._stop_tokens = {token: stop for stop in stops for token in vocabulary.control(stop)}
         self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)
@@ -104,7 +109,8 @@ class AnswerText:
             self._on_output(self._output)
             if rest := stream.finish():
                 yield Text(rest)
-            yield Done(event.reason, event.statistics, end_token=self._end_token)
+            closed_at = self._closed_at(self._output)
+            yield Done(event.reason, event.statistics, "", self._end_token, closed_at)
         else:
             text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
             self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
@@ -126,4 +132,5 @@ class AnswerText:
             yield Text(text, tokens, event.proposal, n_accepted, logprobs)
             if stopping_word:
                 self._on_output(self._output)
-                yield Done("stop", self._statistics, stopping_word)
+                closed_at = self._closed_at(self._output)
+                yield Done("stop", self._statistics, stopping_word, reasoning_closed_at=closed_at)

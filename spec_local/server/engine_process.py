@@ -445,6 +445,7 @@ class EngineProcess:
                 event.stopping_word,
                 self._session.plain_seconds,
                 running.n_reread,
+                event.reasoning_closed_at,
             ),
         )
 

@@ -153,6 +153,7 @@ class Ended:
         statistics: of the answer.
         plain_seconds: seconds of a step without draft tokens; None: not measured.
         n_reread: tokens of the prompt that were read again: see `read_again`.
+        reasoning_closed_at: see `Done`.
     """
 
     rest: Delta
@@ -161,6 +162,7 @@ class Ended:
     stopping_word: str = ""
     plain_seconds: float | None = None
     n_reread: int = 0
+    reasoning_closed_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
