@@ -317,7 +317,7 @@ class RunningAnswers:
         budget = settings.reasoning_budget
         if budget is None:
             room = min(settings.max_tokens or sys.maxsize, self._main.n_ctx - len(prompt.tokens))
-            budget = int(room * _REASONING_SHARE)
+            budget = max(1, int(room * _REASONING_SHARE))
         state = Thought(splitter, tokens, closing, budget, answer).start(answered)
 
         def closed_at(output: Sequence[int]) -> int:
