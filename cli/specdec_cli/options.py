@@ -506,7 +506,7 @@ class SamplingOptions(SamplerOptions):
     ] = None
     thinking_budget: Annotated[
         int | None,
-        _Sampling(
+        Option(
             min=0,
             max=1 << 31,
             help="Maximum number of tokens that a model thinks before its answer (default: no limit; under a "

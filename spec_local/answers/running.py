@@ -299,7 +299,8 @@ class RunningAnswers:
         """
         model, chat = self._main.model, prompt.chat
         markers = markers_of(model.chat_template or "")
-        if not markers or not (chat if answer else settings.reasoning_budget is not None):
+        limits = settings.reasoning_budget is not None and settings.reasoning_budget < self._main.n_ctx
+        if not markers or not (chat if answer else limits):
             return answer, lambda output: 0
         if settings.call_grammar:
             markers = markers.before_calls
