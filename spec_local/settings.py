@@ -81,8 +81,9 @@ class GenerationSettings:
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`), as a dict or
             as its text.
         reasoning_budget: maximum number of tokens of the reasoning before the answer, after which its closing
-            follows; up to three more complete a character that the limit would split. None: no limit. Without
-            effect for models that do not reason, and for prompts under a grammar that are no chat.
+            follows; up to three more complete a character that the limit would split. None: under a grammar,
+            half of the tokens that the answer may have; else no limit. Without effect for models that do not
+            reason, and for prompts under a grammar that are no chat.
         call_grammar: a grammar of tool calls, which `spec_local.chat.tool_use` writes.
         control_text: control tokens whose names are part of the answer's text, such as ``[TOOL_CALLS]``;
             others have no text.

@@ -11,6 +11,7 @@ from typer import Exit
 
 from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
+from spec_local.system.files import check_encoding
 from specdec_cli import exits, progress, render
 from specdec_cli.options import STANDARD, ModelOptions, read_given
 
@@ -131,6 +132,7 @@ def _answer(
 def _lines(prompts: Path) -> tuple[list[bytes], str]:
     """The lines of the file, and its name for errors."""
     content, name = read_given(prompts, _MAX_BYTES)
+    check_encoding(content, name)
     return content.split(b"\n"), name
 
 

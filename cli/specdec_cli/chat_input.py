@@ -43,9 +43,9 @@ def interactive() -> bool:
 
 def last_chat() -> Path:
     """The file of the last conversation on a terminal, in a folder that may not exist."""
-    import platformdirs
+    from spec_local.system.folders import user_folder
 
-    return Path(platformdirs.user_state_dir("specdec")) / "last-chat.json"
+    return user_folder("state") / "last-chat.json"
 
 
 def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Callable[[], str | Command]:
@@ -204,10 +204,10 @@ def _editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[], tup
 
 def _history() -> "History":
     """The history of this and earlier chats, in a file that only the user can read."""
-    import platformdirs
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     from spec_local.system.files import read_bytes
+    from spec_local.system.folders import user_folder
 
     class TolerantHistory(FileHistory):
         def store_string(self, string: str) -> None:
@@ -215,7 +215,8 @@ def _history() -> "History":
                 super().store_string(string)
 
     try:
-        path = Path(platformdirs.user_state_dir("specdec", ensure_exists=True)) / "chat-history"
+        path = user_folder("state") / "chat-history"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
         os.chmod(path, 0o600)
         read_bytes(path, _MAX_HISTORY)  # prompt_toolkit would wait for a pipe, and read any size

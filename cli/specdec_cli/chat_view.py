@@ -192,6 +192,8 @@ class ChatView:
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
             render.note(f"{full}: {self._ways_to_make_room()}; /set ctx N opens a larger one")
+        if closed := render.reasoning_note(done):
+            render.note(closed)
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
         elif done.reason == "length" and interactive():

@@ -46,8 +46,8 @@ def check(
 ) -> None:
     """Check whether a draft model or head fits a main model: vocabulary, memory, expected speed-up.
 
-    Only the headers of the files are read. The expected speed-up requires costs
-    measured on this machine: run specdec tune MAIN DRAFT.
+    Only the headers of the files are read. The expected speed-up comes from costs
+    that specdec tune MAIN DRAFT has measured, or else from the sizes of the models.
 
     Examples:
 
@@ -87,9 +87,9 @@ def check(
             ),
             ("memory", _memory(report.memory, max(report.main.n_ctx, report.draft.n_ctx))),
         ]
-        if report.expected_speedups:
-            rows += _speedup_rows(report.expected_speedups)
-        else:
+        if report.expectation:
+            rows += _speedup_rows(report.expectation.speedups)
+        if not report.expectation or not report.expectation.is_measured:
             tune = ["specdec", "tune", main_name, draft_name]
             for name, value, usual in (
                 ("--ctx", ctx, 4096),
@@ -100,7 +100,8 @@ def check(
                 ("--kernels", kernels, "auto"),
             ):
                 tune += [name, str(value)] if value != usual else []
-            rows.append(("speed-up", f"unknown: run {shlex.join(tune)}"))
+            what = "estimated from the sizes; to measure it" if report.expectation else "unknown"
+            rows.append(("" if report.expectation else "speed-up", f"{what}: run {shlex.join(tune)}"))
         render.write("".join(f"{name:<13} {text}\n" for name, text in rows))
         for line in _warnings(report):
             render.note(f"warning: {line}")
@@ -158,11 +159,11 @@ def _warnings(report: "Report") -> list[str]:
         lines.append(
             "there is not enough free memory: use smaller models, a smaller --ctx, or --cache-type q8_0"
         )
-    if report.expected_speedups and is_busy(report.others):
+    if is_busy(report.others):
         lines.append(
-            f"the costs are rough: {used_by_others(report.others)} when they were measured. Close them, and "
+            f"the measured costs are not used, as {used_by_others(report.others)} meanwhile: close them, and "
             "run specdec tune"
         )
-    elif report.expected_speedups and not report.expected_speedups[-1].draft_length:
+    elif report.expectation and report.expectation.cannot_pay:
         lines.append("this draft model is too slow to pay off: use a smaller one")
     return lines

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
 from specdec_cli import names, settings
 
@@ -88,6 +89,8 @@ class Setting:
 
 def _toml(text: str) -> bool | int | float | str:
     """Return a value whose text in TOML is as typed: numbers and switches without quotes."""
+    if (shown := printable(text)) != text:
+        raise InvalidRequest(f"{shown} is not UTF-8, which a config file must be: rename the file")
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):

@@ -78,7 +78,7 @@ def quantize(
     A Q4_0 copy of a draft model (with --for MAIN) can be twice as fast, at nearly
     the same acceptance rate. A copy of the main model as its own draft pays off
     if the main model is F16, but little if it is Q8_0. The command first shows
-    the expected speed-up, if specdec tune has measured the models.
+    the expected speed-up.
 
     Examples:
 
@@ -101,7 +101,7 @@ def quantize(
             cache_type=cache_type,
         )
         render.notes(_expectation(copy, [main, model] if main else [model]))
-        if copy.cannot_pay and not yes:
+        if copy.expectation.cannot_pay and not yes:
             reason = "the copy would be slower than decoding without a draft model, even at 95% acceptance"
             advice = "give a --type with fewer bits, or pass --yes to make it anyway"
             question = f"{reason.capitalize()}. Make it anyway?"
@@ -130,12 +130,12 @@ def _expectation(copy: "CopyPlan", pair: list[str]) -> list[str]:
         f"{format_size(copy.size)}, {copy.size_ratio:.2f} times the model's {format_size(copy.source_size)}"
     )
     lines = [f"{copy.kind} copy: {sizes}"]
-    if copy.expected_speedups is None:
-        return [*lines, f"expected speed-up: unknown; to see it, run specdec tune {shlex.join(pair)} first"]
-    for s in copy.expected_speedups:
+    for s in copy.expectation.speedups:
         speedup = "none"
         if s.draft_length:
             per_step = f"{counted(s.draft_length, 'draft token')} per step"
             speedup = f"{s.speedup:.2f} times plain decoding at best ({per_step})"
         lines.append(f"expected speed-up at {s.acceptance_rate:.0%} acceptance: {speedup}")
+    if not copy.expectation.is_measured:
+        lines.append(f"estimated from the sizes; to measure it, run specdec tune {shlex.join(pair)}")
     return lines

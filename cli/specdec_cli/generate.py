@@ -246,6 +246,8 @@ def generate(
             if is_cut and not (as_json or as_jsonl):  # JSON says so
                 length = counted(settings.max_tokens or 0, "token")
                 render.note(f"cut at {length}: give a larger -n, or none, for the rest")
+            if closed := next(filter(None, map(render.reasoning_note, ends)), None):
+                render.note(closed)
             if verbose:
                 gain = render.gain(session, settings, statistics) if answers is None else ""
                 render.note(render.statistics_line(statistics, gain))

@@ -508,6 +508,15 @@ class SamplingOptions(SamplerOptions):
     grammar_file: Annotated[
         Path | None, _Sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
     ] = None
+    thinking_budget: Annotated[
+        int | None,
+        Option(
+            min=0,
+            max=1 << 31,
+            help="Maximum number of tokens that a model thinks before its answer (default: no limit; under a "
+            "grammar or schema, half of what the answer may have).",
+        ),
+    ] = None
 
 
 def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "GenerationSettings":
@@ -538,6 +547,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         verifier=models.verifier,
         grammar=_text_of(sampling.grammar_file) if sampling.grammar_file else None,
         json_schema=_schema(sampling.json_schema) if sampling.json_schema is not None else None,
+        reasoning_budget=sampling.thinking_budget,
     )
 
 

@@ -137,6 +137,7 @@ def _fitting(line: str) -> str:
 
 
 def _one_line(text: str) -> str:
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # a file name may be no UTF-8
     return terminal.visible(text.replace("\n", " "))
 
 
@@ -256,6 +257,16 @@ def cut_note(done: "Done", settings: "GenerationSettings") -> str | None:
     if not settings.constrained or not done.cut_short:
         return None
     return "the answer was cut short: it may be only the beginning of what the grammar allows"
+
+
+def reasoning_note(done: "Done") -> str | None:
+    """Return a note if the usual budget has closed the reasoning; None otherwise."""
+    if not done.reasoning_closed_at:
+        return None
+    return (
+        f"the reasoning was closed after {done.reasoning_closed_at} tokens to leave room for the answer: "
+        "give --thinking-budget, or a larger -n or --ctx"
+    )
 
 
 def profile_lines(s: "Statistics") -> list[str]:

@@ -182,7 +182,8 @@ def _served(
     models: ModelOptions, sampler: SamplerOptions, parallel: int | None, alias: str | None
 ) -> "ServedModel":
     """A model as clients know it: by the name that was given, or that of its file."""
-    from spec_local.llama.model import check_header
+    from spec_local.core.text import printable
+    from spec_local.llama.model_file import check_header
     from spec_local.server.served_models import ServedModel
 
     files = models.files()
@@ -190,7 +191,7 @@ def _served(
     given = models.main or STARTER
     is_file = Path(given).suffix == ".gguf"
     others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]
-    name = alias or (files[0].stem if is_file else given)
+    name = printable(alias or (files[0].stem if is_file else given))
     session = models.session_arguments(files, parallel=parallel)
     return ServedModel(name, session, others, _defaults(models, sampler))
 

@@ -38,9 +38,9 @@ def path(given: str | None = None) -> Path:
 
     if given:
         return expanded(given)
-    import platformdirs
+    from spec_local.system.folders import user_folder
 
-    return Path(platformdirs.user_config_dir("specdec")) / "config.toml"
+    return user_folder("config") / "config.toml"
 
 
 class FileDefaults(dict[str, Any]):

@@ -42,8 +42,9 @@ def whole(main: Model, steps: Sequence[Text], last: Done, splitter: Splitter) ->
 
 
 def _last(main: Model, parts: Parts, event: Done) -> Object:
-    name = main.path.name
-    return last_part(parts.answer, parts.reasoning, event.reason, event.stopping_word, name, event.statistics)
+    return last_part(
+        parts.answer, parts.reasoning, event.reason, event.stopping_word, main.name, event.statistics
+    )
 
 
 def part(content: str, reasoning: str, tokens: Sequence[int], n_drafted: int, n_accepted: int) -> Object:

@@ -121,23 +121,21 @@ def _load_found(
     # llama.cpp itself reports that a GPU's own memory is too small.
     has_own_memory = runtime.library().llama_supports_gpu_offload() and sys.platform != "darwin"
     spare = sys.maxsize if has_own_memory and settings.gpu_layers else free - needed
-    skipped = []
+    quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
     for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
         try:
-            loaded = _load_rows(main, found.path, wanted, settings, log, found)
+            loaded = _load_rows(main, found.path, wanted, settings, quiet, found)
         except SpecLocalError as error:
             if isinstance(error, OF_A_HEAD) and roll_back(main.path, found.path, error, log):
                 continue
-            skipped.append(f"not drafting with {found.path.name}: {error}")
+            quiet(f"not drafting with {found.path.name}: {error}")
             if isinstance(error, _OF_THE_FILE):
                 drafters.reject(main.path, found.path, str(error))
             continue
         log(f"drafting with {found.path.name} ({found.why}; --draft none turns it off)")
         return loaded
     loaded = _load_rows(main, None, wanted, settings, log)
-    for line in skipped:  # if nothing works, they are not the reason
-        log(line)
-    if not skipped and (offered := drafters.offer(main.path, spare)):
+    if offered := drafters.offer(main.path, spare):
         log(offered)
     return loaded
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -35,6 +36,9 @@ if TYPE_CHECKING:  # llguidance and SQLite are loaded at their first use
     from spec_local.grammar.matcher import Grammar
 
 _MAX_GRAMMARS = 16  # a large one takes megabytes, and a second to make: agents in parallel have one each
+_REASONING_SHARE = 0.5
+"""Of the tokens that an answer under a grammar may have, the reasoning takes at most this share, unless a
+budget is given: as many are left for what the grammar describes."""
 BEFORE = 256
 """Number of prompt tokens that the datastore keeps with an answer, to find similar prompts."""
 
@@ -152,7 +156,9 @@ class RunningAnswers:
         settings = prompt.settings
         if vocabulary.suppressed:
             settings = settings.without(vocabulary.suppressed)
-        sampler = Sampler(settings.sampling, self._constraint(settings, prompt), n_prompt=len(prompt.tokens))
+        state, closed_at = self._thought(settings, prompt, self._grammar_start(settings))
+        constraint = Constraint(state) if state else None
+        sampler = Sampler(settings.sampling, constraint, n_prompt=len(prompt.tokens))
         started = clock()
         proposer = self._factory.proposer(settings, sampler, clock, slot)
         measured = clock()  # the costs, at first use
@@ -179,6 +185,7 @@ class RunningAnswers:
             LineLimits(settings.min_indent, settings.max_seconds, clock),
             settings.control_text,
             lambda output: self._store(prompt, output),
+            closed_at,
         )
         return Running(prompt, slot, request, text)
 
@@ -291,18 +298,21 @@ class RunningAnswers:
         if self.answer_store:
             self.answer_store.add(prompt.tokens, output, prompt.settings.sampling.temperature)
 
-    def _constraint(self, settings: GenerationSettings, prompt: CheckedPrompt) -> Constraint | None:
-        state = self._thought(settings, prompt, self._grammar_start(settings))
-        return Constraint(state) if state else None
-
     def _thought(
         self, settings: GenerationSettings, prompt: CheckedPrompt, answer: State | None
-    ) -> State | None:
-        """The constraint of reasoning and answer; outside a chat, a grammar holds from the first token."""
+    ) -> tuple[State | None, Callable[[Sequence[int]], int]]:
+        """The constraint of reasoning and answer; outside a chat, a grammar holds from the first token.
+
+        Returns:
+            the constraint; None: any token may follow.
+            a function that returns after how many tokens the usual budget has closed the reasoning of an
+                output; 0: it has not.
+        """
         model, chat = self._main.model, prompt.chat
         markers = markers_of(model.chat_template or "")
-        if not markers or not (chat if answer else settings.reasoning_budget is not None):
-            return answer
+        limits = settings.reasoning_budget is not None and settings.reasoning_budget < self._main.n_ctx
+        if not markers or not (chat if answer else limits):
+            return answer, lambda output: 0
         if settings.call_grammar:
             markers = markers.before_calls
         tokens = self._thought_tokens(markers)
@@ -316,7 +326,20 @@ class RunningAnswers:
             splitter.feed("")
         answered = prompt.tokens[len(prompt.tokens) - chat.n_answered :] if chat else ()
         closing = model.vocabulary.continuation(markers.closed)
-        return Thought(splitter, tokens, closing, settings.reasoning_budget, answer).start(answered)
+        budget = settings.reasoning_budget
+        if budget is None:
+            room = min(settings.max_tokens or sys.maxsize, self._main.n_ctx - len(prompt.tokens))
+            budget = max(1, int(room * _REASONING_SHARE))
+        state = Thought(splitter, tokens, closing, budget, answer).start(answered)
+
+        def closed_at(output: Sequence[int]) -> int:
+            following, n = copy.copy(splitter), 0
+            for token in output:  # those of the closing are the first ones beyond the budget
+                n += following.is_reasoning
+                following.feed(tokens.text(token))
+            return budget if settings.reasoning_budget is None and n > budget else 0
+
+        return state, closed_at
 
     def _thought_tokens(self, markers: Markers) -> ThoughtTokens:
         if markers not in self._markers:

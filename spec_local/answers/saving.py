@@ -119,6 +119,6 @@ def _attach(
     """Let the contexts of rows look up prompts from now on; facts: on which the bytes depend."""
     identity, found = json.dumps(facts, sort_keys=True), list[SavedParts]()
     for context in dict.fromkeys(row.context for row in rows if row):
-        context.saved.prompts = cache.prompts(identity, context.saved.block, context.model.path.name)
+        context.saved.prompts = cache.prompts(identity, context.saved.block, context.model.name)
         found.append(context.saved)
     return found

@@ -42,6 +42,8 @@ class Done:
         end_token: the token with which the model ended the answer, if it did.
         message: the whole answer to a chat as a message: its ``content``, and its ``reasoning_content`` and
             ``tool_calls`` if it has any. None: the prompt was no chat, or nothing was generated.
+        reasoning_closed_at: tokens after which the reasoning was closed, as no budget for it was given and a
+            grammar needs room for the answer; 0: it was not.
     """
 
     reason: FinishReason
@@ -49,6 +51,7 @@ class Done:
     stopping_word: str = ""
     end_token: int | None = None
     message: Mapping[str, Any] | None = None
+    reasoning_closed_at: int = 0
 
     @property
     def cut_short(self) -> bool:
@@ -71,10 +74,12 @@ class AnswerText:
 
     Args:
         vocabulary: the main model's.
-        stops: strings that end the answer; they are not part of it.
+        stops: strings that end the answer; they are not part of it. The name of a control token, which has no
+            text, stands for the token.
         lines: limits that may end the answer with a line.
         control_text: names of control tokens that are part of the text.
         on_output: called with the tokens of the answer when it ends.
+        closed_at: returns `Done.reasoning_closed_at` for them.
     """
 
     def __init__(
@@ -84,11 +89,14 @@ class AnswerText:
         lines: LineLimits,
         control_text: Sequence[str],
         on_output: Callable[[Sequence[int]], None],
+        closed_at: Callable[[Sequence[int]], int],
     ) -> None:
         self.is_done = False
         """True if the answer has ended, perhaps for a reason that the engine does not know."""
-        self._vocabulary, self._lines, self._on_output = vocabulary, lines, on_output
+        self._vocabulary, self._lines = vocabulary, lines
+        self._on_output, self._closed_at = on_output, closed_at
         shown = {token for name in control_text for token in vocabulary.control(name)}
+        self._stop_tokens = {token: stop for stop in stops for token in vocabulary.control(stop)}
         self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)
         self._statistics = Statistics()
         self._output: list[int] = []
@@ -108,24 +116,31 @@ class AnswerText:
             self._on_output(self._output)
             if rest := lines.feed(stream.finish()) + lines.finish():
                 yield Text(rest)
-            yield Done(event.reason, event.statistics, end_token=self._end_token)
+            closed_at = self._closed_at(self._output)
+            yield Done(event.reason, event.statistics, "", self._end_token, reasoning_closed_at=closed_at)
         else:
             text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
             self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
+            stopping_word = ""
             for i, token in enumerate(tokens):
-                text += lines.feed(stream.feed(token))
-                if stream.stopped or lines.ended:
+                if stopping_word := self._stop_tokens.get(token, ""):
+                    text += lines.feed(stream.finish())
+                    tokens = tokens[:i]
+                else:
+                    text += lines.feed(stream.feed(token))
+                    stopping_word = stream.stopping_word
+                if stopping_word or lines.ended:
                     text += lines.finish()
                     self._statistics.predicted_n -= len(event.tokens) - i - 1
                     tokens = tokens[: i + 1]
                     break
             self._output += tokens
-            self.is_done = stream.stopped or lines.ended
+            self.is_done = bool(stopping_word or lines.ended)
             n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
             yield Text(text, tokens, event.proposal, n_accepted, logprobs)
             if self.is_done:
                 self._on_output(self._output)
-                if lines.ended:
-                    yield Done("length", self._statistics)
-                else:
-                    yield Done("stop", self._statistics, stream.stopping_word)
+                reason: FinishReason = "length" if lines.ended else "stop"
+                word = "" if lines.ended else stopping_word
+                closed_at = self._closed_at(self._output)
+                yield Done(reason, self._statistics, word, reasoning_closed_at=closed_at)

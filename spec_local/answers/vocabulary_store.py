@@ -7,12 +7,12 @@ import contextlib
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.system.files import read_bytes, write_atomically
+from spec_local.system.folders import user_folder
 
 _MAX_BYTES = 1 << 24  # 8 for each token of a vocabulary; the largest have a quarter of a million
 
@@ -43,4 +43,4 @@ def _path(main: Model, draft: Model) -> Path:
         OSError: a model's file no longer exists.
     """
     name = runtime.fingerprint(main.path, runtime.fingerprint(draft.path))
-    return Path(platformdirs.user_cache_dir("specdec")) / "vocabularies" / name
+    return user_folder("cache") / "vocabularies" / name

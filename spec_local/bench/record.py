@@ -40,7 +40,7 @@ def record(
             if size > 500_000_000:
                 log(f"hashing {path.name} ({format_size(size)})")
             models[role] = {
-                "file": path.name,
+                "file": row.model.name,
                 "description": row.model.description,
                 "bytes": size,
                 "sha256": sha256(path),

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
+from spec_local.core.text import printable
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel, without_falls
 from spec_local.system.files import write_atomically
+from spec_local.system.folders import user_folder
 from spec_local.system.json_file import Record, read_record
 
 _MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
@@ -105,7 +106,7 @@ def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
         *known.workers,
         *[f"first {known.n_first} tokens"] * (known.n_first > 0),
     )
-    return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
+    return user_folder("cache") / "costs" / f"{name}.json"
 
 
 def read(conditions: LlamaRow | HeadRow | Conditions) -> StoredCosts | None:
@@ -165,7 +166,7 @@ def save(
         return
     observed = {n: seconds for n, seconds in costs.costs.items() if n not in estimates}
     content = _CostFile(
-        model=_conditions(conditions).path.name,
+        model=printable(_conditions(conditions).path.name),
         seconds=without_falls(observed),
         estimates=estimates,
         checked=checked,

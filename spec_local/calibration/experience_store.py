@@ -86,8 +86,8 @@ def save(main: LlamaRow, draft: LlamaRow | HeadRow | None, learned: Learned) -> 
     if not learned.answers:
         return
     content = _File(
-        main=main.model.path.name,
-        draft=draft.model.path.name if draft else None,
+        main=main.model.name,
+        draft=draft.model.name if draft else None,
         saved=time.time(),
         known=[
             _known(kind, model, learned.answers[kind])

@@ -93,7 +93,7 @@ def save(conversation: Conversation, path: Path, paths: Sequence[Path] = ()) -> 
     file = _File(
         format="specdec conversation",
         version=_VERSION,
-        model=printable(conversation.model.path.name),
+        model=conversation.model.name,
         paths=[printable(str(path.absolute())) for path in paths],
         messages=messages,
     )
@@ -130,7 +130,7 @@ def load(
     except InvalidRequest as error:
         raise InvalidRequest(f"{path} is not a saved conversation: {error}") from None
     conversation = Conversation(model, template, messages)
-    if file.model != (name := printable(model.path.name)):  # its tokens would split the text in other places
+    if file.model != (name := model.name):  # its tokens would split the text in other places
         log(f"this conversation was with {file.model}; {name} goes on with it: give the other as main model")
         return conversation
     conversation.restore(

@@ -412,7 +412,7 @@ def open_answer_store(model: Model, log: Callable[[str], None] = lambda line: No
             f"{model.path} cannot be read ({error.strerror}), which learning needs: check the file"
         ) from None
     path = datastore.root() / model.vocabulary.fingerprint / f"{key}{datastore.ANSWERS}"
-    return AnswerStore(path, model=model.path.name, log=log)
+    return AnswerStore(path, model=model.name, log=log)
 
 
 def answer_store_of(main: Path, log: Callable[[str], None] = lambda line: None) -> AnswerStore:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 from filelock import FileLock, Timeout
 
 from spec_local.datastore import copies, file_format
@@ -28,6 +27,7 @@ from spec_local.datastore.file_format import Text, Tokens, joined
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.system.files import read_bytes, write_atomically
+from spec_local.system.folders import user_folder
 
 MAX_TOKENS = 1_000_000
 """Capacity of a datastore in tokens, at 8 bytes each on disk; the oldest texts are dropped first."""
@@ -281,7 +281,7 @@ def open_datastore(model: Model, log: Callable[[str], None] = lambda line: None)
     """The datastore for a model's vocabulary, shared by all sizes and quantizations of its family."""
     vocabulary = model.vocabulary
     datastore = Datastore(root() / vocabulary.fingerprint, vocabulary.n_tokens, log=log)
-    datastore.add_model(model.path.name)
+    datastore.add_model(model.name)
     return datastore
 
 
@@ -328,7 +328,7 @@ def set_aside(folder: Path) -> list[Path]:
 
 def root() -> Path:
     """The folder with the folders of all datastores."""
-    return Path(platformdirs.user_cache_dir("specdec")) / "texts"
+    return user_folder("cache") / "texts"
 
 
 def make_folder(folder: Path) -> None:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import platformdirs
-
 from spec_local.system import machine
 from spec_local.system.files import write_atomically
+from spec_local.system.folders import user_folder
 from spec_local.system.json_file import Record, read_record
 
 Kind = TypeVar("Kind", bound=Record)
@@ -27,7 +26,7 @@ def machine_digest() -> str:
 
 def paths(library: Path, name: str = "") -> list[Path]:
     """Return where a record may be: beside the library, then in the user's folder."""
-    own = Path(platformdirs.user_cache_dir("specdec")) / "kernels"
+    own = user_folder("cache") / "kernels"
     return [folder / f"{library.stem}{name}.json" for folder in (library.parent, own)]
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_local.errors import ModelFileError
-from spec_local.llama.model import Model, check_header
+from spec_local.llama.model import Model
+from spec_local.llama.model_file import check_header
 from spec_local.system.child_process import child_main, run_child
 
 

@@ -11,54 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.errors import ModelError, ModelFileError
+from spec_local.core.text import printable
+from spec_local.errors import ModelError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
+from spec_local.llama.model_file import check_header, failure
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.llama.workers import devices as devices_of
-from spec_local.system.files import NotRegular, opened
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _FEW = 0.01  # of the bytes of all weights: norms and biases have less
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
-
-
-def check_header(path: Path) -> None:
-    """Check that a file exists, is readable and starts like a GGUF file.
-
-    Raises:
-        ModelFileError: one of these checks failed.
-    """
-    try:
-        if path.is_dir():
-            if any(path.glob("*.safetensors")):
-                raise ModelFileError(_not_converted(path, path))
-            raise ModelFileError(f"{path} is a folder, not a model file: give the path of a .gguf file")
-        with opened(path) as file:
-            start = file.read(9)
-    except NotRegular:
-        raise ModelFileError(f"{path} is not a regular file: give the path of a .gguf file") from None
-    except FileNotFoundError:
-        raise ModelFileError(f"{path} does not exist: check the path") from None
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ModelFileError(f"{path} cannot be read ({why}): check its permissions") from None
-    if not start:
-        raise ModelFileError(f"{path} is empty: download it again")
-    if path.suffix == ".safetensors" or start[8:] == b"{":  # the length of a header, and its JSON
-        raise ModelFileError(_not_converted(path, path.parent))
-    if start[:4] != b"GGUF":
-        raise ModelFileError(f"{path} is not a GGUF file: give a model in GGUF format")
-
-
-def _not_converted(path: Path, folder: Path) -> str:
-    return (
-        f"{path} has weights in safetensors format, not GGUF: convert it with llama.cpp's "
-        f"convert_hf_to_gguf.py {folder} --outfile model.gguf, or pull a GGUF file of this model from the Hub"
-    )
 
 
 class Model:
@@ -137,10 +103,7 @@ class Model:
             size = sum(part.stat().st_size for part in parts(self.path))
             if self._has_weights and (short := shortage(self.path, size, reason, on_gpu=self.is_on_gpu)):
                 raise short
-            raise ModelFileError(
-                f"{self.path} cannot be loaded ({reason}): "
-                "the file may be damaged or in a newer format; download it again or update llama-cpp-python"
-            )
+            raise failure(self.path, reason)
         found = NativeObject(functools.partial(_free, lib), handle, "model")
         release_mapped_file(self.path)
         return found
@@ -174,6 +137,11 @@ class Model:
     def is_on_gpu(self) -> bool:
         """True if a GPU, or another machine, holds some of its layers."""
         return bool(self.workers or (self.gpu_layers and self._lib.llama_supports_gpu_offload()))
+
+    @property
+    def name(self) -> str:
+        """The file's name, with U+FFFD in place of bytes that are not UTF-8."""
+        return printable(self.path.name)
 
     @functools.cached_property
     def n_ctx_train(self) -> int:

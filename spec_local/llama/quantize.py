@@ -14,7 +14,7 @@ from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.model import check_header
+from spec_local.llama.model_file import check_header
 from spec_local.system.child_process import child_main
 from spec_local.system.files import replacing
 from spec_local.system.machine import default_threads

@@ -165,6 +165,11 @@ def set_verbose(verbose: bool) -> None:
     _state["verbose"] = verbose
 
 
+def is_verbose() -> bool:
+    """Return whether llama.cpp's log is shown."""
+    return bool(_state["verbose"])
+
+
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
     """Drop the log within the block, unless it is printed.

@@ -19,12 +19,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import platformdirs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
 from spec_local.models import ollama
 from spec_local.system.files import format_size, replacing, sha256
+from spec_local.system.folders import user_folder
 from spec_local.system.toml_file import ConfigFile, Location
 
 # huggingface-hub is imported only where a model of the Hub is used, so that --help is fast.
@@ -118,7 +118,7 @@ class _Catalog(_Table):
 
 def user_file() -> Path:
     """The user's own models and pairs, which extend and override specdec's."""
-    return Path(platformdirs.user_config_dir("specdec")) / "models.toml"
+    return user_folder("config") / "models.toml"
 
 
 @functools.cache
@@ -172,7 +172,7 @@ def pairs() -> dict[str, PairEntry]:
 
 def folder() -> Path:
     """The folder of models from PyPI; those of the Hub are in its cache."""
-    return Path(platformdirs.user_data_dir("specdec")) / "models"
+    return user_folder("data") / "models"
 
 
 def is_hub_name(name: str) -> bool:

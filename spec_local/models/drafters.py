@@ -20,9 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import platformdirs
-
-from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import SpecLocalError
 from spec_local.llama.compatibility import FIRST_COMPARED, MAX_SIZE_DIFFERENCE
@@ -32,18 +29,16 @@ from spec_local.models import catalog, gguf_header, local_stores
 from spec_local.models.catalog import PairEntry
 from spec_local.models.gguf_header import Metadata, Tokens
 from spec_local.models.head_versions import HeadVersions
-from spec_local.models.pairs import expected_speedups
+from spec_local.models.pairs import expectation
 from spec_local.models.program_folders import content, size_of
-from spec_local.policies.sharing import RowCosts
 from spec_local.system.files import format_size, read_bytes, write_atomically
+from spec_local.system.folders import user_folder
 
 _T = TypeVar("_T")
-_MAX_SHARE = 1 / 4
-"""Of the main model's size. A call of the draft model then takes a quarter of the main model's time, which
-gains 1.4 at best where 70 % of the draft tokens are accepted (docs/pairs.md)."""
+_MAX_LAYERS = 1 / 4  # of the main model's size, of layers for multi-token prediction in a file of their own
 _BEST_SHARE = 1 / 16  # as in most pairs of models.toml; a larger draft model costs more than it gains
 _ACCEPTANCE_RATE = 0.7  # usual within a family
-_LEAST_GAIN = 1.1  # speed-up expected from measured costs; less is not worth the memory
+_LEAST_GAIN = 1.1  # expected speed-up; less is not worth the memory
 _MAX_FILES = 1000  # to look at, so that the search ends soon
 _MAX_VERDICT = 1 << 16  # bytes of a reason
 _MAX_COMPARED = 8  # vocabularies a start, 60 ms each; the next start goes on with others
@@ -145,7 +140,6 @@ class _Search:
         self._conditions = conditions
         self._main = _read(conditions.path)
         self._key = fingerprint(conditions.path)
-        self._costs = cost_store.load(conditions)
         self._n_compared = 0
         self._beside = _files(_beside(conditions.path), self._main.size)
 
@@ -179,7 +173,7 @@ class _Search:
             return False
         # Layers for multi-token prediction, and not the same model in a smaller quantization.
         are_layers = file.architecture == self._main.architecture and file.number("nextn_predict_layers")
-        return file.architecture in _HEADS or bool(are_layers and file.size <= self._main.size * _MAX_SHARE)
+        return file.architecture in _HEADS or bool(are_layers and file.size <= self._main.size * _MAX_LAYERS)
 
     def _of_pairs(self) -> Iterator[_Candidate]:
         for name, pair in _pairs(self._main.path):
@@ -214,17 +208,14 @@ class _Search:
         )
 
     def _pays(self, candidate: _Candidate) -> bool:
-        """Return whether drafting with a model probably pays: from measured costs, or else from its size."""
+        """Return whether drafting with a model probably pays, as `specdec models check` expects it."""
         file, n_ctx = candidate.file, self._conditions.n_ctx
-        if self._costs:
-            length = min(n_ctx, file.number("context_length") or n_ctx)
-            known = cost_store.load_drafting(
-                replace(self._conditions, path=file.path, n_ctx=length, workers=())
-            )
-            if known:
-                drafting = RowCosts(known, drafts_blocks=False)
-                return expected_speedups(self._costs, drafting, [_ACCEPTANCE_RATE])[0].speedup >= _LEAST_GAIN
-        return candidate.is_of_pair or file.size <= self._main.active_size * _MAX_SHARE
+        length = min(n_ctx, file.number("context_length") or n_ctx)
+        drafting = replace(self._conditions, path=file.path, n_ctx=length, workers=())
+        share = file.size / self._main.active_size
+        found = expectation(self._conditions, drafting, share, [_ACCEPTANCE_RATE])
+        pays = found is not None and found.speedups[0].speedup >= _LEAST_GAIN
+        return pays or (candidate.is_of_pair and not (found and found.is_measured))
 
     def _may_fit(self, candidate: _Candidate) -> bool:
         """Return whether a file has not been rejected, and a model has the main model's tokens."""
@@ -290,7 +281,7 @@ def _verdict(main: str, draft: Path) -> Path:
 
     main: the fingerprint of the main model.
     """
-    return Path(platformdirs.user_cache_dir("specdec")) / "drafters" / fingerprint(draft, main)
+    return user_folder("cache") / "drafters" / fingerprint(draft, main)
 
 
 def _share_tokens(main: Tokens | None, draft: Tokens | None) -> bool:

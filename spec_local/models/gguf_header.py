@@ -20,7 +20,7 @@ _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=
 _STRING, _ARRAY = 8, 9
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, struct.error)  # a file, or its damaged content
 _OTHER_TYPES = ("adapter", "mmproj", "imatrix")
-_NO_TEXT = re.compile(r"bert|clip|encoder|embedding|vae|whisper")  # architectures
+NO_TEXT = re.compile(r"bert|clip|encoder|embedding|vae|whisper")  # architectures
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def generates_text(metadata: Metadata) -> bool:
     return bool(
         architecture
         and metadata.get("general.type") not in _OTHER_TYPES
-        and not _NO_TEXT.search(architecture)
+        and not NO_TEXT.search(architecture)
         and not metadata.get(f"{architecture}.pooling_type")
     )
 

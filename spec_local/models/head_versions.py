@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-import platformdirs
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field
 
+from spec_local.core.text import printable
 from spec_local.errors import ModelFileError, SpecLocalError
 from spec_local.llama.identity import content_key
 from spec_local.system.files import replacing, sha256, write_atomically
+from spec_local.system.folders import user_folder
 from spec_local.system.json_file import Record, read_record
 
 Data = Literal["user", "built_in"]
@@ -166,7 +167,7 @@ class HeadVersions:
                 size=head_file.stat().st_size,
                 sha256=digest,
                 trained=time.time(),
-                origin=str(origin or ""),
+                origin=printable(str(origin or "")),
                 origin_key=self._origin_key(origin, versions),
                 n_answers=n_answers,
                 last_answer=last_answer,
@@ -263,7 +264,7 @@ class HeadVersions:
 
 def folder_of(key: str) -> Path:
     """The folder of the versions for the main model with a `content_key`."""
-    return Path(platformdirs.user_data_dir("specdec")) / "heads" / key
+    return user_folder("data") / "heads" / key
 
 
 def roll_back(main: Path, head: Path, error: SpecLocalError, log: Callable[[str], None]) -> bool:

@@ -21,6 +21,10 @@ from huggingface_hub import constants
 
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import opened, read_bytes
+from spec_local.system.folders import user_folder
+
+if constants.HF_HUB_CACHE.startswith("~"):  # no home directory is known
+    constants.HF_HUB_CACHE = str(user_folder("cache") / "huggingface" / "hub")
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")

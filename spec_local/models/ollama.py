@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
-
 from spec_local.models import program_folders
+from spec_local.system.folders import user_folder
 
 PROGRAM = "ollama"
 PREFIX = "ollama:"
@@ -59,7 +58,7 @@ def linked(name: str, blob: Path) -> Path:
     """
     plain = name.removeprefix(PREFIX)
     tag = "" if ":" in plain else f":{_LATEST}"
-    link = Path(platformdirs.user_cache_dir("specdec")) / PROGRAM / f"{plain}{tag}.gguf"
+    link = user_folder("cache") / PROGRAM / f"{plain}{tag}.gguf"
     try:
         # Another target: ollama has pulled a new version.
         if not link.is_symlink() or link.readlink() != blob.absolute():

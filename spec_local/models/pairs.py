@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from spec_local.calibration import cost_store
-from spec_local.calibration.cost_store import Conditions
+from spec_local.calibration.cost_store import Conditions, StoredCosts
+from spec_local.calibration.known_costs import ON_CPU, ON_GPU
 from spec_local.calibration.tuning import chain_plans
+from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.headers import open_header
@@ -15,11 +17,11 @@ from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.memory import free_memory
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.policies.adaptive import MAX_CALLS
-from spec_local.policies.cost_model import CallCosts
+from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.sharing import RowCosts
 from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.system.files import format_size
-from spec_local.system.machine import default_threads
+from spec_local.system.machine import default_threads, is_busy
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance rates that a report shows."""
@@ -77,6 +79,23 @@ class ExpectedSpeedup:
 
 
 @dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a draft gains at best.
+
+    speedups: for each acceptance rate. is_measured: the costs of both models were measured on this machine
+        while it was idle; else, they are estimated from the sizes of the models.
+    """
+
+    speedups: Sequence[ExpectedSpeedup]
+    is_measured: bool
+
+    @property
+    def cannot_pay(self) -> bool:
+        """True if measured costs rule out a gain even at the highest acceptance rate."""
+        return self.is_measured and not self.speedups[-1].draft_length
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSummary:
     """One model of a pair.
 
@@ -92,15 +111,15 @@ class ModelSummary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a check. expected_speedups: None if costs were not measured on this machine."""
+    """The result of a check. expectation: None for a head whose costs were not measured on this machine."""
 
     main: ModelSummary
     draft: ModelSummary
     vocabulary_match: VocabularyMatch
     memory: Memory
-    expected_speedups: Sequence[ExpectedSpeedup] | None
+    expectation: Expectation | None
     others: float
-    """Cores that other programs used while the costs behind them were measured."""
+    """Cores that other programs used while costs were measured; those of a busy machine are not used."""
 
 
 def check(
@@ -143,14 +162,16 @@ def check(
     conditions = [Conditions(m.path, gpu_layers, threads, m.n_ctx, cache_type) for m in members]
     if head:  # one that drafts blocks drafts trees with them
         conditions[1] = replace(conditions[1], is_head=True, branching=head.drafts_blocks)
-    of_main, of_draft = cost_store.measured(conditions[0]), cost_store.of_drafting(conditions[1])
-    known = None
-    if of_main and of_draft:
-        drafting = RowCosts(of_draft.costs, drafts_blocks=head is not None and head.drafts_blocks)
-        most = min(MAX_CALLS, head.max_draft) if head else MAX_CALLS
-        known = expected_speedups(of_main.costs, drafting, ACCEPTANCE_RATES, most)
-    others = max((each.others for each in (of_main, of_draft) if each), default=0.0)
-    return Report(members[0], members[1], match, memory, known, others)
+    expected = expectation(
+        conditions[0],
+        conditions[1],
+        None if head else members[1].size / members[0].size,
+        max_draft=min(MAX_CALLS, head.max_draft) if head else MAX_CALLS,
+        drafts_blocks=head is not None and head.drafts_blocks,
+    )
+    stored = cost_store.measured(conditions[0]), cost_store.of_drafting(conditions[1])
+    others = max((each.others for each in stored if each), default=0.0)
+    return Report(members[0], members[1], match, memory, expected, others)
 
 
 def advice(main: Path, draft: Path, sizes: Sequence[int], coverage: float = 1.0) -> str | None:
@@ -193,6 +214,44 @@ def compare(main: Vocabulary, draft: Vocabulary) -> VocabularyMatch:
     is_near = main.type == draft.type and len(differing) <= _NEARLY * larger
     coverage = VocabularyMap(main, draft).share
     return VocabularyMatch("nearly the same" if is_near else "other", reason, differing, coverage)
+
+
+def expectation(
+    main: Conditions,
+    draft: Conditions,
+    share: float | None,
+    acceptance_rates: Sequence[float] = ACCEPTANCE_RATES,
+    *,
+    max_draft: int = MAX_CALLS,
+    drafts_blocks: bool = False,
+    copied: float = 1.0,
+) -> Expectation | None:
+    """What a draft gains: from measured costs if there are any, or else estimated from the sizes.
+
+    Args:
+        main, draft: the models, with the settings of the sessions.
+        share: bytes of the draft model, as a share of the main model's; None: its calls cannot be estimated.
+        copied: bytes of a copy of the draft model that drafts in its place, as a share of its own.
+
+    Returns:
+        None: the costs have not been measured, and cannot be estimated.
+    """
+    of_main, of_draft = (_reliable(found) for found in (cost_store.read(main), cost_store.of_drafting(draft)))
+    if of_main and of_draft and not of_main.estimates:
+        scaled = CostModel({n: seconds * copied for n, seconds in of_draft.costs.items()})
+        drafting = RowCosts(scaled if copied != 1.0 else of_draft, drafts_blocks=drafts_blocks)
+        return Expectation(expected_speedups(of_main, drafting, acceptance_rates, max_draft), True)
+    if share is None:
+        return None
+    is_on_gpu = main.workers or (main.gpu_layers and runtime.library().llama_supports_gpu_offload())
+    usual = ON_GPU if is_on_gpu else ON_CPU
+    of_main = of_main or CostModel({1: 1.0}, usual)
+    estimated = CostModel({1: share * of_main.seconds(1)}, usual)
+    return Expectation(expected_speedups(of_main, estimated, acceptance_rates, max_draft), False)
+
+
+def _reliable(found: StoredCosts | None) -> CostModel | None:
+    return found.costs if found and not is_busy(found.others) else None
 
 
 def expected_speedups(

@@ -7,18 +7,15 @@ gains little, and so does a copy that rarely agrees: see docs/pairs.md.
 
 import re
 import shutil
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
 from spec_local.llama.headers import open_header
 from spec_local.models import ollama
-from spec_local.models.pairs import ExpectedSpeedup, expected_speedups
-from spec_local.policies.cost_model import CostModel
+from spec_local.models.pairs import Expectation, expectation
 from spec_local.system.child_process import DEADLINE_S, run_child
 from spec_local.system.files import format_size, replacing
 from spec_local.system.machine import default_threads
@@ -34,8 +31,7 @@ _MAX_RATIO = 0.98  # of the model's bytes; the expected size is only accurate to
 class CopyPlan:
     """A possible copy.
 
-    size: expected bytes of the file. source_size: bytes of the source model. expected_speedups: None if the
-    costs of the main model or of the source model were not measured on this machine.
+    size: expected bytes of the file. source_size: bytes of the source model.
     """
 
     source: Path
@@ -43,17 +39,12 @@ class CopyPlan:
     kind: str
     size: int
     source_size: int
-    expected_speedups: Sequence[ExpectedSpeedup] | None
+    expectation: Expectation
 
     @property
     def size_ratio(self) -> float:
         """Bytes of the copy over those of the source."""
         return self.size / self.source_size
-
-    @property
-    def cannot_pay(self) -> bool:
-        """True if measured costs rule out a gain even at the highest acceptance rate."""
-        return self.expected_speedups is not None and not self.expected_speedups[-1].draft_length
 
 
 def plan(
@@ -90,14 +81,13 @@ def plan(
         raise InvalidRequest(f"{source} belongs to ollama: give the copy another place with --output")
     target = target or source.with_name(f"{_PART.sub('', source.stem)}-{kind}.gguf")
 
-    def size_and_costs(path: Path) -> tuple[int, CostModel | None]:
+    def size_and_conditions(path: Path) -> tuple[int, Conditions]:
         with closing(open_header(path)) as model:
             size, length = model.size, model.n_ctx(n_ctx)
-        conditions = Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
-        return size, cost_store.load_drafting(conditions)
+        return size, Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
 
-    source_size, costs = size_and_costs(source)
-    main_costs = size_and_costs(main)[1] if main else costs
+    source_size, drafting = size_and_conditions(source)
+    main_size, verifying = size_and_conditions(main) if main else (source_size, drafting)
     header = max(0, source.stat().st_size - source_size)  # 0 for a split model
     check_target(target, source, force=force)
     size = quantize(source, kind)["size"]
@@ -106,13 +96,10 @@ def plan(
             f"{source.name} has {format_size(source_size)} and a {kind} copy would have {format_size(size)}: "
             "give a --type with fewer bits"
         )
-    speedups = None
-    if costs and main_costs:
-        ratio = size / source_size
-        copy_costs = CostModel({n: seconds * ratio for n, seconds in costs.costs.items()})
-        speedups = expected_speedups(main_costs, copy_costs, ACCEPTANCE_RATES)
+    expected = expectation(verifying, drafting, size / main_size, ACCEPTANCE_RATES, copied=size / source_size)
+    assert expected  # it can be estimated
     _check_room(target, size + header)
-    return CopyPlan(source, target, kind, size + header, source_size + header, speedups)
+    return CopyPlan(source, target, kind, size + header, source_size + header, expected)
 
 
 def check_target(target: Path, source: Path, *, force: bool) -> None:

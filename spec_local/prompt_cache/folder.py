@@ -20,9 +20,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from spec_local.system.files import read_bytes
+from spec_local.system.folders import user_folder
 
 _SUFFIX = ".prompt"
 _ABOUT, _MAX_ABOUT = "about.json", 1 << 16
@@ -53,7 +52,7 @@ class Usage:
 
 
 def default_folder() -> Path:
-    return Path(platformdirs.user_cache_dir("specdec")) / "prompts"
+    return user_folder("cache") / "prompts"
 
 
 def default_limit(folder: Path) -> int:

@@ -1,5 +1,6 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -48,12 +49,13 @@ class _Body(OpenAIBody):
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")
         self._check_last()
         budgets = self.thinking_budget_tokens, self.reasoning_budget_tokens, self.reasoning_budget
+        budget = next((each for each in budgets if each is not None), None)
         settings = self.settings(
             max_tokens=limit(self.most),
             stops=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             json_schema=schema_of(self.response_format),
-            reasoning_budget=limit(next((each for each in budgets if each is not None), None)),
+            reasoning_budget=sys.maxsize if budget == -1 else budget,
         )
         functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
         tool_choice, functions = choice_of(self.tool_choice, functions)

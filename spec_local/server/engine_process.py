@@ -159,7 +159,7 @@ class EngineProcess:
         session = self._session
         return Loaded(
             name=self._name,
-            draft=session.draft.model.path.name if session.draft else None,
+            draft=session.draft.model.name if session.draft else None,
             n_ctx=session.main.n_ctx,
             n_rows=session.n_rows,
             template=self._model.chat_template,
@@ -451,6 +451,7 @@ class EngineProcess:
                 self._session.plain_seconds,
                 gain_of(self._session, running.settings, event.statistics),
                 running.n_reread,
+                event.reasoning_closed_at,
             ),
         )
 

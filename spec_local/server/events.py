@@ -154,6 +154,7 @@ class Ended:
         plain_seconds: seconds of a step without draft tokens; None: not measured.
         gain: what drafts gained; None: that is not known well enough.
         n_reread: tokens of the prompt that were read again: see `read_again`.
+        reasoning_closed_at: see `Done`.
     """
 
     rest: Delta
@@ -163,6 +164,7 @@ class Ended:
     plain_seconds: float | None = None
     gain: Gain | None = None
     n_reread: int = 0
+    reasoning_closed_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,8 @@ class Messages(Exchange):
         if self._answer.ended:
             message = self._message()
             delta = {key: message[key] for key in ("stop_reason", "stop_sequence")}
-            yield named({"type": "message_delta", "delta": delta, "usage": message["usage"]})
+            more = warnings((), self._answer.ended)  # the others were in the beginning
+            yield named({"type": "message_delta", "delta": delta, "usage": message["usage"], **more})
             yield named({"type": "message_stop"})
 
     @classmethod
@@ -193,17 +194,21 @@ class Messages(Exchange):
 
     def _message(self) -> dict[str, Any]:
         answer = self._answer
-        return self._head | {
-            "content": self._content,
-            "stop_reason": _stop_reason(answer),
-            "stop_sequence": printable(answer.ended.stopping_word) or None if answer.ended else None,
-            "usage": {
-                "input_tokens": answer.n_prompt - answer.n_cached,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": answer.n_cached,
-                "output_tokens": answer.statistics.predicted_n,
-            },
-        }
+        return (
+            self._head
+            | warnings(self.requests, answer.ended)
+            | {
+                "content": self._content,
+                "stop_reason": _stop_reason(answer),
+                "stop_sequence": printable(answer.ended.stopping_word) or None if answer.ended else None,
+                "usage": {
+                    "input_tokens": answer.n_prompt - answer.n_cached,
+                    "cache_creation_input_tokens": 0,
+                    "cache_read_input_tokens": answer.n_cached,
+                    "output_tokens": answer.statistics.predicted_n,
+                },
+            }
+        )
 
     def _start(self, block: dict[str, Any]) -> str:
         self._content.append(block)

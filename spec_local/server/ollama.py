@@ -291,7 +291,7 @@ class OllamaExchange(Exchange):
             "eval_count": statistics.predicted_n,
             "eval_duration": _ns(statistics.predicted_s),
             **self.last(),
-            **openai_json.warnings(self.requests),
+            **openai_json.warnings(self.requests, ended),
         }
 
 

@@ -62,7 +62,6 @@ class OpenAIExchange(Exchange):
         kind = self.part_kind if self.streams else self.kind
         self._head = openai_json.head(self.id_prefix, kind, given.model or model)
         self._answers = [AnswerSoFar() for _ in requests]
-        self._warnings = openai_json.warnings(requests)
 
     @abstractmethod
     def _part(self, answer: AnswerSoFar, added: Delta) -> dict[str, Any] | str:
@@ -84,8 +83,9 @@ class OpenAIExchange(Exchange):
         answer = self._answers[index]
         added = answer.add(event)
         if added is None:
-            if self.opening or self._warnings:
-                yield self._chunk(index, self.opening, more=self._warnings)
+            warnings = openai_json.warnings(self.requests)
+            if self.opening or warnings:
+                yield self._chunk(index, self.opening, more=warnings)
             return
         part = self._part(answer, added)
         tokens = added.tokens if self._with_logprobs else ()
@@ -97,7 +97,8 @@ class OpenAIExchange(Exchange):
             nothing = type(part)()
             reason = openai_json.finish_reason(answer)
             timings = openai_json.timings(answer.ended)
-            yield self._chunk(index, nothing, reason=reason, more={"timings": timings} | self._warnings)
+            warnings = openai_json.warnings(self.requests, answer.ended)
+            yield self._chunk(index, nothing, reason=reason, more={"timings": timings} | warnings)
 
     def end(self) -> Iterator[str]:
         if self._with_usage:
@@ -123,7 +124,9 @@ class OpenAIExchange(Exchange):
             }
             for index, answer in enumerate(self._answers)
         ]
-        return self._head | {"choices": choices, "usage": self._usage()} | timings | self._warnings
+        closed = next((a.ended for a in self._answers if a.ended and a.ended.reasoning_closed_at), None)
+        warnings = openai_json.warnings(self.requests, closed)
+        return self._head | {"choices": choices, "usage": self._usage()} | timings | warnings
 
     def _usage(self) -> dict[str, Any]:
         return openai_json.usage(self._answers[:: self._n], self._answers)

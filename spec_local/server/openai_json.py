@@ -98,10 +98,15 @@ def progress(event: Reading) -> dict[str, Any]:
     }
 
 
-def warnings(requests: Sequence[AnswerRequest]) -> dict[str, Any]:
-    """The warnings about the request of a response, if there are any."""
-    found = requests[0].warnings if requests else ()
-    return {"warnings": [*found]} if found else {}
+def warnings(requests: Sequence[AnswerRequest], ended: Ended | None = None) -> dict[str, Any]:
+    """The warnings about the request of a response, and about an answer that has ended, if there are any."""
+    found = [*requests[0].warnings] if requests else []
+    if ended and ended.reasoning_closed_at:
+        found.append(
+            f"the reasoning was closed after {ended.reasoning_closed_at} tokens to leave room for the "
+            "answer: give thinking_budget_tokens, a larger max_tokens, or turn thinking off"
+        )
+    return {"warnings": found} if found else {}
 
 
 def marks(added: Delta) -> dict[str, Any]:

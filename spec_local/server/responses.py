@@ -217,14 +217,18 @@ class Responses(Exchange):
                 "output_tokens_details": {"reasoning_tokens": answer.n_reasoning},
                 "total_tokens": answer.n_prompt + n_generated,
             }
-        return self._head | {
-            "status": status,
-            "completed_at": completed_at,
-            "error": None,
-            "incomplete_details": details,
-            "output": self._output,
-            "usage": usage,
-        }
+        return (
+            self._head
+            | warnings(self.requests, answer.ended)
+            | {
+                "status": status,
+                "completed_at": completed_at,
+                "error": None,
+                "incomplete_details": details,
+                "output": self._output,
+                "usage": usage,
+            }
+        )
 
     def _more(self, kind: Kind, first: int = 0) -> dict[str, Any]:
         """Other fields of events with text: its log probabilities from the first one on."""

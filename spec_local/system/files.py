@@ -4,6 +4,7 @@ After a crash during a write, the file has either its old or its new content. On
 far as a size that is given: a pipe in the place of a file would be waited for, and a device can be endless.
 """
 
+import codecs
 import contextlib
 import errno
 import glob
@@ -189,8 +190,15 @@ def limited(raw: bytes, source: str, max_bytes: int) -> bytes:
     return raw
 
 
+def check_encoding(raw: bytes, source: str) -> None:
+    """Raise InvalidRequest if a text is UTF-16, as some editors on Windows save it."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InvalidRequest(f"{source} is UTF-16: save it as UTF-8")
+
+
 def decoded(raw: bytes, source: str) -> str:
     """Decode UTF-8 with or without a byte order mark; raises InvalidRequest, naming the source."""
+    check_encoding(raw, source)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import platformdirs
-
 from spec_local.system import machine
+from spec_local.system.folders import user_folder
 
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _ABANDONED = 3600.0  # seconds after which a temporary folder must be left over from a killed build
@@ -29,7 +28,7 @@ _TEMPORARY = ".build-"
 def folders(kind: str) -> list[Path]:
     """Return the folders for a kind of library: in the Python environment, then in the user's data folder."""
     share = Path(sys.prefix) / "share" / "specdec"
-    return [share / kind, Path(platformdirs.user_data_dir("specdec")) / kind]
+    return [share / kind, user_folder("data") / kind]
 
 
 def prebuilt(kind: str) -> Path:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from spec_local.errors import ConfigError, SpecLocalError
-from spec_local.system.files import read_bytes
+from spec_local.errors import ConfigError, InvalidRequest, SpecLocalError
+from spec_local.system.files import decoded, read_bytes
 from spec_local.validation import first_error
 
 Location = tuple[str, ...]
@@ -36,11 +36,13 @@ class ConfigFile:
     def __init__(self, path: Path, shown: str, advice: str) -> None:
         self._shown, self._advice = shown, advice
         try:
-            self.text = "" if path == _NONE else read_bytes(path, _MAX_BYTES).decode()
+            raw = b"" if path == _NONE else read_bytes(path, _MAX_BYTES)
         except OSError as error:
             raise ConfigError(f"{shown} cannot be read ({error.strerror}): {advice}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{shown} is not UTF-8 text ({error.reason}): {advice}") from None
+        try:
+            self.text = decoded(raw, shown)
+        except InvalidRequest as error:
+            raise ConfigError(str(error)) from None
 
     def read(self, schema: type[_Schema]) -> _Schema:
         """The content of the file, validated.

@@ -96,6 +96,11 @@ def test_a_stopped_run_can_be_resumed(specdec, inside, arguments, tmp_path):
     assert len(records(tmp_path)) == 6
 
 
+def test_prompts_in_utf_16(inside, arguments, prompts):
+    prompts.write_bytes(prompts.read_text().encode("utf-16"))
+    assert inside.one_line(inside(*arguments), 2).endswith("prompts.jsonl is UTF-16: save it as UTF-8")
+
+
 def test_failed_prompts_are_counted_and_retried(inside, arguments, prompts, tmp_path):
     with prompts.open("a") as file:
         file.write(json.dumps({"id": "long", "prompt": "word " * 2000}) + "\n")

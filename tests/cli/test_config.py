@@ -223,12 +223,22 @@ def test_help_and_config_work_with_a_broken_file(configured, text):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("absent", "No such file"), (".", "not a regular file"), ("binary", "is not UTF-8")]
+    ("name", "why"),
+    [("absent", "No such file"), (".", "not a regular file"), ("binary", "is UTF-16")],
 )
 def test_files_that_cannot_be_read(inside, tmp_path, name, why):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     assert why in inside.one_line(inside("generate", "x", "--config", tmp_path / name), 1)
     assert inside("generate", "x", env={"SPECDEC_CONFIG": str(tmp_path / name)}).returncode == 1
+
+
+def test_a_file_as_notepad_saves_it(configured):
+    """With a byte order mark, which is gone after a change, and line ends of Windows."""
+    run = configured("\ufefftop-k = 2\r\n[chat]\r\ntemp = 0.5\r\n")
+    assert shown(run, "generate")["top-k"][0] == "2"
+    assert run("config", "set", "top-k", 3).returncode == 0
+    assert shown(run, "generate")["top-k"][0] == "3"
+    assert shown(run, "chat")["temp"][0] == "0.5"
 
 
 def test_selecting_another_file(configured):

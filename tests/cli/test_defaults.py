@@ -46,7 +46,7 @@ def test_each_sampling_option_reaches_the_sampler():
     changed = {
         "temp": 0.1, "top_k": 7, "top_p": 0.3, "min_p": 0.2, "repeat_penalty": 1.5, "frequency_penalty": 0.2,
         "presence_penalty": 0.3, "repeat_last_n": 9, "logit_bias": ["1=2"], "seed": 5, "stop": ["x"],
-        "max_tokens": 3, "json_schema": "{}",
+        "max_tokens": 3, "json_schema": "{}", "thinking_budget": 5,
     }  # fmt: skip
     assert {f.name for f in fields(SamplingOptions)} == {*changed, "grammar_file"}
     usual = generation_settings(ModelOptions(), SamplingOptions())

@@ -16,7 +16,7 @@ from spec_local.models import catalog
 from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
 from specdec_cli.terminal import Prose
-from tests.cli.conftest import folders
+from tests.cli.conftest import Specdec, folders
 
 GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "256"]
 
@@ -139,6 +139,41 @@ def test_an_unwritable_cache_folder(inside, main):
     assert len(inside.notes(done).splitlines()) == 1  # checked
 
 
+NO_HOME = """
+import pwd
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["config", "path"], ["models", "list", "--local"], ["generate", "--main", "main.gguf", "x"], ["chat"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_user_without_a_home_directory(specdec, main, tmp_path, arguments):
+    """As in a container whose user id is not in its passwd file."""
+    kept = {name: value for name, value in specdec.environment.items() if not name.startswith("XDG_")}
+    without = kept | specdec.sabotaged(tmp_path / "site", NO_HOME) | {"TMPDIR": str(tmp_path)}
+    del without["HOME"]
+    work = tmp_path / "work"
+    work.mkdir()
+    os.link(main, work / "main.gguf")
+    if arguments[0] == "chat":
+        arguments = [*arguments, "--main", "main.gguf"]
+    short = [] if arguments[0] in ("config", "models") else ["-n", 4, *GREEDY]
+    done = Specdec(work, without)(*arguments, *short, stdin=b"hello\n")
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done
+    assert done.stdout
+    assert [path.name for path in work.iterdir()] == ["main.gguf"]
+    private = tmp_path / f"specdec-{os.getuid()}"
+    if arguments[0] == "config":
+        assert done.stdout.decode() == f"{private}/config/config.toml\n"
+    if arguments[0] == "generate":
+        assert list((private / "cache/checked-models").iterdir())
+
+
 def test_a_shorter_trained_context_is_reported_only_with_a_larger_ctx(inside, tmp_path):
     path = write_tiny_model(tmp_path / "short.gguf", n_layers=1, n_ctx=128)
     arguments = ["generate", "--main", path, "--threads", 1, "-n", 4, "x"]
@@ -172,12 +207,13 @@ LATIN = "Größe".encode("latin-1")
     ("file", "stdin", "why"),
     [
         (None, LATIN, "standard input is not UTF-8 (byte 2)"),
+        (None, "Größe".encode("utf-16"), "standard input is UTF-16: save it as UTF-8"),
         ("latin.txt", b"", "latin.txt is not UTF-8"),
         ("absent", b"", "No such file"),
         ("/dev/zero", b"", "larger than 16 MiB"),
         (".", b"", "directory"),
     ],
-    ids=["stdin not UTF-8", "file not UTF-8", "missing", "endless", "folder"],
+    ids=["stdin not UTF-8", "stdin UTF-16", "file not UTF-8", "missing", "endless", "folder"],
 )
 def test_a_prompt_that_cannot_be_read(inside, main, tmp_path, file, stdin, why):
     (tmp_path / "latin.txt").write_bytes(LATIN)

@@ -80,6 +80,8 @@ def test_tune_measures_a_head(inside, pair):
     assert "A call of the head takes" in text
     assert "## Head: expected speed-up" in text
     assert "draft model" not in text
+    for path in inside.folder.rglob("costs/*.json"):  # whatever else runs here
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"others": 0.0}))
     checked = inside("models", "check", *pair, *CONTEXT)
     assert checked.returncode == 0, checked.stderr
     assert "unknown" not in checked.stdout.decode()

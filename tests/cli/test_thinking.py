@@ -90,6 +90,21 @@ def test_a_schema_holds_after_the_reasoning(inside, model, tmp_path):
     assert (done.returncode, done.stdout) == (3, b"")
 
 
+def test_a_schema_leaves_room_for_the_answer(inside, opened, monkeypatch):
+    """The usual budget, of which a note tells; `--thinking-budget` is another one."""
+    monkeypatch.setattr("spec_local.answers.running._REASONING_SHARE", 2 / 40)
+    schema = ("--json-schema", '{"enum": ["yes"]}')
+    command = ("generate", "--main", opened, *SHORT, *schema, "x")
+    done = inside(*command)
+    assert (done.returncode, done.stdout.rstrip()) == (0, b'"yes"')
+    assert done.stderr.startswith(
+        b"the reasoning was closed after 2 tokens to leave room for the answer: give "
+    )
+    for n, thought in ((1, "Hm, "), (100, THOUGHT)):
+        done = inside(*command, "--thinking-budget", n, "--json")
+        assert (inside.objects(done)[0]["reasoning_content"], done.stderr) == (thought, b"")
+
+
 @pytest.fixture
 def shown(inside, opened):
     """A function that answers on a terminal, and returns the screen with its styles."""

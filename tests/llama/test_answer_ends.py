@@ -138,3 +138,26 @@ def test_a_stop_string_in_the_last_step_of_an_answer(session):
     assert (text_of(events), events[-1].stopping_word) == ("ok", ".")
     ends = [e for _, e in session.generate_many(["one"] * 9, own) if isinstance(e, Done | Failed)]
     assert [end.stopping_word for end in ends] == ["."] * 9
+
+
+@pytest.mark.parametrize("drafting", DRAFTING)
+def test_the_name_of_a_control_token_stops_at_the_token(session, drafting):
+    """It has no text; what comes before is unchanged, and the first of several stops ends the answer."""
+    (opening,) = session.main.model.vocabulary.control("<|im_start|>")
+    for prompt in PROMPTS:
+        biased = SamplingSettings(temperature=0, logit_bias={opening: 3.0})
+        own = replace(GREEDY, sampling=biased, max_tokens=40, **drafting)
+        plain = [t for e in session.generate(prompt, own) if isinstance(e, Text) for t in e.tokens]
+        before = plain[: plain.index(opening)] if opening in plain else plain
+        stops = replace(own, stops=("never", "<|im_start|>", "<|im_end|>"))
+        events = list(session.generate(prompt, stops))
+        tokens = [t for event in events if isinstance(event, Text) for t in event.tokens]
+        assert tokens == before
+        assert text_of(events) == session.main.model.vocabulary.detokenize(before)
+        assert events[-1].stopping_word == ("<|im_start|>" if opening in plain else "")
+        assert events[-1].statistics.predicted_n == len(before) + (
+            opening in plain or events[-1].end_token is not None
+        )
+        several = [each.event for each in session.generate_many([prompt] * 3, stops)]
+        ends = [event for event in several if isinstance(event, Done)]
+        assert [end.stopping_word for end in ends] == [events[-1].stopping_word] * 3

@@ -229,9 +229,9 @@ def test_the_expected_speedup_of_a_block(files):
         for context, table in zip((session.main, session.draft), costs, strict=True):
             cost_store.save(context, table)
     report = pairs.check(main, head, n_ctx=512, threads=1)
-    lengths = [each.draft_length for each in report.expected_speedups]
+    lengths = [each.draft_length for each in report.expectation.speedups]
     assert lengths[-1] == 7
-    assert report.expected_speedups[-1].speedup == pytest.approx(
+    assert report.expectation.speedups[-1].speedup == pytest.approx(
         sum(0.95**i for i in range(8)) / (costs[1].seconds(7) + costs[0].seconds(8))
     )
 

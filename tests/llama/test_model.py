@@ -7,6 +7,7 @@ import sys
 import weakref
 
 import gguf
+import numpy as np
 import pytest
 
 from spec_local.errors import InvalidRequest, ModelFileError
@@ -29,6 +30,24 @@ def greedy(model, prompt, n):
 # Invalid files
 
 
+def write_gguf(path, architecture, numbers=None, kind=None, n_tensors=1):
+    """Write a small GGUF file that is no model."""
+    writer = gguf.GGUFWriter(path, architecture)
+    if not architecture:
+        writer.kv_data[0].clear()
+    if kind:
+        writer.add_type(kind)
+    for key, number in (numbers or {}).items():
+        kind = "uint16" if key in ("split.no", "split.count") else "int32" if "tensors" in key else "uint32"
+        getattr(writer, f"add_{kind}")(key, number)
+    for _ in range(n_tensors):
+        writer.add_tensor("x", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 UNUSABLE = {  # how a path is made, and what the error says
     "missing": (lambda path: None, r"model\.gguf does not exist: check the path"),
     "a folder": (lambda path: path.mkdir(), "is a folder"),
@@ -45,7 +64,61 @@ UNUSABLE = {  # how a path is made, and what the error says
     "one byte": (lambda path: path.write_bytes(b"G"), "is not a GGUF file"),
     "GGML": (lambda path: path.write_bytes(b"GGML" * 9), "is not a GGUF file"),
     "a web page": (lambda path: path.write_bytes(b"<!DOCTYPE html>"), "is not a GGUF file"),
+    "a pointer of Git LFS": (
+        lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+        "stands for a file in Git LFS: run git lfs pull",
+    ),
+    "a part": (
+        lambda path: write_gguf(path, "", {"split.no": 1, "split.count": 3}),
+        "is part 2 of 3 of a model: give the first part",
+    ),
+    "a projector": (lambda path: write_gguf(path, "clip"), r"is a projector .* \(mmproj\): give the model"),
+    "an adapter": (lambda path: write_gguf(path, "llama", {}, "adapter"), "is a LoRA adapter: merge it"),
+    "a control vector": (lambda path: write_gguf(path, "controlvector"), "is a control vector: give a model"),
+    "an importance matrix": (lambda path: write_gguf(path, "", {}, "imatrix"), "is an importance matrix"),
+    "an embedding model": (
+        lambda path: write_gguf(path, "bert"),
+        r"does not generate text \(bert\): use one",
+    ),
+    "speech": (lambda path: write_gguf(path, "whisper"), r"does not generate text \(whisper\): use one"),
+    "a vocabulary": (
+        lambda path: write_gguf(path, "llama", n_tensors=0),
+        "is a vocabulary without weights: give a complete model",
+    ),
 }
+
+
+FAILURES = {  # what is done to a whole file, and what the error says
+    "cut off": (lambda data: data[: len(data) // 2], "incomplete: download it again$"),
+    "cut off in the header": (lambda data: data[:5_000], "incomplete: download it again$"),
+    "a newer version": (lambda data: data[:4] + b"\x09" + data[5:], "update llama-cpp-python$"),
+    "another byte order": (lambda data: data[:4] + data[7:3:-1] + data[8:], "download another one$"),
+    "an unknown architecture": (
+        lambda data: data.replace(b"llama", b"flux2"),
+        "use a model that generates text; if it is one, update llama-cpp-python$",
+    ),
+    "a tensor is missing": (
+        lambda data: data.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"),
+        "download it again or update llama-cpp-python$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), FAILURES.values(), ids=FAILURES.keys())
+def test_what_to_do_fits_the_reason(tiny_path, tmp_path, damage, message):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(damage(tiny_path.read_bytes()))
+    with pytest.raises(ModelFileError, match=message):
+        Model(path)
+
+
+def test_a_part_that_is_missing(tmp_path):
+    path = tmp_path / "model-00001-of-00002.gguf"
+    numbers = {"context_length": 8, "embedding_length": 8, "block_count": 1, "feed_forward_length": 8}
+    numbers = {f"llama.{name}": n for name, n in numbers.items()}
+    write_gguf(path, "llama", numbers | {"split.no": 0, "split.count": 2, "split.tensors.count": 2})
+    with pytest.raises(ModelFileError, match="put all parts of the model into one folder"):
+        Model(path)
 
 
 @pytest.mark.parametrize(("make", "message"), UNUSABLE.values(), ids=UNUSABLE.keys())
@@ -69,7 +142,7 @@ def test_a_file_without_read_permission(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("spec_local.llama.model.opened", refuse)
+    monkeypatch.setattr("spec_local.llama.model_file.opened", refuse)
     with pytest.raises(ModelFileError, match=r"cannot be read \(Permission denied\)"):
         Model(path)
 
@@ -79,7 +152,7 @@ def test_a_truncated_file(tmp_path, tiny_path, fraction):
     whole = tiny_path.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole[: int(len(whole) * fraction)])
-    with pytest.raises(ModelFileError, match=r"cannot be loaded \(.+\): the file may be damaged"):
+    with pytest.raises(ModelFileError, match=r"cannot be loaded \(.+\): the file is incomplete"):
         Model(path)
 
 

@@ -122,7 +122,7 @@ def test_a_pair(tiny_path, tiny_draft_path, tiny_model, tiny_draft, own_cache):
     assert report.memory.weights == tiny_model.size + tiny_draft.size
     assert report.memory.caches == tiny_model.kv_bytes(512) + tiny_draft.kv_bytes(512)
     assert report.memory.suffices
-    assert report.expected_speedups is None
+    assert not report.expectation.is_measured
     small = pairs.check(tiny_path, tiny_draft_path, n_ctx=512, cache_type="q8_0").memory
     assert small.caches == pytest.approx(report.memory.caches * 17 / 32, rel=0.001)
     assert pairs.check(tiny_path, tiny_draft_path, n_ctx=1 << 20).main.n_ctx == tiny_model.n_ctx_train
@@ -160,16 +160,37 @@ def test_measured_costs_give_expected_speedups(
 
     save_costs(tiny_model, expensive)
     one_of_two = pairs.check(tiny_path, tiny_draft_path, **settings)
-    assert one_of_two.expected_speedups is None
+    assert not one_of_two.expectation.is_measured
     save_costs(tiny_draft, cheap)
-    known = pairs.check(tiny_path, tiny_draft_path, **settings).expected_speedups
+    report = pairs.check(tiny_path, tiny_draft_path, **settings)
+    assert report.expectation.is_measured
+    known = report.expectation.speedups
     assert known == pairs.expected_speedups(expensive, cheap, pairs.ACCEPTANCE_RATES)
     assert known[-1].speedup > 3
-    assert pairs.check(tiny_path, tiny_draft_path, **settings).others == 0.0
-    save_costs(tiny_draft, cheap, 1.5)
-    assert pairs.check(tiny_path, tiny_draft_path, **settings).others == 1.5
+    assert report.others == 0.0
     for other in ({"threads": 2}, {"n_ctx": 128}, {"gpu_layers": 0}, {"cache_type": "q8_0"}):
-        assert pairs.check(tiny_path, tiny_draft_path, **settings | other).expected_speedups is None, other
+        changed = pairs.check(tiny_path, tiny_draft_path, **settings | other)
+        assert not changed.expectation.is_measured, other
+    save_costs(tiny_draft, cheap, 64.0)  # other programs were busy
+    rough = pairs.check(tiny_path, tiny_draft_path, **settings)
+    assert (rough.others, rough.expectation.is_measured) == (64.0, False)
+    assert rough.expectation == one_of_two.expectation
+
+
+def test_gains_are_estimated_from_the_sizes(tiny_path, tiny_draft_path, own_cache):
+    """The pair of the benchmarks, 0.5B in Q4_0 for 1.5B in Q4_K_M, has a share of 0.32."""
+    conditions = [Conditions(path, 0, 1, 256) for path in (tiny_path, tiny_draft_path)]
+
+    def gain(share):
+        found = pairs.expectation(*conditions, share, [0.7])
+        assert not found.is_measured
+        assert not found.cannot_pay
+        return found.speedups[0].speedup
+
+    assert gain(0.32) == pytest.approx(1.7 / (1.2 + 0.32))
+    assert gain(0.1) > 1.4
+    assert gain(0.9) == 1.0
+    assert pairs.expectation(*conditions, None, [0.7]) is None
 
 
 def test_conditions_have_the_path_of_their_context(tiny_path, tiny_model, make_context):

@@ -50,8 +50,8 @@ def files(path):
 
 def test_a_copy_has_the_expected_size(main, tmp_path, own_cache):
     copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copies" / "copy.gguf")
-    assert copy.expected_speedups is None
-    assert not copy.cannot_pay
+    assert not copy.expectation.is_measured
+    assert not copy.expectation.cannot_pay
     assert files(tmp_path) == []
     path = quantized_copy.make(copy, threads=1)
     assert path == tmp_path / "copies" / "copy.gguf"
@@ -162,35 +162,38 @@ def test_costs_of_the_main_model_give_expected_speedups(main, tmp_path, own_cach
     cost_store.save(Conditions(main, -1, 1, 512), CostModel(seconds))
     settings = {"n_ctx": 512, "threads": 1}
     copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
-    assert [p.acceptance_rate for p in copy.expected_speedups] == list(quantized_copy.ACCEPTANCE_RATES)
-    assert copy.cannot_pay is loses
+    assert [p.acceptance_rate for p in copy.expectation.speedups] == list(quantized_copy.ACCEPTANCE_RATES)
+    assert copy.expectation.cannot_pay is loses
     if not loses:
         best = best_speedup(seconds, copy.size_ratio)
-        assert copy.expected_speedups[1].speedup == pytest.approx(best, rel=0.01)
+        assert copy.expectation.speedups[1].speedup == pytest.approx(best, rel=0.01)
     other = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", n_ctx=256, threads=1)
-    assert other.expected_speedups is None
+    assert (other.expectation.is_measured, other.expectation.cannot_pay) == (False, False)
+    cost_store.save(Conditions(main, -1, 1, 512), CostModel(seconds), others=64.0)  # other programs were busy
+    rough = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
+    assert (rough.expectation.is_measured, rough.expectation.cannot_pay) == (False, False)
 
 
 @pytest.mark.usefixtures("in_process")
 def test_a_copy_that_drafts_for_another_model(main, tiny_draft_path, tmp_path, own_cache):
-    """The speed-up is from the costs of both models, and unknown if one is."""
+    """The speed-up is from the costs of both models, and estimated if one is unknown."""
     settings = {"n_ctx": 512, "threads": 1, "main": main}
 
     def planned():
         return quantized_copy.plan(tiny_draft_path, "Q4_0", tmp_path / "copy.gguf", **settings)
 
     cost_store.save(Conditions(main, -1, 1, 512), CostModel({1: 1.0, 64: 1.1}))
-    assert planned().expected_speedups is None
+    assert not planned().expectation.is_measured
     found = []
     for seconds in (0.5, 50.0):
         cost_store.save(Conditions(tiny_draft_path, -1, 1, 512), CostModel({1: seconds}))
         found.append(planned())
-    assert [copy.cannot_pay for copy in found] == [False, True]
+    assert [copy.expectation.cannot_pay for copy in found] == [False, True]
     assert found[0].source == tiny_draft_path
     # without the header, which is large in a tiny file
     step = 0.5 * quantized_size(tiny_draft_path, "Q4_0") / Model(tiny_draft_path, weights=False).size
     best = best_speedup({1: 1.0, 64: 1.1}, step)
-    assert found[0].expected_speedups[1].speedup == pytest.approx(best, rel=0.01)
+    assert found[0].expectation.speedups[1].speedup == pytest.approx(best, rel=0.01)
 
 
 def test_a_failed_or_crashed_quantization_leaves_no_file(main, tmp_path, monkeypatch):

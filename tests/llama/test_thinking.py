@@ -234,6 +234,37 @@ def test_a_grammar_holds_after_the_reasoning(chat, more):
     assert chat.conversation.messages[-1]["content"] == ""
 
 
+@pytest.mark.parametrize("more", [{"policy": "off"}, {"policy": "fixed"}])
+def test_a_grammar_leaves_half_of_the_tokens_for_the_answer(chat, more, monkeypatch):
+    """Unless a budget is given; the last event tells after how many tokens the reasoning was closed."""
+    chat.settings = replace(GREEDY, grammar='root ::= "yes"', **more)
+    (*_, done) = chat.send("a")
+    assert done.reasoning_closed_at == 0  # the model has closed it
+    monkeypatch.setattr("spec_local.answers.running._REASONING_SHARE", 2 / 40)
+    (*_, done) = chat.send("b")
+    assert (done.reasoning_closed_at, done.reason) == (2, "stop")
+    assert chat.conversation.messages[-1] == {**ANSWERED, "content": "yes", "reasoning_content": "Hm, what?"}
+    chat.settings = replace(chat.settings, reasoning_budget=100)
+    (*_, done) = chat.send("c")
+    assert done.reasoning_closed_at == 0
+    assert chat.conversation.messages[-1] == {**ANSWERED, "content": "yes"}
+    chat.settings = replace(GREEDY, **more)  # without a grammar, there is no limit
+    (*_, done) = chat.send("d")
+    assert chat.conversation.messages[-1] == ANSWERED
+
+
+def test_a_model_that_never_closes_its_reasoning_answers_under_a_grammar(sessions):
+    """Half of the context is left for the answer."""
+    session = sessions["opened"]
+    vocabulary = session.main.model.vocabulary
+    never = {t: -1e3 for t in range(vocabulary.n_tokens) if b"<" in vocabulary.piece(t, special=True)}
+    sampling = replace(GREEDY.sampling, logit_bias=never)
+    settings = replace(GREEDY, sampling=sampling, grammar='root ::= "yes"', max_tokens=None)
+    (*_, done) = session.chat([{"role": "user", "content": "a"}], settings)
+    assert session.answer["content"] == "yes"
+    assert 200 < done.reasoning_closed_at <= session.main.n_ctx // 2
+
+
 @pytest.mark.parametrize("kind", ["both markers", "kept", "channels"], indirect=True)
 def test_a_model_that_does_not_open_its_reasoning_answers_at_once(chat):
     """The grammar then holds from the first token: here, it is the only text that may follow."""

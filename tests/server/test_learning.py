@@ -441,11 +441,11 @@ def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
 
 
 SERVER = """
-import asyncio, sys
+import asyncio, platformdirs, sys
 from pathlib import Path
 from tests.server import test_learning as t
 t.learning.extras.without_torch = lambda: None
-t.HeadVersions.__init__.__globals__["platformdirs"].user_data_dir = lambda name: sys.argv[2]
+platformdirs.user_data_dir = lambda name: sys.argv[2]
 async def main():
     async with t.World(Path(sys.argv[1]), t.FOREVER).running() as world:
         child = await world.child()

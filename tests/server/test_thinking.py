@@ -69,6 +69,36 @@ def test_an_answer_that_is_cut_within_the_reasoning(server):
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (THOUGHT, "")
 
 
+CLOSED = "the reasoning was closed after 150 tokens to leave room for the answer: give thinking_budget_tokens"
+
+
+@pytest.fixture
+def endless(server):
+    """Fields of a request with which the model never closes its reasoning."""
+    (closing,) = server.post("/tokenize", {"content": "\n</th"}).json()["tokens"]
+    return {"temperature": 0, "logit_bias": {str(closing): -100}}
+
+
+def test_reasoning_without_an_end_leaves_half_of_the_tokens(server, endless):
+    body = {"messages": ASKED, "max_tokens": 300} | endless | FORMAT
+    answer = server.post("/v1/chat/completions", body).json()
+    assert json.loads(answer["choices"][0]["message"]["content"]) == {"n": 7}
+    (warning,) = answer["warnings"]
+    assert warning.startswith(CLOSED)
+    with server.stream("/v1/chat/completions", body | {"stream": True}) as stream:
+        assert sum(CLOSED in line for line in stream.iter_lines()) == 1
+    for budget, reason in ((3, "stop"), (-1, "length")):
+        answer = server.post("/v1/chat/completions", body | {"thinking_budget_tokens": budget}).json()
+        assert "warnings" not in answer
+        assert answer["choices"][0]["finish_reason"] == reason
+    form = {"type": "json_schema", "name": "x", "schema": SEVEN}
+    body = {"input": "Which?", "max_output_tokens": 300, "text": {"format": form}} | endless
+    assert server.post("/v1/responses", body).json()["warnings"][0].startswith(CLOSED)
+    form = {"output_config": {"format": {"type": "json_schema", "schema": SEVEN}}}
+    body = {"model": "x", "messages": ASKED, "max_tokens": 300} | form | endless
+    assert server.post("/v1/messages", body).json()["warnings"][0].startswith(CLOSED)
+
+
 def test_responses(server):
     form = {"type": "json_schema", "name": "x", "schema": SEVEN}
     body = {"input": "Which?", "temperature": 0, "max_output_tokens": 300, "text": {"format": form}}

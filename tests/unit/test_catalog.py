@@ -345,10 +345,20 @@ def test_errors_in_the_users_file(tmp_path, old, new, line, what):
     assert "\n" not in message
 
 
-def test_a_users_file_that_is_not_text(tmp_path):
-    write_user_file(tmp_path, "").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"\xff", r"is not UTF-8 \(byte 0\)"), (OWN.encode("utf-16"), "is UTF-16: save it as")],
+    ids=["binary", "UTF-16"],
+)
+def test_a_users_file_that_is_not_text(tmp_path, content, why):
+    write_user_file(tmp_path, "").write_bytes(content)
+    with pytest.raises(ConfigError, match=why):
         catalog.models()
+
+
+def test_a_users_file_as_notepad_saves_it(tmp_path):
+    write_user_file(tmp_path, "").write_bytes(OWN.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert "mine" in catalog.models()
 
 
 def test_a_pair_may_use_files_of_the_hub(tmp_path):

@@ -26,7 +26,7 @@ from spec_local.chat import saved_chat
 from spec_local.datastore import datastore, text_files
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.kernels import check, choice, measure, records
-from spec_local.llama.model import check_header
+from spec_local.llama.model_file import check_header
 from spec_local.models import catalog, gguf_header, hub_cache, ollama, program_folders
 from spec_local.models.head_versions import HeadVersions
 from spec_local.policies.acceptance_model import AcceptanceModel
@@ -308,7 +308,7 @@ NO_PIPES = [name for name in KINDS if name not in ("prompts.toml", *LINES[:-1])]
 
 @pytest.fixture(params=KINDS)
 def kind(request, empty_home, monkeypatch):
-    monkeypatch.setattr("platformdirs.user_state_dir", lambda name, ensure_exists: str(empty_home / "state"))
+    monkeypatch.setattr("platformdirs.user_state_dir", lambda name: str(empty_home / "state"))
     (empty_home / "state").mkdir()
     main = empty_home / "main.gguf"
     main.write_bytes(b"GGUF" * 1000)

@@ -45,7 +45,7 @@ def processor(tmp_path, monkeypatch, new_process):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(build, "SOURCES", fake_kernels.write_source(tmp_path / "sources"))
     monkeypatch.setattr(build, "folders", lambda: [tmp_path / "env/kernels", tmp_path / "user/kernels"])
-    monkeypatch.setattr(records.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     set_features(ALL)
     return set_features

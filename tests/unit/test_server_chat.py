@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -246,7 +247,8 @@ def test_variables_of_the_template(more, expected):
 @pytest.mark.parametrize("name", ["thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget"])
 def test_a_budget_for_the_reasoning(name):
     assert request(**{name: 0}).settings.reasoning_budget == 0
-    assert request(**{name: -1}).settings.reasoning_budget is None
+    assert request().settings.reasoning_budget is None
+    assert request(**{name: -1}).settings.reasoning_budget == sys.maxsize  # no limit under a grammar, either
 
 
 CUSTOM = {"type": "custom", "custom": {"name": "patch"}}

@@ -7,22 +7,22 @@ the file, the build or the processor changes.
 """
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
 from spec_local import kernels
 from spec_local.errors import BackendCrash, BackendError, ContextOverflow, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.memory import shortage
-from spec_local.llama.model import check_header
+from spec_local.llama.model_file import check_header
 from spec_local.system.child_process import DEADLINE_S, ChildResult, child_main, run_children
 from spec_local.system.files import write_atomically
+from spec_local.system.folders import user_folder
 
 if TYPE_CHECKING:
     from spec_local.llama.model import Model
@@ -102,13 +102,13 @@ def check_model_files(
     for (path, mark), result in zip(marks.items(), results, strict=True):
         _raise_failure(path, result, gpu_layers, main)
         with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
-            write_atomically(mark, str(path).encode())
+            write_atomically(mark, os.fsencode(path))
 
 
 def _mark(path: Path, gpu_layers: int, main: Path | None) -> Path:
     """The file that exists if a model file has passed the check."""
     fingerprint = runtime.fingerprint(path, gpu_layers, *([runtime.fingerprint(main)] if main else []))
-    return Path(platformdirs.user_cache_dir("specdec")) / "checked-models" / fingerprint
+    return user_folder("cache") / "checked-models" / fingerprint
 
 
 def _raise_failure(path: Path, result: ChildResult, gpu_layers: int, main: Path | None) -> None:
