@@ -35,7 +35,7 @@ from servers import ANSWER_S, Answer, Server
 
 from spec_local.bench import figures
 from spec_local.bench.prompts import Prompt, load, select
-from spec_local.models.gguf_header import read_metadata
+from spec_local.llama.gguf_header import read_metadata
 from spec_local.system.machine import OtherPrograms, is_busy, used_by_others
 
 SPECDEC: Mapping[str, Sequence[str]] = {

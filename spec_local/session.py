@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
+from spec_local.answers.gain import Gain, gain_of
 from spec_local.answers.loading import OF_A_HEAD, LoadSettings, Rows, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.placing import placed
@@ -694,6 +695,11 @@ class Session:
         """Seconds of a step without draft tokens, as the adaptive policy knows them; None: not measured."""
         main, _ = self.known_costs
         return main.seconds(1) if main else None
+
+    def gain(self, settings: GenerationSettings, statistics: Statistics) -> Gain | None:
+        """What drafts gained in an answer with these settings, if that may be stated: see `gain_of`."""
+        is_asked = bool(self.proposers(settings))
+        return gain_of(statistics, self.plain_seconds, is_asked=is_asked, has_draft=self.draft is not None)
 
     @property
     def known_costs(self) -> tuple[CostModel | None, CostModel | None]:

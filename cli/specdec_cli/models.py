@@ -72,7 +72,8 @@ def list_models(
 
 
 def _stored_row(model: "StoredModel") -> "Row":
-    from spec_local.models import gguf_header, local_stores
+    from spec_local.llama import gguf_header
+    from spec_local.models import local_stores
     from specdec_cli import models_view
 
     state = "downloaded" if model.program == local_stores.HUB else f"in {model.program}"
@@ -221,7 +222,8 @@ def _pair_details(name: str, pair: "PairEntry") -> dict[str, str]:
 
 
 def _details(name: str) -> dict[str, str]:
-    from spec_local.models import catalog, gguf_header
+    from spec_local.llama import gguf_header
+    from spec_local.models import catalog
 
     if name not in catalog.models():
         path = catalog.find(name)

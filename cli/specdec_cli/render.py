@@ -212,10 +212,8 @@ def setting_lines(session: "Session") -> list[str]:
 
 
 def gain(session: "Session", settings: "GenerationSettings", s: "Statistics") -> str:
-    """Return in words what drafts gained in an answer; "" if there is nothing to say: see `gain_of`."""
-    from spec_local.answers.gain import gain_of
-
-    found = gain_of(session, settings, s)
+    """Return in words what drafts gained in an answer; "" if there is nothing to say."""
+    found = session.gain(settings, s)
     return found.words if found else ""
 
 

@@ -1,13 +1,9 @@
 """What drafts gained in an answer, and when that may be stated."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from spec_local.engine.events import Statistics
-from spec_local.settings import GenerationSettings
-
-if TYPE_CHECKING:
-    from spec_local.session import Session
 
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
 _ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
@@ -28,16 +24,20 @@ class Gain:
     times: float | None = None
 
 
-def gain_of(session: "Session", settings: GenerationSettings, s: Statistics) -> Gain | None:
-    """Return what drafts gained in an answer with these settings.
+def gain_of(s: Statistics, plain: float | None, *, is_asked: bool, has_draft: bool) -> Gain | None:
+    """Return what drafts gained in an answer.
 
     None: no drafts were asked for, the costs of calls have not been measured, or the answer is too short.
+
+    Args:
+        plain: seconds of a plain step on this machine, if they have been measured.
+        is_asked: whether anything might have drafted.
+        has_draft: whether there is a draft model or a head.
     """
-    plain = session.plain_seconds
-    if not plain or s.predicted_n < _FEWEST or not s.predicted_s or not session.proposers(settings):
+    if not plain or s.predicted_n < _FEWEST or not s.predicted_s or not is_asked:
         return None
     if not s.draft_n:
-        why = "none promised a gain" if session.draft else "no draft model, and no earlier text recurred"
+        why = "none promised a gain" if has_draft else "no draft model, and no earlier text recurred"
         return Gain("none", f"no drafts ({why})")
     speed = s.predicted_n * plain / s.predicted_s
     if speed < 1.0 - _ABOUT_EQUAL:  # the policy bounds what drafts may lose: it is the machine

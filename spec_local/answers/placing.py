@@ -11,10 +11,10 @@ from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.calibration.placement import DeviceCosts, Placement, choose
 from spec_local.errors import SpecLocalError
+from spec_local.llama import gguf_header
 from spec_local.llama.devices import DEVICES, GPU_LAYERS, Device
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.memory import free_memory
-from spec_local.models import gguf_header
 from spec_local.policies.cost_model import CallCosts
 from spec_local.policies.sharing import RowCosts
 from spec_local.system.machine import OtherPrograms, default_threads

@@ -25,6 +25,7 @@ from spec_local.grammar.lark import Rules, quoted
 Notation = Callable[[Rules, Mapping[str, Any]], str]
 """The expression for the arguments under a JSON schema of an object."""
 _GEMMA_QUOTE, _GEMMA_END = '<|"|>', "<tool_call|>"
+_FLOATS = {"minimum": -(2**53), "maximum": 2**53}  # otherwise, exponents could be too large for a float
 _GEMMA_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 _TOKEN = re.compile(r"[\"'()\[\]{},]")
@@ -140,8 +141,10 @@ def gemma_grammar(rules: Rules, schema: Mapping[str, Any], one: Any = None, dept
         ]
         return f"({quoted('{')} {rules.listed(parts, ',')} {quoted('}')})"
     if kind in ("integer", "number", "boolean", "null"):
-        return rules.json(schema, {key: each for key, each in one.items() if key != "anyOf"})
-    return f"({text} | {rules.json({}, {'type': ['number', 'boolean', 'null']})})"
+        limits = _FLOATS if kind == "number" and not any(key.endswith("imum") for key in one) else {}
+        return rules.json(schema, limits | {key: each for key, each in one.items() if key != "anyOf"})
+    number = rules.json({}, {"type": "number", **_FLOATS})
+    return f"({text} | {number} | {rules.json({}, {'type': ['boolean', 'null']})})"
 
 
 def read_python(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | None:

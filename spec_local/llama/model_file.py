@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from spec_local.errors import ModelFileError
-from spec_local.models import gguf_header
+from spec_local.llama import gguf_header
 from spec_local.system.files import NotRegular, opened
 
 _BEGINNING = 24  # bytes, of which eight from the eighth on are the number of tensors

@@ -22,12 +22,13 @@ from typing import TypeVar
 
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import SpecLocalError
+from spec_local.llama import gguf_header
 from spec_local.llama.compatibility import FIRST_COMPARED, MAX_SIZE_DIFFERENCE
+from spec_local.llama.gguf_header import Metadata, Tokens
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.runtime import fingerprint
-from spec_local.models import catalog, gguf_header, local_stores
+from spec_local.models import catalog, local_stores
 from spec_local.models.catalog import PairEntry
-from spec_local.models.gguf_header import Metadata, Tokens
 from spec_local.models.head_versions import HeadVersions
 from spec_local.models.pairs import expectation
 from spec_local.models.program_folders import content, size_of

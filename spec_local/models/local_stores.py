@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_local.errors import InvalidRequest
-from spec_local.models import gguf_header, hub_cache, ollama, program_folders
+from spec_local.llama import gguf_header
+from spec_local.models import hub_cache, ollama, program_folders
 from spec_local.models.hub_cache import HubModel, base_name, models_among
 
 HUB, LM_STUDIO, LLAMA_CPP = "Hugging Face Hub", "LM Studio", "llama.cpp"

@@ -7,7 +7,7 @@ from typing import Any
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
-from spec_local.models.gguf_header import read_metadata
+from spec_local.llama.gguf_header import read_metadata
 
 _WHOLE_CONTEXT = 2**31 - 1  # llama.cpp's -1
 _KEYS = {

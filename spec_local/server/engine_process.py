@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from spec_local import __version__
-from spec_local.answers.gain import gain_of
 from spec_local.answers.marked import MarkedText
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.meaning import same_message
@@ -449,7 +448,7 @@ class EngineProcess:
                 event.statistics,
                 event.stopping_word,
                 self._session.plain_seconds,
-                gain_of(self._session, running.settings, event.statistics),
+                self._session.gain(running.settings, event.statistics),
                 running.n_reread,
                 event.reasoning_closed_at,
             ),

@@ -17,9 +17,9 @@ import psutil
 from filelock import FileLock, Timeout
 
 from spec_local.errors import SpecLocalError
+from spec_local.llama import gguf_header
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.memory import free_memory
-from spec_local.models import gguf_header
 from spec_local.models.head_versions import HeadVersion, HeadVersions
 from spec_local.server.engine import NotReady
 from spec_local.server.events import Loaded

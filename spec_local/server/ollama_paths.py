@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from spec_local.errors import ModelFileError
+from spec_local.llama.gguf_header import quantization, read_metadata
 from spec_local.llama.gguf_tensors import parts
-from spec_local.models.gguf_header import quantization, read_metadata
 from spec_local.server import errors
 from spec_local.server.engine import NotReady
 from spec_local.server.model_facts import ModelFacts, facts_of

@@ -9,10 +9,11 @@ from typing import Literal
 
 import platformdirs
 
+Kind = Literal["cache", "config", "data", "state"]
 _NOWHERE = Path(os.devnull)  # nothing below it can be read or written
 
 
-def user_folder(kind: Literal["cache", "config", "data", "state"]) -> Path:
+def user_folder(kind: Kind) -> Path:
     """The folder for files of one kind; it may not exist, and it may be impossible to make it.
 
     Without a home directory and without the XDG variable of this kind, it is in the temporary folder.

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import psutil
 
-from spec_local.core.text import counted
 from spec_local.system.processors import usable_processors
 
 # A share of the cores. A call waits for its slowest thread, so that other programs on a tenth of the cores
@@ -157,7 +156,8 @@ def is_busy(other_programs: float) -> bool:
 
 def used_by_others(cores: float) -> str:
     """Return in words how many cores other programs used on average."""
-    return f"other programs used {cores:.1f} of {counted(default_threads(), 'core')}"
+    all_cores = default_threads()
+    return f"other programs used {cores:.1f} of {all_cores} core{'s' * (all_cores > 1)}"
 
 
 def _used_by_others() -> float:

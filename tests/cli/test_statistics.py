@@ -4,13 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from spec_local.answers.gain import gain_of
 from spec_local.engine.events import Statistics
 from spec_local.settings import GenerationSettings
 from specdec_cli import render
 
 
-def session(plain=0.1, draft=None, proposers=("suffix",)):
-    return SimpleNamespace(plain_seconds=plain, draft=draft, proposers=lambda settings: list(proposers))
+def session(plain=0.1, has_draft=False, is_asked=True):
+    def gain(settings, made):
+        return gain_of(made, plain, is_asked=is_asked, has_draft=has_draft)
+
+    return SimpleNamespace(gain=gain)
 
 
 def statistics(seconds, n=100, draft_n=50):
@@ -24,8 +28,8 @@ def statistics(seconds, n=100, draft_n=50):
         (statistics(10.2), session(), "about as fast as without drafts"),
         (statistics(14.0), session(), "slower than usual: the machine may be busy or hot"),
         (statistics(10.0, draft_n=0), session(), "no drafts (no draft model, and no earlier text recurred)"),
-        (statistics(10.0, draft_n=0), session(draft=object()), "no drafts (none promised a gain)"),
-        (statistics(10.0), session(proposers=()), ""),  # none were asked for
+        (statistics(10.0, draft_n=0), session(has_draft=True), "no drafts (none promised a gain)"),
+        (statistics(10.0), session(is_asked=False), ""),  # none were asked for
         (statistics(5.0), session(plain=None), ""),
         (statistics(0.5, n=10), session(), ""),
     ],

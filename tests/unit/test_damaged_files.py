@@ -26,8 +26,9 @@ from spec_local.chat import saved_chat
 from spec_local.datastore import datastore, text_files
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.kernels import check, choice, measure, records
+from spec_local.llama import gguf_header
 from spec_local.llama.model_file import check_header
-from spec_local.models import catalog, gguf_header, hub_cache, ollama, program_folders
+from spec_local.models import catalog, hub_cache, ollama, program_folders
 from spec_local.models.head_versions import HeadVersions
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.cost_model import CostModel

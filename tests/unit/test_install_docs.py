@@ -4,12 +4,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 
 from spec_local.system import extras
+from spec_local.system.folders import Kind
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/install.md").read_text(encoding="utf-8")
@@ -60,12 +62,7 @@ def test_uninstalling_deletes_every_folder(tmp_path, monkeypatch):
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
         monkeypatch.delenv(f"XDG_{kind}_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    used = {
-        name
-        for pattern in ("spec_local/**/*.py", "cli/**/*.py")
-        for file in ROOT.glob(pattern)
-        for name in re.findall(r"platformdirs\.(user_\w+)\(", file.read_text(encoding="utf-8"))
-    }
+    used = {f"user_{kind}_dir" for kind in get_args(Kind)}
     assert len(used) == 4
     for system in (Unix, MacOS):
         for name in used:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from spec_local.errors import InvalidRequest
-from spec_local.models import catalog, gguf_header, ollama
+from spec_local.llama import gguf_header
+from spec_local.models import catalog, ollama
 from tests.stored_models import add_to_hub_cache, add_to_ollama, write_header
 
 LLAMA = "registry.ollama.ai/library/llama3.2/3b"
