@@ -466,7 +466,7 @@ NO_CONVERSATIONS = {
     "empty": b"",
     "cut": b'{"format": "specdec chat", "messages": [{"ro',
     "NaN": b"NaN",
-    "not UTF-8": b"\xff\xfe",
+    "not UTF-8": b"\xff\xff",
     "zeros": b"\x00" * 100,
     "deep lists": b"[" * 100_000,
     "deep objects": b'{"a":' * 100_000,
