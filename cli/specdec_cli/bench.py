@@ -57,7 +57,7 @@ class BenchSampling(SamplingOptions):
         str | None,
         Option(
             metavar="FILE|JSON",
-            help="JSON schema of the answers: a file, or the schema itself.",
+            help="JSON schema for the answers: a file, or the schema itself.",
             rich_help_panel="Sampling",
         ),
     ] = None
@@ -79,7 +79,7 @@ def bench(
         list[str] | None,
         Option(
             metavar="NAME",
-            help="Use only this category, or those with this word: chat, code writing, code editing, "
+            help="Use only the categories with this name or word: chat, code writing, code editing, "
             "summarising, translation, extraction, maths, retrieval answer; repeatable.",
         ),
     ] = None,
@@ -105,7 +105,7 @@ def bench(
         str | None,
         Option(
             metavar="A,B",
-            help="Measure the total speed of so many answers at the same time, for example 1,2,4,8.",
+            help="Measure the total speed of several answers at the same time, for example 1,2,4,8.",
         ),
     ] = None,
     delay: Annotated[
@@ -117,7 +117,7 @@ def bench(
             "--output",
             "-o",
             metavar="FILE",
-            help="Also write the results to this file: .md, .csv, .json, or .jsonl, which grows by each run.",
+            help="Also write the results to this file: .md, .csv, .json, or .jsonl (each run appends).",
         ),
     ] = None,
     form: Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spec_local.prompt_cache.folder import Usage
 
 app = typer.Typer(
-    help="Show and delete what --prompt-cache keeps on disk of prompts and answers.", no_args_is_help=True
+    help="Show and delete the prompts and answers that --prompt-cache keeps on disk.", no_args_is_help=True
 )
 
 _HEADINGS = ("model", "files", "size", "last used")
@@ -28,10 +28,10 @@ _HEADINGS = ("model", "files", "size", "last used")
 def show(
     prompt_cache: Annotated[str | None, Option(**PROMPT_CACHE, hidden=True)] = None,  # as it is set elsewhere
 ) -> None:
-    """Show how much is kept of each model, and when it was last used.
+    """Show how much is kept for each model, and when it was last used.
 
-    A model has several lines if it was used with different settings. Programs get
-    a line each, with tabs between model, files, bytes and date.
+    A model has several lines if it was used with different settings. In a file or
+    a pipe, each line has tabs between model, files, bytes and date.
 
     Example:
 
@@ -57,10 +57,10 @@ def show(
 
 @app.command()
 def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False) -> None:
-    """Delete what is kept of all models. Programs that are running go on.
+    """Delete what is kept for all models. Running programs are not interrupted.
 
-    Asks for confirmation on a terminal. Running programs keep in memory what they
-    have read, and write what they read from now on.
+    Asks for confirmation on a terminal. Running programs keep what they have read
+    in memory, and go on writing what they read from now on.
 
     Example:
 

@@ -35,7 +35,7 @@ def show(
     command: Annotated[
         list[str] | None, Argument(help="Command, such as chat or models pull (default: all).")
     ] = None,
-    all_: Annotated[bool, Option("--all", help="Also show the options that have their default.")] = False,
+    all_: Annotated[bool, Option("--all", help="Also show options that have their default value.")] = False,
     config: commands.ConfigOption = None,
 ) -> None:
     """Print the options that are set, with their source: a variable, or a line of the config file.
@@ -95,9 +95,7 @@ _Name = Annotated[
 def set_value(
     ctx: typer.Context,
     name: _Name,
-    values: Annotated[
-        list[str], Argument(metavar="VALUE", help="Value; several for an option that is repeatable.")
-    ],
+    values: Annotated[list[str], Argument(metavar="VALUE", help="Value; a repeatable option takes several.")],
     config: commands.ConfigOption = None,
 ) -> None:
     """Set an option in the config file, for all commands or for one.

@@ -59,7 +59,7 @@ def add(
         list[str],
         Argument(
             metavar="[MAIN] FILES",
-            help="Main model, and text files, or folders of text files.",
+            help="Main model, followed by text files or folders of text files.",
             show_default=False,
             autocompletion=completion.models,
         ),
@@ -68,8 +68,8 @@ def add(
 ) -> None:
     """Add text files that the model will quote or edit.
 
-    A file that is added again replaces its older version. No weights are loaded.
-    With --main, the first argument is a file, too, unless it can only be a model.
+    Adding a file again replaces its older version. No weights are loaded. With
+    --main, the first argument is also a file, unless it can only be a model.
 
     Examples:
 
@@ -109,9 +109,9 @@ def add(
 def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False) -> None:
     """Delete the texts of all vocabularies, and the answers that --learn has kept.
 
-    Asks for confirmation on a terminal. Also deletes what trainings have written
-    about these answers, which ends those that are running, and damaged files that
-    were set aside. Heads that were trained on these answers stay and are listed.
+    Asks for confirmation on a terminal. Also deletes damaged files that were set
+    aside, and the data that trainings have made from these answers; running
+    trainings end. Heads trained on these answers are kept and listed.
 
     Example:
 

@@ -32,7 +32,7 @@ def doctor(
     ] = False,
     report: Annotated[
         bool,
-        Option("--report", help="Print only this processor and what was measured, as TOML."),
+        Option("--report", help="Print only a TOML report: this processor and its measurements."),
     ] = False,
 ) -> None:
     """Check that llama.cpp runs on this machine, and show which CPU kernels are used.

@@ -81,7 +81,7 @@ def train(
         Option(
             min=1000,
             max=10**9,
-            help="Amount of training data, instead of --minutes; training then takes as long as it needs.",
+            help="Tokens of training data, instead of --minutes; training then takes as long as it needs.",
         ),
     ] = None,
     vocabulary: Annotated[
@@ -114,9 +114,9 @@ def train(
 
     The main model answers prompts for a while, and an EAGLE-3 head learns to
     predict its answers from its hidden states. No original weights, data or
-    network access are needed. With --from datastore, it learns above all from the
-    answers that you have received. Run the same command again to resume a run
-    that was stopped, or with more --minutes or --tokens to extend a finished one.
+    network access are needed. With --from datastore, it learns mainly from the
+    answers that you have received. To resume a run that was stopped, run the same
+    command again. To extend a finished run, give more --minutes or --tokens.
 
     Requires PyTorch; where it is missing, an error shows how to install it.
 

@@ -25,11 +25,11 @@ _Main = Annotated[
 
 
 def versions(main: _Main = None, main_option: NeededMainOption = None) -> None:
-    """List the heads that have learned from your answers, and what they accept.
+    """List the heads that have learned from your answers, and their acceptance rates.
 
-    For each version, the number of answers that it has learned from, and the
-    acceptance rate of the first draft token before and after training, on your
-    held-out answers and on built-in prompts.
+    For each version, shows the number of answers that it has learned from, and
+    the acceptance rate of its first draft token before and after training, on
+    your held-out answers and on built-in prompts.
 
     Example:
 
@@ -48,9 +48,9 @@ def versions(main: _Main = None, main_option: NeededMainOption = None) -> None:
 
 
 def rollback(main: _Main = None, main_option: NeededMainOption = None) -> None:
-    """Go back to the head before the one that is in use, for good.
+    """Go back to the previous head permanently.
 
-    A server that is running changes to it when it is idle.
+    A running server switches to it when it is idle.
 
     Example:
 

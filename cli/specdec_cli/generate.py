@@ -48,7 +48,7 @@ def generate(
         str | None,
         Argument(
             metavar="PROMPT",
-            help="Prompt, also without MODEL, unless it is a model itself; text from --file or a pipe "
+            help="Prompt; a single argument is the prompt unless it is a model. Text from --file or a pipe "
             "precedes it.",
         ),
     ] = None,
@@ -90,8 +90,8 @@ def generate(
         _Batch(
             "--input",
             metavar="FILE",
-            help='A prompt a line; or JSON Lines with "prompt" or "messages", and optionally "id", "system", '
-            '"suffix", "seed" or "max_tokens"; - is standard input.',
+            help='One prompt per line, or JSON Lines with "prompt" or "messages" and optionally "id", '
+            '"system", "suffix", "seed" or "max_tokens"; - is standard input.',
         ),
     ] = None,
     output_file: Annotated[
@@ -100,24 +100,24 @@ def generate(
             "--output",
             "-o",
             metavar="FILE",
-            help="File for one JSON object per answer; the same command resumes, and retries failed prompts "
-            "(default: standard output, without resuming).",
+            help="File for one JSON object per answer; run the command again to resume and to retry failed "
+            "prompts (default: standard output, without resuming).",
         ),
     ] = None,
     answers: Annotated[
         int | None,
         _Batch(
             metavar="N",
-            help="Number of answers to the prompt, which is evaluated once; the seed increases by one per "
-            "answer. In text output, lines with --- separate them.",
+            help="Number of answers to one prompt, which is read once; the seed increases by one per answer. "
+            "In text output, lines with --- separate the answers.",
         ),
     ] = None,
     parallel: Annotated[
         int | None,
         _Batch(
             metavar="N",
-            help="Maximum number of answers at the same time (default: as many as pay off, up to 8, within "
-            "half of the free memory).",
+            help="Maximum number of answers at the same time (default: as many as pay off, up to 8, in half "
+            "of the free memory).",
         ),
     ] = None,
     show_drafts: ShowDraftsOption = False,
@@ -125,9 +125,11 @@ def generate(
     no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
     no_newline: Annotated[
         bool,
-        _Output("--no-newline", help="Print the exact answer, without a newline at the end."),
+        _Output("--no-newline", help="Print the exact answer, without adding a newline at the end."),
     ] = False,
-    profile: Annotated[bool, _Output("--profile", help="Show where time goes and what drafts save.")] = False,
+    profile: Annotated[
+        bool, _Output("--profile", help="Show where the time goes, and how much of it drafts save.")
+    ] = False,
     verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
@@ -143,8 +145,9 @@ def generate(
       head -40 f.py | specdec generate coder-7b --suffix "$(tail -n +42 f.py)"
       specdec generate --input prompts.txt --output answers.jsonl --seed 1
 
-    In a shell loop that reads lines, add < /dev/null: the command reads its
-    input. The exit code is 3 if an answer under a grammar or schema is cut short.
+    In a shell loop that reads lines, add < /dev/null, or the command reads the
+    lines of the loop. The exit code is 3 if an answer under a grammar or schema
+    is cut short.
     """
     with exits.guarded():
         is_elsewhere = prompt_option is not None or input_file is not None

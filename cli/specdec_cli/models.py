@@ -32,12 +32,13 @@ _Name = Annotated[
 
 @app.command("list")
 def list_models(
-    local: Annotated[bool, Option("--local", help="Only what is on this machine.")] = False,
+    local: Annotated[bool, Option("--local", help="List only what is on this machine.")] = False,
 ) -> None:
-    """List models and pairs: those on this machine, also of other programs, and those to download.
+    """List models and pairs: those on this machine, including other programs' models, and those to download.
 
-    Programs get a line each, with tabs between name, state, licence, description and size in bytes; for a
-    pair, the licence is replaced by its models, and the size is that of both.
+    In a file or a pipe, each is a line with tabs between name, state, licence,
+    description and size in bytes. A pair has the names of its models in place of
+    the licence, and the size of both.
 
     Examples:
 

@@ -58,7 +58,7 @@ DraftOption = Annotated[
         "--draft",
         "-md",
         metavar="FILE|NAME",
-        help="Draft model or head; none: neither; auto finds one (default).",
+        help="Draft model or head, or none, or auto to find one (default).",
         autocompletion=completion.models,
     ),
 ]
@@ -105,10 +105,12 @@ ShowDraftsOption = Annotated[
     bool, Option("--show-drafts", help="Mark accepted draft tokens, and list rejected ones.")
 ]
 HideThinkingOption = functools.partial(
-    Option, "--hide-thinking", help="Say only how long a model thinks before its answer, not what."
+    Option,
+    "--hide-thinking",
+    help="Hide the reasoning of a model that thinks first; show only how long it takes.",
 )
 NoWrapOption = functools.partial(
-    Option, "--no-wrap", help="Do not break lines between words: the terminal breaks them anywhere."
+    Option, "--no-wrap", help="Do not break lines between words; leave line breaks to the terminal."
 )
 _MAX_TEXT = 1 << 20
 _SILENT_S = 1.0  # that a command waits for its input without a word
@@ -215,10 +217,10 @@ _KERNELS = {
 }
 KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
 _DEVICE = {
-    "help": "Device of the models on a Mac: its GPU (metal), its CPU, or for each the faster one (auto)."
+    "help": "On a Mac: run the models on the GPU (metal), on the CPU, or each where it is faster (auto)."
 }
 DeviceOption = Annotated[DeviceChoice, Option(**_DEVICE)]
-GPU_LAYERS_HELP = "Number of layers on the GPU; a negative number means all (default: as --device says)."
+GPU_LAYERS_HELP = "Number of layers on the GPU; a negative number means all (default: depends on --device)."
 GpuLayersOption = Annotated[int | None, Option(help=GPU_LAYERS_HELP)]
 
 
@@ -260,15 +262,15 @@ class ModelOptions:
         str | None,
         _Machine(
             **PROMPT_CACHE,
-            help="Disk space for prompts and answers that were read, so that later sessions do not read them "
-            "again; 0: in memory only; off: not at all (default: 2GiB, or 5 % of the free space).",
+            help="Disk space that saves later sessions from reading the same prompts and answers again; 0 "
+            "keeps them in memory only, off not at all (default: 2GiB, or 5 % of the free space).",
         ),
     ] = None
     workers: Annotated[
         str | None,
         _Machine(
             metavar="HOST:PORT,…",
-            help="Other machines that hold the main model's layers: see specdec worker.",
+            help="Other machines that run layers of the main model; see specdec worker.",
         ),
     ] = None
     proposer: Annotated[
@@ -291,7 +293,7 @@ class ModelOptions:
         str,
         _Speculation(
             metavar="N|all",
-            help="Draft only the first N tokens of the vocabulary and those of the text, which is faster "
+            help="To draft faster, use only the first N tokens of the vocabulary and those in the context "
             "(default: 49152 of a large vocabulary).",
             callback=_vocabulary_size,
         ),
@@ -304,7 +306,7 @@ class ModelOptions:
     ] = 16
     beam_width: Annotated[int, _Speculation(help="Number of beams.")] = 4
     verifier: Annotated[
-        VerifierChoice, _choice("Acceptance rule", VERIFIER_NAMES, "all are exact, auto selects the best")
+        VerifierChoice, _choice("Acceptance rule", VERIFIER_NAMES, "all are exact; auto selects the best")
     ] = "auto"
     datastore: Annotated[
         bool,
@@ -322,7 +324,7 @@ class ModelOptions:
         bool,
         _Speculation(
             "--reproducible",
-            help="Make a seed give the same output with any draft, and with none (CPU only; may be slower).",
+            help="Give the same output for a seed with any draft or none (CPU only; may be slower).",
         ),
     ] = False
 
@@ -495,12 +497,12 @@ class SamplingOptions(SamplerOptions):
         int | None,
         Option(
             callback=_unless_minus_one,
-            help="Random seed: the same output again (see --reproducible).",
+            help="Random seed, to repeat an output (see --reproducible).",
         ),
     ] = None
     json_schema: Annotated[
         str | None,
-        Option(metavar="FILE|JSON", help="JSON schema of the answer: a file, or the schema itself."),
+        Option(metavar="FILE|JSON", help="JSON schema for the answer: a file, or the schema itself."),
     ] = None
     stop: Annotated[
         list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
@@ -510,11 +512,12 @@ class SamplingOptions(SamplerOptions):
     ] = None
     thinking_budget: Annotated[
         int | None,
-        Option(
+        _Sampling(
             min=0,
             max=1 << 31,
-            help="Maximum number of tokens that a model thinks before its answer (default: no limit; under a "
-            "grammar or schema, half of what the answer may have).",
+            metavar="<int>",
+            help="Maximum number of reasoning tokens before the answer (default: no limit; under a grammar "
+            "or schema, half of the tokens that the answer may have).",
         ),
     ] = None
 

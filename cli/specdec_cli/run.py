@@ -34,9 +34,9 @@ def run(
 ) -> None:
     """Chat with a model on a terminal; with a prompt or in a pipe, print one answer.
 
-    A single argument that cannot be a model's name is the prompt; a prompt of one
-    word needs -p, or a model before it. The commands chat and generate have more
-    options.
+    A single argument is the prompt if it cannot be a model's name. A prompt of
+    one word needs -p, or a model before it. The commands chat and generate have
+    more options.
 
     Examples:
 

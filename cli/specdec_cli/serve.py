@@ -41,19 +41,21 @@ def serve(
         list[str] | None,
         Argument(
             metavar="MODEL",
-            help="Main model: a file, a name or user/repo:quant; or several, which requests name.",
+            help="Main model: a file, a name or user/repo:quant. With several, each request names one.",
             autocompletion=completion.models,
         ),
     ] = None,
     host: Annotated[
-        str, Option(metavar="ADDRESS", help="Address to listen on; all but loopback need --api-key.")
+        str, Option(metavar="ADDRESS", help="Address to listen on; any but loopback needs --api-key.")
     ] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, metavar="<int>", help="Port; 0: any that is free.")] = 8080,
+    port: Annotated[
+        int, Option(min=0, max=65535, metavar="<int>", help="Port; 0 takes any free port.")
+    ] = 8080,
     api_key: Annotated[
-        str | None, Option(metavar="KEY", help="Key that clients must send. Better set SPECDEC_API_KEY.")
+        str | None, Option(metavar="KEY", help="Key that clients must send; safer in SPECDEC_API_KEY.")
     ] = None,
     alias: Annotated[
-        str | None, _Server(metavar="NAME", help="Name of the model for clients (default: its file's).")
+        str | None, _Server(metavar="NAME", help="Name of the model for clients (default: that of its file).")
     ] = None,
     parallel: Annotated[
         int | None,
@@ -68,30 +70,31 @@ def serve(
         Option(
             metavar="GiB",
             callback=_gibibytes,
-            help="Memory for several models; the one used last stays (default: half of what is free).",
+            help="Memory for several models together (default: half of the free memory).",
         ),
     ] = None,
     keep_alive: Annotated[
         str | None,
         _Server(
             metavar="TIME",
-            help="Unload a model that was not used for so long, such as 10m; 0: at once (default: never).",
+            help="Unload a model after it is idle for this time, such as 10m; 0: at once (default: never).",
         ),
     ] = None,
     queue: Annotated[
-        int, _Server(min=0, metavar="<int>", help="Number of requests that may wait for one of them.")
+        int, _Server(min=0, metavar="<int>", help="Maximum number of requests that wait for their turn.")
     ] = 64,
     cors: Annotated[
         list[str] | None,
         _Server(
-            metavar="ORIGIN", help="Web pages that may use the server, as https://HOST; repeatable; *: all."
+            metavar="ORIGIN",
+            help="Origin whose web pages may use the server, such as https://HOST, or * for all; repeatable.",
         ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
         _Server(
             metavar="NAME",
-            help="Further name under which clients reach the server without a key, or *.DOMAIN; repeatable.",
+            help="Another host name, or *.DOMAIN, that clients without a key may use; repeatable.",
         ),
     ] = None,
     max_body: Annotated[int, _Server(min=1, metavar="<int>", help="Maximum size of a request in MiB.")] = 16,
@@ -99,17 +102,18 @@ def serve(
         bool,
         _Server(
             "--keep-headers",
-            help="Keep billing headers and the time of day in system messages as clients send them.",
+            help="Leave billing headers and times of day in system messages as clients send them.",
         ),
     ] = False,
 ) -> None:
     """Serve models over HTTP to editors, agents and chat programs, and show a page to try them.
 
-    Clients that speak to OpenAI, Anthropic, Ollama or llama.cpp's server need
-    only another address, such as http://localhost:8080/v1; Ollama's find it by
-    themselves with --port 11434. Of several models, all but the first are loaded
-    when a request names them, and the one that was not used for the longest time
-    makes room. Requests may set other options.
+    Clients of OpenAI, Anthropic, Ollama or llama.cpp's server need only another
+    address, such as http://localhost:8080/v1; with --port 11434, those of Ollama
+    find the server by themselves. With several models, the first is loaded at the
+    start and each other one at its first request; the least recently used one is
+    unloaded when memory runs out. A request can override the sampling and
+    speculation options.
 
     Examples:
 

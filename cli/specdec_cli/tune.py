@@ -61,15 +61,15 @@ def tune(
             min=1,
             max=100,
             metavar="<int>",
-            help="How often to measure each size; unclear ones repeat by themselves.",
+            help="Number of measurements per size; unclear ones are repeated.",
         ),
     ] = 5,
 ) -> None:
     """Measure how long calls of the models take on this machine, and show when speculation pays off.
 
     Later sessions with these models use the results. Without them, the first
-    session measures for about a second itself, less accurately. On a Mac, both
-    devices are measured, and the fastest one for each model is found.
+    session measures by itself for about a second, less accurately. On a Mac, both
+    devices are measured to find the faster one for each model.
 
     Examples:
 

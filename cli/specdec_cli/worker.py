@@ -26,10 +26,10 @@ def worker(
 ) -> None:
     """Lend this machine to a main model that is too large for another machine.
 
-    There, the command with --workers HOST:PORT puts layers of the model here.
-    Both machines need the same version of specdec, and this one no model file.
-    Whoever reaches the address can use and crash the worker, and read what it
-    computes: there is no password and no encryption.
+    On the other machine, --workers HOST:PORT sends layers of the model to this
+    one, which needs no model file. Both need the same version of specdec. There
+    is no password and no encryption: anyone who can reach the address can use and
+    crash the worker, and read what it computes.
 
     Examples:
 
