@@ -27,6 +27,7 @@ _LAST_S = 7.5  # from the signal to the end of the process, whatever waits for w
 _BACKLOG = 512  # connections that wait to be accepted
 _LOOPBACKS = ("localhost", "127.0.0.1")
 _MISSING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HEADERS_S = 30.0  # for the headers of a request to arrive
 
 
@@ -132,7 +133,7 @@ def run(
             http=_Protocol,
             timeout_graceful_shutdown=GRACE_S + 2 * _CUT_S,
         )
-        server = _Server(config, served, last_resort)
+        server = _Server(config, served, last_resort, early)
         loading = asyncio.create_task(served.start(persist=persist))
         serving = asyncio.create_task(server.serve(sockets=[*opened]))
         await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -153,9 +154,14 @@ def run(
             raise failed
 
     last_resort.daemon = True
+    # A signal that comes before the event loop can handle it counts when it can.
+    early: list[int] = []
+    before = {signum: signal.signal(signum, lambda signum, frame: early.append(signum)) for signum in _ENDING}
     try:
         asyncio.run(main())
     finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
         last_resort.cancel()
 
 
@@ -190,23 +196,30 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 class _Server(uvicorn.Server):
     """A server that ends gracefully at the first signal, and at once at the second one.
 
-    last_resort: started at the first signal.
+    last_resort: started at the first signal. early: signals that came before `serve`.
     """
 
-    def __init__(self, config: uvicorn.Config, served: ServedModels, last_resort: threading.Timer) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        served: ServedModels,
+        last_resort: threading.Timer,
+        early: Sequence[int] = (),
+    ) -> None:
         super().__init__(config)
-        self._served, self._last_resort = served, last_resort
+        self._served, self._last_resort, self._early = served, last_resort, early
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for signum in ending:
+        for signum in _ENDING:
             loop.add_signal_handler(signum, self._end)
+        for _ in self._early:
+            self._end()
         try:
             yield
         finally:
-            for signum in ending:
+            for signum in _ENDING:
                 loop.remove_signal_handler(signum)
 
     def _end(self) -> None:

@@ -90,7 +90,7 @@ def test_a_head_is_trained(quick, inside, short_main, target, training, tmp_path
         f"training data: at most 1.0 GB in {training}, 0.4 MB for 1,000 tokens of prompts and answers "
         "(2,604,166 tokens)",
         f"skipped, not UTF-8 text: {tmp_path / 'picture.bin'}",
-        "your texts: 1 prompts, 0 passages",
+        "your texts: 1 prompt, 0 passages",
     ]
     assert [line for line in lines if line in STAGES] == STAGES
     assert [line.split("  ")[0] for line in lines[-8:]].count("all tokens") == 1

@@ -78,7 +78,8 @@ def test_a_paste_while_the_answer_ends(chat, questions):
     lines = [*(f"line {i}" for i in range(700)), "/exit"]
     chat.type("\r".join(lines) + "\r")
     chat.until("tokens in")
-    assert "/exit" in chat.prompt()
+    if "/exit" not in chat.prompt():
+        chat.until("/exit")
     chat.say("!")
     assert questions() == ["go on", "\n".join(lines) + "!"]
 
@@ -158,6 +159,7 @@ def test_a_megabyte():
         ]
     )
     child = pexpect.spawn(sys.executable, ["-c", script], timeout=20, echo=True)
+    child.delaybeforesend = None
     child.expect_exact("ready")
     for _ in range(1000):
         child.send("0123456789" * 100)

@@ -260,7 +260,11 @@ WRONG = {"function": {"name": "a", "parameters": {"type": 3}}}
         ("Hermes", {"tools": [], "tool_choice": "required"}, "tool_choice is 'required'"),
         ("Hermes", {"settings": replace(GREEDY, grammar='root ::= "a"')}, "cannot follow a grammar: remove"),
         ("Hermes", {"messages": [ASKED, UNANSWERED]}, "add a message with the result of each call"),
-        ("Mistral", {"tools": [WRONG], "tool_choice": "a"}, r"tools\[0\].function.parameters: type at # is 3"),
+        (
+            "Mistral",
+            {"tools": [WRONG], "tool_choice": "a"},
+            r"tools\[0\].function.parameters: type at # is 3",
+        ),
     ],
 )
 def test_wrong_requests(sessions, kind, arguments, error):
