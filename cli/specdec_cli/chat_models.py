@@ -63,7 +63,7 @@ class ChatModels:
         files = options.files()
         if missing := [path for path in files if path and not path.is_file()]:
             raise InvalidRequest(
-                f"{missing[0]} does not exist: give a file, or a name of specdec models list"
+                f"{missing[0]} does not exist: give a file, or a name from specdec models list"
             )
         settings = [generation_settings(each, self.sampling).sampling for each in (self.options, options)]
         with typed_ahead.collecting():

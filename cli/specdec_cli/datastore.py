@@ -158,14 +158,14 @@ def _say_what_was_made(made: "Sequence[Made]", keys: Sequence[str]) -> None:
         own for folder in folders for own in folder.glob(f"training/*/{copies.OWN}") if copies.delete(own)
     ]
     for path in [*(path for each in made for path in each.deleted), *unlisted]:
-        render.note(f"deleted what a training had read of these answers: {path}")
+        render.note(f"deleted what a training had made of these answers: {path}")
     for path in (path for each in made for path in each.missing):
-        render.note(f"a training kept copies of these answers in {path}: if it was moved, delete it")
+        render.note(f"a training kept copies of these answers in {path}: if you have moved it, delete it")
     for path in (path for each in made for path in each.heads):
-        render.note(f"a head that was trained on these answers stays: delete the file {path}")
+        render.note(f"a head trained on these answers is kept: to remove it, delete the file {path}")
     for folder in folders:
         if any(folder.glob("*.gguf")):
-            render.note(f"a head that was trained on these answers stays: delete the folder {folder}")
+            render.note(f"a head trained on these answers is kept: to remove it, delete the folder {folder}")
     if failed := [str(path) for each in made for path in each.failed]:
         raise SpecLocalError(
             f"copies of these answers could not be deleted: {', '.join(failed)}: check the permissions, and "

@@ -62,10 +62,10 @@ def rollback(main: _Main = None, main_option: NeededMainOption = None) -> None:
         if not current:
             raise InvalidRequest(_none(name))
         previous = found.rollback()
-        now = "the head or draft model that you give is, or one that is found"
+        now = "the head or draft model that you give, or one that is found,"
         if previous:
-            now = f"version {previous.number} of {_date(previous)} is"
-        render.note(f"version {current.number} is no longer used for {name}; {now}")
+            now = f"version {previous.number} of {_date(previous)}"
+        render.note(f"version {current.number} is no longer used for {name}; {now} is used instead")
 
 
 def _found(main: str | None, main_option: str | None) -> "tuple[HeadVersions, str]":

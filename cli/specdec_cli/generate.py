@@ -248,7 +248,7 @@ def generate(
             is_cut = any(done.reason == "length" for done in ends) and not settings.constrained
             if is_cut and not (as_json or as_jsonl):  # JSON says so
                 length = counted(settings.max_tokens or 0, "token")
-                render.note(f"cut at {length}: give a larger -n, or none, for the rest")
+                render.note(f"cut at {length}: for the rest, give a larger -n, or leave it out")
             if closed := next(filter(None, map(render.reasoning_note, ends)), None):
                 render.note(closed)
             if verbose:

@@ -141,7 +141,7 @@ def _vocabulary_size(value: str) -> str:
         BadParameter: it is something else.
     """
     if value not in ("auto", "all") and not (value.isdecimal() and 1 <= int(value) < 2**31):
-        raise BadParameter(f"{value!r} is neither a number of tokens nor all")
+        raise BadParameter(f"{value!r} is invalid: give a number of tokens, or all")
     return value
 
 

@@ -133,7 +133,7 @@ def serve(
         if len(model or ()) > 1:
             _check_several(models, alias)
         if keep_alive is not None and models.workers:
-            raise InvalidRequest("--keep-alive is not for --workers, which wait for the model: remove it")
+            raise InvalidRequest("--keep-alive does not work with --workers: remove one of the two")
         run.check_access(host, api_key)
         hosts = [host_pattern(name) for name in allow_host or ()]
         os.environ.pop(settings.variable("api-key"), None)  # child processes do not need it
@@ -175,7 +175,7 @@ def _check_several(models: ModelOptions, alias: str | None) -> None:
     """Raise InvalidRequest for options that belong to one model."""
     if models.draft not in (None, FOUND_DRAFT, NO_DRAFT):
         raise InvalidRequest(
-            "--draft is for one model: give names of pairs, or remove --draft and see which drafts are found"
+            "--draft works with one model only: name pairs, or remove --draft to use the drafts found"
         )
     for option, value in (("--alias", alias), ("--workers", models.workers)):
         if value:

@@ -51,7 +51,7 @@ class Thinking(answer_view.AnswerView):
         self._show_reasoning(parts)
         if self._has_reasoning and not self._has_answer:
             self._end_reasoning()
-            render.note("the output ended within the reasoning: there is no answer")
+            render.note("the output ended during the reasoning: there is no answer")
         self._view.end(parts.answer)
 
     def notes(self) -> list[str]:

@@ -45,8 +45,8 @@ def worker(
         threads = threads or default_threads()
         if not is_loopback(host):
             render.note(
-                "specdec: there is no password and no encryption: who reaches this address can use and crash "
-                "this process"
+                "specdec: there is no password and no encryption: anyone who can reach this address can use "
+                "and crash this process"
             )
         ended, failed = threading.Event(), list[SpecLocalError]()
 

@@ -389,7 +389,7 @@ class IdleTraining:
         error = await self._served.reload(learner.model, session)
         if not error:
             return True
-        self._log(f"learning: {learner.model.name} goes on with the head before ({error})")
+        self._log(f"learning: {learner.model.name} continues with the previous head ({error})")
         if learner.current and session.get("draft") == learner.versions.path(learner.current):
             await asyncio.to_thread(learner.versions.rollback)
             await asyncio.to_thread(learner.refresh)

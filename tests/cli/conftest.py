@@ -27,7 +27,7 @@ from spec_local.models import catalog
 from specdec_cli import __main__, render, waiting
 from specdec_cli.app import app
 
-CUT = re.compile(rb"^cut at \d+ tokens?: give a larger -n, or none, for the rest\n", re.MULTILINE)
+CUT = re.compile(rb"^cut at \d+ tokens?: for the rest, give a larger -n, or leave it out\n", re.MULTILINE)
 FIRST_USE = re.compile(r"(checking|measuring) .* \(first use")
 COMMAND = [sys.executable, "-m", "specdec_cli"]
 BUILT = typer.main.get_command(app)  # once: it takes longer than most commands

@@ -48,15 +48,16 @@ def test_rollback(fresh_inside, main, versions):
     done = fresh_inside("draft", "rollback", main)
     assert (done.returncode, done.stdout) == (0, b"")
     assert re.fullmatch(
-        rf"version 2 is no longer used for main\.gguf; version 1 of {DATE} is\n", done.stderr.decode()
+        rf"version 2 is no longer used for main\.gguf; version 1 of {DATE} is used instead\n",
+        done.stderr.decode(),
     )
     _, first, second = lines(fresh_inside("draft", "versions", main))
     assert first.endswith("  current")
     assert second.endswith("  rolled back")
     done = fresh_inside("draft", "rollback", main)
     assert done.stderr.decode() == (
-        "version 1 is no longer used for main.gguf; the head or draft model that you give is, or one that "
-        "is found\n"
+        "version 1 is no longer used for main.gguf; the head or draft model that you give, or one "
+        "that is found, is used instead\n"
     )
     assert "no head for main.gguf has learned" in fresh_inside.one_line(
         fresh_inside("draft", "rollback", main), 2

@@ -63,7 +63,7 @@ def test_one_of_something_is_no_plural(inside, main):
 
 
 def test_an_answer_that_is_cut_says_so(inside, main):
-    cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
+    cut = b"cut at 7 tokens: for the rest, give a larger -n, or leave it out\n"
     assert inside(*options(main, 7), "hello").stderr == cut
     assert inside(*options(main, 7), "--answers", 2, "hello").stderr.endswith(cut)
     assert inside(*options(main, 7), "--json", "hello").stderr == b""  # the object has it
@@ -73,7 +73,7 @@ def test_an_answer_that_is_cut_says_so(inside, main):
 
 def test_a_note_in_the_place_of_the_answer_begins_a_line(specdec, main):
     arguments = [*options(main, 7), "hello", "--no-newline"]
-    cut = b"cut at 7 tokens: give a larger -n, or none, for the rest\n"
+    cut = b"cut at 7 tokens: for the rest, give a larger -n, or leave it out\n"
     apart = specdec(*arguments)
     assert apart.stdout
     assert not apart.stdout.endswith(b"\n")

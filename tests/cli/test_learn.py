@@ -90,11 +90,11 @@ def test_show_and_clear(isolated, main):
     assert done.returncode == 0
     lines = done.stderr.decode().splitlines()
     assert re.fullmatch(f"deleted {what}", lines[0])
-    assert lines[1:3] == [f"deleted what a training had read of these answers: {own}" for own in copied]
+    assert lines[1:3] == [f"deleted what a training had made of these answers: {own}" for own in copied]
     assert lines[3].startswith(f"a training kept copies of these answers in {moved / 'own'}: ")
     assert lines[4].endswith(f"delete the file {ended}")
     assert lines[5:] == [
-        f"a head that was trained on these answers stays: delete the folder {heads / store.key}"
+        f"a head trained on these answers is kept: to remove it, delete the folder {heads / store.key}"
     ]
     assert not [own for own in copied if own.exists()]
     assert not list(isolated.folder.rglob("texts/*"))

@@ -69,7 +69,7 @@ def test_a_batch_has_the_same_fields(inside, opened, tmp_path):
 def test_an_answer_that_is_cut_short_within_the_reasoning(inside, model):
     done = inside("generate", "--main", model, *SHORT, "-n", "6", "x")
     assert (done.returncode, done.stdout) == (0, b"")
-    assert inside.notes(done) == b"the output ended within the reasoning: there is no answer\n"
+    assert inside.notes(done) == b"the output ended during the reasoning: there is no answer\n"
     assert b"cut at 6 tokens" in done.stderr
 
 

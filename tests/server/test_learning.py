@@ -629,7 +629,7 @@ def test_a_version_that_cannot_be_loaded_is_rolled_back(home, tiny):
             await world.until(lambda: world.model.loaded)
             assert await answered(world, ["one"]) == expected
             (line,) = said(world)
-            assert line.startswith("learning: tiny goes on with the head before (")
+            assert line.startswith("learning: tiny continues with the previous head (")
             assert "head-1.gguf" in line
 
     asyncio.run(test())

@@ -275,7 +275,7 @@ def test_a_signal(served, n_signals):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--draft", "first.gguf"], "--draft is for one model"),
+        (["--draft", "first.gguf"], "--draft works with one model only"),
         (["--alias", "x"], "--alias is for one model"),
         (["--workers", "127.0.0.1:1"], "--workers is for one model"),
         (["--memory", "0"], "0.0 is not a size in GiB"),
@@ -296,7 +296,7 @@ def test_options_that_do_not_fit(inside, paths, options, message):
     ("options", "message"),
     [
         (["--memory", 1], "--memory has no effect here: use several models"),
-        (["--keep-alive", "1m", "--workers", "127.0.0.1:1"], "--keep-alive is not for --workers"),
+        (["--keep-alive", "1m", "--workers", "127.0.0.1:1"], "--keep-alive does not work with --workers"),
     ],
 )
 def test_options_that_do_not_fit_one(inside, paths, options, message):
