@@ -203,6 +203,26 @@ def test_the_last_message_can_have_any_role(last, more):
     assert request(messages=[last], **more).messages == [found]
 
 
+def test_a_body_of_responses():
+    """Cursor sends it to the path of chat completions."""
+    body = {
+        "model": "gpt-5",
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Why?"}]}],
+        "tools": [{"type": "function", "name": "weather"}, {"type": "custom", "name": "ApplyPatch"}],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"verbosity": "low"},
+        "max_output_tokens": 9,
+        "include": ["reasoning.encrypted_content"],
+    }
+    (found,) = ChatCompletions(body, LOADED).requests
+    assert found.messages == [{"role": "system", "content": "Be brief."}, QUESTION]
+    assert [tool["function"]["name"] for tool in found.tools] == ["weather"]
+    assert found.variables == {"reasoning_effort": "low"}
+    assert found.settings.max_tokens == 9
+    assert ChatCompletions({"input": "Why?"}, LOADED).requests[0].messages == [QUESTION]
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 LEFT_OUT = "[image left out: this model reads text only]"
 
