@@ -58,7 +58,7 @@ class _Body(OpenAIBody):
         return {**names, **body, "messages": items}
 
     def requests(self) -> list[AnswerRequest]:
-        if self.functions:
+        if self.functions or self.function_call not in (None, "none", "auto"):
             raise InvalidRequest("functions and function_call are not supported: give tools and tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")

@@ -5,9 +5,9 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
@@ -45,9 +45,9 @@ def _response_format(form: object) -> object:
     raise ValueError("give json, or a JSON schema")
 
 
-def _check_effort(think: bool | str | None) -> bool | str | None:
+def _check_effort(think: object) -> object:
     if isinstance(think, str) and think not in _EFFORTS:
-        raise ValueError(f"give true, false, {', '.join(_EFFORTS)}")
+        raise ValueError(f"give true, false, {', '.join(_EFFORTS[:-1])} or {_EFFORTS[-1]}")
     return think
 
 
@@ -68,7 +68,9 @@ class _Body(Part):
         BeforeValidator(_response_format),
         WithJsonSchema({"anyOf": [{"enum": ["json", "", None]}, {"type": "object"}]}),
     ] = None
-    think: Annotated[bool | str | None, AfterValidator(_check_effort)] = None
+    think: Annotated[
+        bool | Literal["low", "medium", "high", "max"] | None, BeforeValidator(_check_effort)
+    ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 

@@ -76,6 +76,7 @@ FIELDS = """
 DEFAULTS = {
     "null": dict.fromkeys(FIELDS),
     "no limit and no seed": {"max_tokens": -1, "seed": -1, "grammar": ""},
+    "functions that there are not": {"functions": [], "function_call": "none"},
     "samplers that do nothing": {"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1},
 }
 
