@@ -13,6 +13,9 @@ _MAX_DROPPED = 100
 """Keywords that are left out; for each of them, the schema is read again."""
 
 
+_LISTS = ("required", "enum", "properties", "items", "anyOf", "oneOf", "allOf", "additionalProperties")
+
+
 class Usable(NamedTuple):
     """A schema that can be used, as JSON. warnings: a sentence for each keyword that it does not enforce."""
 
@@ -37,10 +40,24 @@ def usable(schema: str, field: str) -> Usable:
         pass
     try:
         root = json.loads(schema)
+        _modernize(root)
         meta_schema.check(root)
         return _without_unsupported(root, field)
     except (InvalidRequest, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field}: {error}") from None
+
+
+def _modernize(root: Any) -> None:
+    """Rewrite what is no schema of today, but has one meaning: null in place of a missing list, as Go's
+    programs write it, and the exclusive bounds of draft 4, which OpenAPI 3.0 has, too."""
+    for _, schema in each_schema(root):
+        for name in _LISTS:
+            if name in schema and schema[name] is None:
+                del schema[name]
+        for bound in ("minimum", "maximum"):
+            exclusive = f"exclusive{bound.capitalize()}"
+            if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
+                schema[exclusive] = schema.pop(bound)
 
 
 def _without_unsupported(root: Any, field: str) -> Usable:

@@ -1,6 +1,7 @@
 """Accumulates a streaming answer."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +43,8 @@ class AnswerSoFar:
         self.ended: Ended | None = None
         self._content: list[str] = []
         self._reasoning: list[str] = []
+        self._n_drafted = self._n_accepted = 0
+        self._begun = self._started = time.monotonic()  # of the prompt, and of the answer
 
     @property
     def content(self) -> str:
@@ -58,6 +61,18 @@ class AnswerSoFar:
         """Statistics of the answer, as soon as it has ended."""
         return self.ended.statistics if self.ended else Statistics()
 
+    def statistics_so_far(self) -> Statistics:
+        """Counts and times of an answer that has not ended, as this process sees them."""
+        return Statistics(
+            cached_n=self.n_cached,
+            prompt_n=self.n_prompt - self.n_cached,
+            prompt_s=self._started - self._begun,
+            predicted_n=len(self.tokens),
+            predicted_s=time.monotonic() - self._started,
+            draft_n=self._n_drafted,
+            draft_n_accepted=self._n_accepted,
+        )
+
     def add(self, event: Event) -> Delta | None:
         """Add an event, and return what it adds, as printable text; None: it starts the answer.
 
@@ -68,9 +83,11 @@ class AnswerSoFar:
             case Refused(error):
                 raise error
             case Reading():
+                self._begun = time.monotonic() - event.seconds
                 return None
             case Started(n_prompt, n_cached):
                 self.n_prompt, self.n_cached = n_prompt, n_cached
+                self._started = time.monotonic()
                 return None
             case Ended(rest):
                 self.ended = event
@@ -100,6 +117,8 @@ class AnswerSoFar:
             self.calls[-1] = _with(self.calls[-1], delta.arguments)
         self.calls += delta.tool_calls
         self.tokens += delta.tokens
+        self._n_drafted += delta.n_drafted
+        self._n_accepted += delta.n_accepted
         if delta.reasoning and not delta.content:
             self.n_reasoning += len(delta.tokens)
         return delta

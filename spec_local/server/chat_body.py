@@ -62,13 +62,37 @@ def tool_warnings(tools: Sequence[Function], choice: str, json_schema: str | Non
 
 
 def functions_of(tools: Any) -> Any:
-    """The tools that are functions: those of other types, which run at the provider, do not exist here."""
+    """The tools that are functions, in the form of chat completions, whichever protocol they are written in.
+
+    Those of other types, which run at the provider, do not exist here.
+    """
 
     def is_other(tool: Any) -> bool:
         kind = tool.get("type") if isinstance(tool, dict) else None
-        return isinstance(kind, str) and kind != "function"
+        return isinstance(kind, str) and kind != "function" and "input_schema" not in tool
 
-    return [tool for tool in tools if not is_other(tool)] if isinstance(tools, list) else tools
+    def nested(tool: Any) -> Any:
+        if not isinstance(tool, dict) or not ("function" in tool or "name" in tool):
+            return tool
+        function = tool.get("function", tool)
+        if isinstance(function, dict) and function.get("parameters") is None:
+            function = {**function, "parameters": function.get("input_schema")}
+        return {"type": "function", "function": function}
+
+    return [nested(tool) for tool in tools if not is_other(tool)] if isinstance(tools, list) else tools
+
+
+def flat_functions_of(tools: Any) -> Any:
+    """`functions_of` in the form of responses, whose functions are no objects of their own."""
+    functions = functions_of(tools)
+    if not isinstance(functions, list):
+        return functions
+    return [
+        {**each["function"], "type": "function"}
+        if isinstance(each, dict) and isinstance(each.get("function"), dict)
+        else each
+        for each in functions
+    ]
 
 
 def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
@@ -84,11 +108,16 @@ def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[
             return "auto", tools
         case "none":
             return "none", tools
-        case "required":
+        case {"type": "auto" | "none" | "any" | "required" as mode}:  # Anthropic's form
+            return choice_of(mode, tools)
+        case "required" | "any":  # OpenAI's, and Mistral's and Anthropic's
             if not tools:
                 raise InvalidRequest("tool_choice needs tools that are functions: add them, or leave it out")
             return "required", tools
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+        case {"type": "function", "function": {"name": str(name)}} | {
+            "type": "function" | "tool",
+            "name": str(name),
+        }:
             if name not in [tool.name for tool in tools]:
                 raise InvalidRequest(
                     f"tool_choice names {name[:40]!r}, which is no function in tools: add it"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import openai_json
@@ -42,8 +42,23 @@ class _Body(OpenAIBody):
     reasoning_budget_tokens: Count | None = None
     reasoning_budget: Count | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_responses(cls, body: Any) -> Any:
+        """Read a body of OpenAI's responses, which Cursor sends here, too."""
+        if not isinstance(body, dict) or "messages" in body or "input" not in body:
+            return body
+        items, instructions, reasoning = body["input"], body.get("instructions"), body.get("reasoning")
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        if instructions and isinstance(items, list):
+            items = [{"role": "system", "content": instructions}, *items]
+        effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+        names = {"max_completion_tokens": body.get("max_output_tokens"), "reasoning_effort": effort}
+        return {**names, **body, "messages": items}
+
     def requests(self) -> list[AnswerRequest]:
-        if self.functions or self.function_call:
+        if self.functions or self.function_call not in (None, "none", "auto"):
             raise InvalidRequest("functions and function_call are not supported: give tools and tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: give true for it")

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 
 from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest
@@ -21,12 +21,17 @@ Prompts = Annotated[
 """A text, token ids, both mixed, or a list of such prompts: see `prompts_of`."""
 
 
+def _number(logprobs: object) -> object:
+    """A number of log probabilities, which is true or false in chats."""
+    return (0 if logprobs else None) if isinstance(logprobs, bool) else logprobs
+
+
 class _Body(OpenAIBody):
     prompt: Prompts = ""  # OpenAI's API continues an empty text, too
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, BeforeValidator(_number)] = None
 
     def requests(self) -> list[AnswerRequest]:
         n = self.n or 1

@@ -64,8 +64,11 @@ def code_of(error: SpecLocalError) -> str | None:
 def body_for(path: str, error: SpecLocalError) -> dict[str, Any]:
     """The JSON object for an error of the library, in the shape of the protocol that a path belongs to."""
     body = _body(path, status_of(error), str(error), code_of(error))
-    if isinstance(error, ContextOverflow) and error.n_prompt and not path.startswith(OLLAMA):
-        body["error"] |= _too_long(path, error)
+    if isinstance(error, ContextOverflow) and error.n_prompt:
+        found = _too_long(path, error)
+        if path.startswith(OLLAMA):
+            return {"error": found["message"]}
+        body["error"] |= found
     return body
 
 

@@ -21,6 +21,12 @@ _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
     **{"developer": "system", "function": "tool", "model": "assistant"},  # OpenAI's, its old one, Gemini's
 }
+_ALL_ROLES = _ROLES | {
+    **{"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant"},  # LangChain, ShareGPT
+    **{"ipython": "tool", "observation": "tool", "tool_response": "tool"},  # Llama, GLM, Qwen
+}
+"""With those that no protocol has, but that histories of programs do."""
+_UNFINISHED = "[no result: the call was interrupted]"
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_content", "think")
 """Parts of an answer that are its reasoning: of Anthropic and Mistral, LangChain, Bedrock, LibreChat."""
 _REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
@@ -77,6 +83,8 @@ def messages_of(
         reader.read(item, f"{field}[{i}]", is_last=i == len(given) - 1)
     if not reader.messages:
         raise InvalidRequest(f"{field} is empty: give at least one message")
+    for call in reader.messages[-1].get("tool_calls", ()):  # a program sends what was interrupted once more
+        reader.messages.append({"role": "tool", "content": _UNFINISHED, "tool_call_id": call["id"]})
     *before, last = reader.messages
     follows_result = before and before[-1]["role"] == "tool"  # programs add pictures to results in this way
     if last["role"] == "user" and not follows_result and not has_text(last["content"]):
@@ -110,7 +118,7 @@ class _Reader:
     def read(self, item: Mapping[str, Any], where: str, *, is_last: bool) -> None:
         """Add an item. where: its name in errors."""
         kind = item.get("type")
-        if item.get("role") is not None or not isinstance(kind, str) or kind == "message":
+        if item.get("role") is not None or not isinstance(kind, str) or kind in ("message", *_ALL_ROLES):
             self._read_message(item, _role(item, where), where, is_last)
         elif kind == "function_call":
             if not _is_of_function(item):
@@ -131,7 +139,7 @@ class _Reader:
             self.add("assistant", note(kind))
 
     def _read_message(self, item: Mapping[str, Any], role: str, where: str, is_last: bool) -> None:
-        content = item.get("content")
+        content = item.get("content", item.get("parts"))  # Gemini's name, and the AI SDK's
         parts = content if isinstance(content, list) else [] if content is None else [content]
         if role == "tool":
             self._result(item, "\n".join([readable(content), *_pictures(item)]))
@@ -224,10 +232,12 @@ class _Reader:
 
 
 def _role(item: Mapping[str, Any], where: str) -> str:
-    role = item.get("role")
+    role, kind = item.get("role"), _kind(item)
+    if role is None and kind in _ALL_ROLES:
+        role = kind
     if role is None:
         raise InvalidRequest(f"{where}.role is missing: add it")
-    found = _ROLES.get(role.lower()) if isinstance(role, str) else None
+    found = _ALL_ROLES.get(role.lower()) if isinstance(role, str) else None
     if not found:
         raise InvalidRequest(f"{where}.role: give {', '.join(map(repr, _ROLES))}")
     return found

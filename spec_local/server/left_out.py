@@ -11,10 +11,12 @@ _TEXTS = {
 }
 """The kinds of parts that have text, and where."""
 _MEDIA = {
-    **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("image", "image_url", "input_image", "image_file", "computer_screenshot"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
-    **dict.fromkeys(("document", "file", "input_file", "container_upload"), "document"),
+    **dict.fromkeys(
+        ("document", "file", "input_file", "document_url", "container_upload", "resource"), "document"
+    ),
 }
 _NAMES = ("title", "filename", "name")
 _NOTE = "left out: this model reads text only"
@@ -49,8 +51,11 @@ def text_of(part: object) -> str:
         return text
     if kind == "search_result":
         return "\n".join([*_strings(part, "title", "source"), readable(part.get("content"))])
-    if kind == "tool_reference" or role_of(kind):
+    if kind in ("tool_reference", "resource_link") or role_of(kind):
         return described(part)
+    match part:
+        case {"type": "resource", "resource": {"text": str(text)} as resource}:  # of MCP
+            return "\n".join([*_strings(resource, "uri"), text])
     if kind not in _MEDIA and isinstance(text := part.get("text"), str):
         return text
     if kind not in _MEDIA:

@@ -90,7 +90,7 @@ class LlamaCompletion(Exchange):
         self.requests, self.streams = given.requests(), bool(given.stream)
         self._probabilities = self.requests[0].settings.logprobs is not None
         self._tokens = bool(given.return_tokens)
-        self._with_progress = bool(given.return_progress)
+        self._with_progress, self._with_timings = bool(given.return_progress), bool(given.timings_per_token)
         self._fields = given.response_fields
         self._model = given.model or loaded.name
         self._answers = [AnswerSoFar() for _ in self.requests]
@@ -131,7 +131,8 @@ class LlamaCompletion(Exchange):
         tokens = [token.id for token in added.tokens]
         part = answer_json.part(added.content, added.reasoning, tokens, added.n_drafted, added.n_accepted)
         marks = {"specdec": openai_json.marks(added)} if self.requests[0].marks else {}
-        return {"index": index} | part | self._probabilities_of(added.tokens) | marks
+        timings = openai_json.timings_so_far(self._answers[index]) if self._with_timings else {}
+        return {"index": index} | part | self._probabilities_of(added.tokens) | marks | timings
 
     def _last(self, index: int, content: str, reasoning: str) -> dict[str, Any]:
         answer = self._answers[index]

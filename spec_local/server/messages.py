@@ -14,7 +14,7 @@ from spec_local.server.chat_body import (
     Name,
     Text,
     choice_of,
-    functions_of,
+    flat_functions_of,
     tool_warnings,
     variables_of,
 )
@@ -39,7 +39,11 @@ def _custom(tools: object) -> object:
     """The tools that are functions: those of other types do not exist here."""
     if not isinstance(tools, list):
         return tools
-    return functions_of([tool | {"type": "function"} if _is_custom(tool) else tool for tool in tools])
+    tools = [tool | {"type": "function"} if _is_custom(tool) else tool for tool in tools]
+    return [
+        {**tool, "input_schema": tool.get("parameters")} if isinstance(tool, dict) else tool
+        for tool in flat_functions_of(tools)
+    ]
 
 
 def _is_custom(tool: object) -> bool:
@@ -92,9 +96,7 @@ class _Body(SamplingBody):
             reasoning_budget=self.thinking.budget_tokens if self.thinking else None,
             json_schema=schema_of(form, field),
         )
-        choice, functions = choice_of(
-            _openai_choice(self.tool_choice), [tool.function() for tool in self.tools or ()]
-        )
+        choice, functions = choice_of(self.tool_choice, [tool.function() for tool in self.tools or ()])
         one_only = isinstance(self.tool_choice, dict) and self.tool_choice.get("disable_parallel_tool_use")
         return AnswerRequest(
             settings,
@@ -115,17 +117,6 @@ class _Body(SamplingBody):
         if self.thinking and self.thinking.type != "adaptive":
             variables["enable_thinking"] = self.thinking.type == "enabled"
         return variables | (self.chat_template_kwargs or {})
-
-
-def _openai_choice(given: object) -> object:
-    match given:
-        case {"type": "any"}:
-            return "required"
-        case {"type": "auto" | "none" as kind}:
-            return kind
-        case {"type": "tool", "name": name}:
-            return {"type": "function", "name": name}
-    return given
 
 
 class Messages(Exchange):

@@ -22,6 +22,7 @@ from spec_local.server.served_models import seconds_of
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
 _ROLES = ("system", "user", "assistant")
+_EFFORTS = ("low", "medium", "high", "max")
 
 
 def timestamp(ns: int) -> str:
@@ -44,11 +45,10 @@ def _response_format(form: object) -> object:
     raise ValueError("give json, or a JSON schema")
 
 
-def _functions(tools: object) -> Any:
-    """The tools that are functions, which they are without a type, too."""
-    if not isinstance(tools, list):
-        return tools
-    return functions_of([{"type": "function", **t} if isinstance(t, dict) else t for t in tools])
+def _check_effort(think: object) -> object:
+    if isinstance(think, str) and think not in _EFFORTS:
+        raise ValueError(f"give true, false, {', '.join(_EFFORTS[:-1])} or {_EFFORTS[-1]}")
+    return think
 
 
 class _Options(SamplingBody):
@@ -68,7 +68,9 @@ class _Body(Part):
         BeforeValidator(_response_format),
         WithJsonSchema({"anyOf": [{"enum": ["json", "", None]}, {"type": "object"}]}),
     ] = None
-    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    think: Annotated[
+        bool | Literal["low", "medium", "high", "max"] | None, BeforeValidator(_check_effort)
+    ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -111,7 +113,7 @@ class _Body(Part):
 
 class _ChatBody(_Body):
     messages: Items = Field(default_factory=list)
-    tools: Annotated[list[Tool] | None, BeforeValidator(_functions)] = None
+    tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
 
     def request(self, loaded: Loaded) -> AnswerRequest | None:
         """The answer to generate; None: the model is only loaded."""

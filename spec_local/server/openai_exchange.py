@@ -57,7 +57,7 @@ class OpenAIExchange(Exchange):
     ) -> None:
         self.requests, self.streams = requests, bool(given.stream)
         self._n, self._marks, self._with_logprobs = given.n or 1, bool(given.marks), with_logprobs
-        self._with_progress = bool(given.return_progress)
+        self._with_progress, self._with_timings = bool(given.return_progress), bool(given.timings_per_token)
         self._with_usage = bool(given.stream_options and given.stream_options.include_usage)
         kind = self.part_kind if self.streams else self.kind
         self._head = openai_json.head(self.id_prefix, kind, given.model or model)
@@ -91,8 +91,9 @@ class OpenAIExchange(Exchange):
         tokens = added.tokens if self._with_logprobs else ()
         if part or tokens or (self._marks and (added.spans or added.n_drafted)):
             logprobs = self._logprobs(index, tokens) if tokens else None
-            marks = {"specdec": openai_json.marks(added)} if self._marks else None
-            yield self._chunk(index, part, logprobs=logprobs, more=marks)
+            marks = {"specdec": openai_json.marks(added)} if self._marks else {}
+            timings = openai_json.timings_so_far(answer) if self._with_timings else {}
+            yield self._chunk(index, part, logprobs=logprobs, more=marks | timings)
         if answer.ended:
             nothing = type(part)()
             reason = openai_json.finish_reason(answer)

@@ -86,6 +86,11 @@ def timings(ended: Ended) -> dict[str, Any]:
     return made
 
 
+def timings_so_far(answer: AnswerSoFar) -> dict[str, Any]:
+    """The timings of an answer that goes on, which llama.cpp's server calls ``timings_per_token``."""
+    return {"timings": answer_json.timings(answer.statistics_so_far())}
+
+
 def progress(event: Reading) -> dict[str, Any]:
     """How much of a prompt has been read, and for how long: ``prompt_progress``, as llama.cpp's server."""
     return {

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from spec_local.chat.messages import json_object
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
 from spec_local.server.chat_body import (
     Function,
     choice_of,
-    functions_of,
+    flat_functions_of,
     tool_warnings,
     variables_of,
 )
@@ -54,7 +54,7 @@ class _Body(SamplingBody):
     input: Annotated[Items, BeforeValidator(_items)] = Field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: Annotated[list[_Tool] | None, BeforeValidator(functions_of)] = None
+    tools: Annotated[list[_Tool] | None, BeforeValidator(flat_functions_of)] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
@@ -258,6 +258,8 @@ class Responses(Exchange):
 
 def _failure(error: SpecLocalError) -> dict[str, str]:
     code = "invalid_prompt" if errors.status_of(error) < 500 else "server_error"
+    if isinstance(error, ContextOverflow):
+        code = "context_length_exceeded"  # by which Codex shortens the prompt
     message = errors.body_for("", error)["error"]["message"]
     return {"code": code, "message": message}  # OpenAI's clients know no other codes
 

@@ -119,6 +119,7 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     for part in location[1:]:
         name = ascii(part[:40])[1:-1]  # a key of the client
         field += f"[{part}]" if part.isdecimal() else f".{name}"
+    what = what.replace(" after validation", "")
     for phrase, better in _WORDING:
         if what.startswith(phrase):
             what = better + what.removeprefix(phrase)
@@ -130,6 +131,8 @@ def _refusal(error: ValidationError) -> InvalidRequest:
 
 
 def _listed(value: object) -> object:
+    if isinstance(value, list):
+        return [each for each in value if each is not None]
     return [value] if isinstance(value, str) else value
 
 
@@ -199,6 +202,7 @@ class SamplingBody(Part):
     stream: bool | None = None
     marks: bool | None = None
     return_progress: bool | None = None
+    timings_per_token: bool | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     n_predict: Count | None = None

@@ -112,6 +112,8 @@ def long_bodies(words):
         "/v1/messages": {"messages": messages, "max_tokens": 8},
         "/completion": {"prompt": text},
         "/completions": {"prompt": ["a", text]},
+        "/api/chat": {"messages": messages},
+        "/api/generate": {"prompt": text},
     }
 
 
@@ -127,6 +129,9 @@ def test_a_prompt_that_is_too_long(server, path, words, stream):
         assert error["message"].startswith("prompt is too long: ")
         assert error["message"].endswith(" tokens > 4096 maximum")
         assert error["type"] == "invalid_request_error"
+        return
+    if path.startswith("/api/"):
+        assert "the maximum context length is 4096 tokens" in error
         return
     assert error["n_ctx"] == 4096
     assert error["n_prompt_tokens"] > 4096

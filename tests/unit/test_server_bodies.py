@@ -157,6 +157,57 @@ def test_any_seed(kind, seed, used):
     assert kind(body | {"seed": seed}, LOADED).requests[0].settings.seed == used
 
 
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+FORMS = {
+    "chat completions": {"type": "function", "function": {"name": "f", "parameters": SCHEMA}},
+    "without a type": {"function": {"name": "f", "parameters": SCHEMA}},
+    "responses, Cursor": {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False},
+    "Anthropic": {"name": "f", "input_schema": SCHEMA},
+    "Anthropic, with its type": {"type": "custom", "name": "f", "input_schema": SCHEMA},
+}
+
+
+@pytest.mark.parametrize("kind", [ChatCompletions, Messages, Responses, OllamaChat])
+@pytest.mark.parametrize("tool", FORMS.values(), ids=FORMS)
+def test_tools_in_the_form_of_another_protocol(kind, tool):
+    others = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "web_search"}]
+    (request,) = kind(VALID | {"tools": [*others, tool]}, LOADED).requests
+    assert request.tools == [FORMS["chat completions"]]
+
+
+@pytest.mark.parametrize("kind", [ChatCompletions, Messages, Responses])
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        ("any", "required"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "any"}, "required"),
+        ({"type": "tool", "name": "weather"}, "weather"),
+        ({"type": "function", "function": {"name": "weather"}}, "weather"),
+    ],
+)
+def test_choices_in_the_form_of_another_protocol(kind, given, choice):
+    (request,) = kind(VALID | {"tool_choice": given}, LOADED).requests
+    assert request.tool_choice == choice
+
+
+@pytest.mark.parametrize("kind", [ChatCompletions, Completions, LlamaCompletion])
+def test_timings_of_each_token(kind):
+    for wanted in (False, True):
+        exchange = kind(VALID | {"stream": True, "timings_per_token": wanted}, LOADED)
+        timings = [data["timings"] for _, data in parsed(stream(exchange, ANSWER)) if "timings" in data]
+        n_tokens = [each["predicted_n"] for each in timings]
+        assert len(n_tokens) > 1 if wanted else len(n_tokens) == 1
+        assert n_tokens == sorted(n_tokens)
+        assert all(each["prompt_ms"] >= 0 for each in timings)
+
+
+@pytest.mark.parametrize("kind", [ChatCompletions, Completions, LlamaCompletion])
+def test_a_list_of_stops_with_null(kind):
+    assert kind(VALID | {"stop": ["x", None]}, LOADED).requests[0].settings.stops == ["x"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_valid_body_is_valid(kind):
     kinds = {Messages: [{"name": "weather"}], Responses: [{"type": "function", "name": "weather"}]}

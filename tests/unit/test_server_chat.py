@@ -76,6 +76,7 @@ FIELDS = """
 DEFAULTS = {
     "null": dict.fromkeys(FIELDS),
     "no limit and no seed": {"max_tokens": -1, "seed": -1, "grammar": ""},
+    "functions that there are not": {"functions": [], "function_call": "none"},
     "samplers that do nothing": {"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1},
 }
 
@@ -201,6 +202,26 @@ def test_the_last_message_can_have_any_role(last, more):
     found = request(messages=[QUESTION, last], **more).messages[-1]
     assert found["content"] == last["content"]
     assert request(messages=[last], **more).messages == [found]
+
+
+def test_a_body_of_responses():
+    """Cursor sends it to the path of chat completions."""
+    body = {
+        "model": "gpt-5",
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Why?"}]}],
+        "tools": [{"type": "function", "name": "weather"}, {"type": "custom", "name": "ApplyPatch"}],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"verbosity": "low"},
+        "max_output_tokens": 9,
+        "include": ["reasoning.encrypted_content"],
+    }
+    (found,) = ChatCompletions(body, LOADED).requests
+    assert found.messages == [{"role": "system", "content": "Be brief."}, QUESTION]
+    assert [tool["function"]["name"] for tool in found.tools] == ["weather"]
+    assert found.variables == {"reasoning_effort": "low"}
+    assert found.settings.max_tokens == 9
+    assert ChatCompletions({"input": "Why?"}, LOADED).requests[0].messages == [QUESTION]
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}

@@ -106,7 +106,7 @@ def test_prompts_that_are_neither_text_nor_tokens(prompt):
         ({"best_of": 2}, "best_of is not supported"),
         ({"prompt": [1], "suffix": "x"}, "suffix needs a prompt of text"),
         ({"prompt": ["a"] * 65, "n": 2}, "130 answers are too many: give at most 128"),
-        ({"logprobs": True}, "logprobs: give a valid integer"),
+        ({"logprobs": "1"}, "logprobs: give a valid integer"),
     ],
 )
 def test_errors(more, part):
@@ -374,3 +374,8 @@ def test_warnings_name_what_is_not_enforced(make):
     assert found.whole([ANSWER])["warnings"] == warnings
     (*_, last) = make(json_schema={"uniqueItems": True}, stream=True).write(0, ANSWER[-1])
     assert json.loads(last.removeprefix("data: "))["warnings"] == warnings
+
+
+@pytest.mark.parametrize(("given", "n"), [(False, None), (True, 0), (2, 2)])
+def test_logprobs_as_in_chats(given, n):
+    assert Completions({"prompt": "Once", "logprobs": given}, LOADED).requests[0].settings.logprobs == n

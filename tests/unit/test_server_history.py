@@ -19,6 +19,7 @@ from tests.unit.test_chat_roles import ALL, template_of
 KINDS = {ChatCompletions: "messages", Messages: "messages", Responses: "input"}
 QUESTION = {"role": "user", "content": "Why?"}
 UNREADABLE = "[{} left out: it cannot be read here]".format
+DOCUMENT = "[document left out: this model reads text only]"
 PICTURE = "[image left out: this model reads text only]"
 
 
@@ -168,7 +169,7 @@ HISTORIES = {
         [calling("a", "b", "c"), result({"rows": [1]}), result([{"id": 1}, {"id": 2}], tool_call_id="b"),
          result([text("3"), part("image", data="AA"), part("resource", uri="x"), 5], tool_call_id="c")],
         [calling("a", "b", "c"), result('{"rows": [1]}'), result('[{"id": 1}, {"id": 2}]', tool_call_id="b"),
-         result("\n".join(["3", PICTURE, UNREADABLE("resource"), "5"]), tool_call_id="c")],
+         result("\n".join(["3", PICTURE, DOCUMENT, "5"]), tool_call_id="c")],
     ),
     "a call without a name, or of another kind": (
         [answer("I try.", tool_calls=[{"id": "a", "type": "function", "function": {"arguments": "{}"}}, 7]),
@@ -188,6 +189,25 @@ HISTORIES = {
     ),
     "Gemini: another name of the role, parts without a type": (
         [{"role": "model", "content": [{"text": "Yes."}]}], [answer("Yes.")],
+    ),
+    "Gemini, AI SDK: parts in place of content": (
+        [{"role": "user", "parts": [{"text": "Hi."}]}, {"role": "model", "parts": [{"text": "Yes."}]}],
+        [user("Hi."), answer("Yes.")],
+    ),
+    "LangChain, ShareGPT, Llama, GLM: their roles": (
+        [{"type": "system", "content": "Be."}, {"type": "human", "content": "A"},
+         {"type": "ai", "content": "B"}, {"role": "gpt", "content": "C"}, calling(),
+         {"role": "ipython", "content": "1"}, calling(), {"role": "observation", "content": "2"}],
+        [{"role": "system", "content": "Be."}, user("A"), answer("B"), answer("C"), calling(), result("1"),
+         calling(), result("2")],
+    ),
+    "parts of MCP and Mistral": (
+        [user([text("Look."), part("resource", resource={"uri": "file:///a", "text": "A"}),
+               part("resource", resource={"uri": "file:///a", "blob": "AAAA"}),
+               part("resource_link", uri="file:///a", name="a"), part("document_url", document_url="x"),
+               part("image_file", image_file={"file_id": "x"})])],
+        [user("\n".join(["Look.", "file:///a", "A", DOCUMENT,
+                         '[resource_link: {"uri": "file:///a", "name": "a"}]', DOCUMENT, PICTURE]))],
     ),
     "parts of kinds that nobody knows": (
         [user([text("Look."), part("smell", data="A" * 99), part("markdown", text="*x*"), part("image_url")]),
@@ -240,12 +260,21 @@ def test_what_programs_send(kind, items, expected):
         ([QUESTION, part("item_reference", id="msg_1")], "[1]: the type item_reference is not supported"),
         ([{"role": "king", "content": "x"}, QUESTION], "[0].role: give 'system', 'user', "),
         ([{"content": "x"}, QUESTION], "[0].role is missing: add it"),
+        ([{"content": "x", "type": ["user"]}, QUESTION], "[0].role is missing: add it"),
         ([answer([part("thinking", thinking="x")] * 2, x=[] or None), 5], "[1]: give an object"),
     ],
 )
 def test_what_is_asked_now_must_be_readable(kind, items, error):
     with pytest.raises(InvalidRequest, match="^" + re.escape(KINDS[kind] + error)):
         messages_of(kind, items)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_answer_calls_tools(kind):
+    """Programs send it once more after a call was interrupted."""
+    found = messages_of(kind, [QUESTION, calling("a", "b")])
+    lost = "[no result: the call was interrupted]"
+    assert found == [QUESTION, calling("a", "b"), result(lost), result(lost, tool_call_id="b")]
 
 
 def test_a_last_item_that_says_nothing():

@@ -125,7 +125,7 @@ def test_a_longer_context_than_the_servers_is_a_warning():
         ({"options": [1]}, "options: give"),
         ({"format": "xml"}, "format: give json, or a JSON schema"),
         ({"format": {"type": "nothing"}}, "format"),
-        ({"think": "a lot"}, "think"),
+        ({"think": "a lot"}, "think: give true, false, low, medium, high or max"),
         ({"top_logprobs": 21}, "top_logprobs: give at most 20"),
         ({"messages": "Why?"}, "messages: give"),
         ({"messages": [{"role": "user", "content": "", "images": ["aGk="]}]}, "the question is only"),

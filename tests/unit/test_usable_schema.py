@@ -53,6 +53,9 @@ def test_schemas_of_clients(case):
         ({"patternProperties": {"(?!a)": {}, "b": {}}}, {"patternProperties": {"b": {}}},
          ["the pattern '(?!a)' at # is not supported: no name matches it"]),
         ({"patern": "a"}, {}, ["patern at # is not supported"]),
+        ({"required": None, "properties": None, "enum": None, "items": {"anyOf": None}}, {"items": {}}, []),
+        ({"minimum": 1, "exclusiveMinimum": True, "maximum": 9, "exclusiveMaximum": False},
+         {"exclusiveMinimum": 1, "maximum": 9}, []),
     ],
 )  # fmt: skip
 def test_what_cannot_be_enforced_is_left_out_with_a_warning(schema, kept, warnings):
