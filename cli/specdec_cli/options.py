@@ -58,7 +58,7 @@ DraftOption = Annotated[
         "--draft",
         "-md",
         metavar="FILE|NAME",
-        help="Draft model or head; none: neither; auto finds one (default).",
+        help="Draft model or head; auto (default) finds one, none does without.",
         autocompletion=completion.models,
     ),
 ]
@@ -510,7 +510,7 @@ class SamplingOptions(SamplerOptions):
     ] = None
     thinking_budget: Annotated[
         int | None,
-        Option(
+        _Sampling(
             min=0,
             max=1 << 31,
             help="Maximum number of tokens that a model thinks before its answer (default: no limit; under a "
