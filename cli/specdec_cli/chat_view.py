@@ -284,4 +284,5 @@ class ChatView:
 
 
 def _dropped(n: int) -> str:
-    return f"(the context was full: the oldest {n} messages were dropped)"
+    dropped = "oldest message was" if n == 1 else f"oldest {n} messages were"
+    return f"(the context was full: the {dropped} dropped)"

@@ -128,7 +128,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with usage_errors.in_one_line():
+        with usage_errors.in_one_line(), usage_errors.of_completion():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 
-from spec_local.errors import InvalidRequest
+from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.models.names import resolve
 
 _NAME = re.compile(r"[\w./:@~+-]+", re.ASCII)  # what is neither such a name nor a file is a prompt
@@ -26,7 +26,10 @@ def model_and_prompt(
     Raises:
         InvalidRequest: the argument is a file of another kind, or a word that is probably no prompt.
     """
-    if model is None or prompt is not None:
+    if model is None:
+        return model, prompt
+    if prompt is not None:
+        _check_before_prompt(model, prompt, command)
         return model, prompt
     if _is_model(model):
         return model, None
@@ -47,6 +50,19 @@ def model_and_prompt(
             f"specdec {command} MODEL {word}"
         ) from None
     return model, None
+
+
+def _check_before_prompt(model: str, prompt: str, command: str) -> None:
+    """Raise InvalidRequest for a word that is probably the first one of a prompt without quotes."""
+    if "/" in model or not _NAME.fullmatch(model):
+        return
+    try:
+        resolve(model)
+    except InvalidRequest as error:
+        whole = shlex.quote(f"{model} {prompt}")
+        raise InvalidRequest(f"{error}; if both are the prompt, type specdec {command} {whole}") from None
+    except DownloadError:
+        return  # what loads it explains how to get it
 
 
 def _is_model(text: str) -> bool:

@@ -348,6 +348,8 @@ def _request(
         suffix = _text(suffix_file)
     if not files and sys.stdin is not None and not sys.stdin.isatty():
         files = [STANDARD]
+    if not files and not argument and suffix is None:
+        raise InvalidRequest("there is no prompt: give one, pipe text in, or chat with specdec run")
     parts = [*map(_text, files), argument or ""]
     if raw or suffix is not None:  # text that goes on: all white space is significant
         prompt = "".join(parts)

@@ -58,7 +58,7 @@ DraftOption = Annotated[
         "--draft",
         "-md",
         metavar="FILE|NAME",
-        help="Draft model or head, or none, or auto to find one (default).",
+        help="Draft model or head; auto (default) finds one, none turns it off.",
         autocompletion=completion.models,
     ),
 ]

@@ -35,6 +35,21 @@ def in_one_line() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def of_completion() -> Iterator[None]:
+    """Report in one line that --install-completion, which Typer runs, found no home directory it can use."""
+    try:
+        yield
+    except (BrokenPipeError, typer.Exit, typer.Abort):  # --help has been shown
+        raise
+    except (OSError, RuntimeError) as error:
+        why = str(error).rstrip(".")
+        render.error(
+            f"completion cannot be installed ({why}): set HOME to your folder, or see --show-completion"
+        )
+        raise typer.Exit(exits.FAILURE) from None
+
+
+@contextlib.contextmanager
 def of_command(context: Any) -> Iterator[None]:
     """Let usage errors name the command, of which some do not know it."""
     try:

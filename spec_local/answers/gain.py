@@ -40,7 +40,10 @@ def gain_of(s: Statistics, plain: float | None, *, is_asked: bool, has_draft: bo
         why = "none promised a gain" if has_draft else "no draft model, and no earlier text recurred"
         return Gain("none", f"no drafts ({why})")
     speed = s.predicted_n * plain / s.predicted_s
-    if speed < 1.0 - _ABOUT_EQUAL:  # the policy bounds what drafts may lose: it is the machine
+    if speed < 1.0 - _ABOUT_EQUAL:
+        if settings.policy != "adaptive":
+            return Gain("slower", "slower than without drafts: policy adaptive drafts only where it pays")
+        # This policy bounds what drafts may lose: it is the machine.
         return Gain("slower", "slower than usual: the machine may be busy or hot")
     if speed < 1.0 + _ABOUT_EQUAL:
         return Gain("same", "about as fast as without drafts")

@@ -24,6 +24,7 @@ _ADVICE = {  # by what llama.cpp's reason contains
     "endian": "the file is for machines with another byte order: download another one",
     "failed to open GGUF|split": "put all parts of the model into one folder, and give the first one",
     "file bounds|corrupted|failed to read": "the file is incomplete: download it again",
+    "remaining file size": "the file is incomplete or damaged: download it again",
 }
 _UNKNOWN = "the file may be damaged or in a newer format; download it again or update llama-cpp-python"
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from specdec_cli import chat_view
 from specdec_cli.chat_commands import COMMANDS
 
 OPTIONS = ["--threads", "1", "--ctx", "512", "-n", "12", "--no-stats"]
@@ -255,22 +256,27 @@ def test_save_and_load(chat, tmp_path):
     assert third == second
 
 
-def test_save_makes_no_folder_and_replaces_no_other_file(chat, tmp_path):
+def test_save_makes_folders_and_replaces_no_other_file(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "folder").mkdir()
     names = ["no/such/a.json", "folder", "new/", '"new/"', "notes.txt", "--state notes.txt", "/dev/null"]
     _, notes = chat("hello", *(f"/save {name}" for name in names))
     assert notes == [
-        "specdec: there is no folder no/such: make it first, or give another path",
+        "saved 2 messages to no/such/a.json",
         "specdec: folder is a folder: give the name of a file",
         *["specdec: new is a folder: give the name of a file"] * 2,
         *["specdec: notes.txt exists and is not a saved conversation: give another path"] * 2,
         "specdec: /dev/null is not a regular file: give another path",
     ]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] in "fn") == ["folder", "notes.txt"]
+    assert (tmp_path / "no/such/a.json").exists()
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
     _, notes = chat("hello", "/save a b.json", "more", "/save 'a b.json'", "/save --state a\\ b.json")
     assert [line.split(" to ")[0] for line in notes] == [f"saved {n} messages" for n in (2, 4, 4)]
     assert (tmp_path / "a b.json.state").exists()
+    _, notes = chat("hello", "/save --state also/new/a.json")
+    assert notes[0].startswith("saved 2 messages")
+    assert (tmp_path / "also/new/a.json.state").exists()
 
 
 def test_files_that_cannot_be_read(chat, tmp_path):
@@ -322,6 +328,11 @@ def test_a_full_context_drops_the_oldest_messages(chat):
     assert not any("is full:" in note for note in notes)
     _, notes = chat(*lines, options=["--ctx", "128", "--temp", "0"])
     assert any("/set when-full drop-oldest" in note for note in notes)
+
+
+@pytest.mark.parametrize(("n", "words"), [(1, "oldest message was"), (2, "oldest 2 messages were")])
+def test_dropped_messages_are_counted(n, words):
+    assert chat_view._dropped(n) == f"(the context was full: the {words} dropped)"
 
 
 def test_dropped_messages_are_reported_after_the_answer(inside, main):

@@ -4,9 +4,13 @@ import os
 import shutil
 import sys
 import time
+from unittest import mock
 
 import pexpect
 import pytest
+import typer
+
+from specdec_cli.app import app
 
 
 def complete(command, shell, line, folder=None):
@@ -77,6 +81,18 @@ def test_completion_ignores_broken_settings(inside, tmp_path, monkeypatch):
     monkeypatch.setitem(inside.environment, "SPECDEC_CONFIG", str(tmp_path / "broken.toml"))
     monkeypatch.setitem(inside.environment, "SPECDEC_TYPO", "1")
     assert complete(inside, "bash", "specdec generate --proposer lo") == "lookup\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("Could not determine home directory."), PermissionError(13, "Permission denied", "/x")],
+)
+def test_without_a_home_it_cannot_be_installed(monkeypatch, capfd, error):
+    monkeypatch.setattr("typer.core.TyperGroup.make_context", mock.Mock(side_effect=error))
+    with pytest.raises((typer.Exit, SystemExit)):
+        app(["--install-completion"], prog_name="specdec")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"specdec: completion cannot be installed ({str(error).rstrip('.')}): set HOME")
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")

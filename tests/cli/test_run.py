@@ -59,7 +59,11 @@ def test_a_prompt_of_one_word_needs_a_model_before_it(inside, main):
     assert expected
     assert inside("run", "-m", main, "-p", "hello", *SHORT).stdout == expected
     assert "prompt" not in inside.one_line(inside("run", "folder/file", *SHORT), 2)
-    assert "prompt" not in inside.one_line(inside("run", "hello", "there", *SHORT), 2)
+    for command in ("run", "generate"):
+        line = inside.one_line(inside(command, "hello", "it's me", *SHORT), 2)
+        assert line.endswith(f"""; if both are the prompt, type specdec {command} 'hello it'"'"'s me'""")
+        assert "prompt" not in inside.one_line(inside(command, "folder/file", "there", *SHORT), 2)
+        assert "prompt" not in inside.one_line(inside(command, "coder-7b", "there", *SHORT), 1)
 
 
 def test_generate_takes_the_model_as_an_argument_too(inside, main):
@@ -74,7 +78,9 @@ def test_generate_takes_the_model_as_an_argument_too(inside, main):
     assert "given twice" in line
 
 
-def test_in_generate_an_only_argument_that_is_a_model_is_the_model(inside, main, draft, monkeypatch):
+def test_in_generate_an_only_argument_that_is_a_model_is_the_model(
+    inside, main, draft, monkeypatch, terminal
+):
     """Wherever its prompt comes from; the starter, which is not there, would be an error."""
     expected = inside("generate", "--main", main, "hello there", *SHORT).stdout
     assert expected
@@ -88,6 +94,8 @@ def test_in_generate_an_only_argument_that_is_a_model_is_the_model(inside, main,
     for name in ("coder-7b", "qwen3-4b", "user/repo:Q4_0"):
         assert "has not been downloaded" in inside.one_line(inside("generate", name, stdin=b"hi"), 1)
     assert "there is no prompt" in inside.one_line(inside("generate", main, *SHORT), 2)
+    on_terminal = terminal(main, command="generate").rest()
+    assert on_terminal == "specdec: there is no prompt: give one, pipe text in, or chat with specdec run\r\n"
     # What names no model is the prompt.
     monkeypatch.setitem(inside.environment, "SPECDEC_MAIN", str(draft))
     (inside.folder / "tests").mkdir(exist_ok=True)

@@ -38,6 +38,11 @@ def test_gain(made, opened, words):
     assert render.gain(opened, GenerationSettings(), made) == words
 
 
+def test_only_a_policy_that_bounds_losses_blames_the_machine():
+    line = render.gain(session(), GenerationSettings(policy="fixed"), statistics(14.0))
+    assert line == "slower than without drafts: policy adaptive drafts only where it pays"
+
+
 def test_the_plain_line():
     made = Statistics(predicted_n=96, predicted_s=4.8, n_steps=40, draft_n=90, draft_n_accepted=71)
     line = "96 tokens in 4.8 s (20.0 tokens/s), so fast, 71 of 96 tokens drafted"

@@ -156,6 +156,13 @@ def test_a_truncated_file(tmp_path, tiny_path, fraction):
         Model(path)
 
 
+def test_a_file_that_ends_within_its_header(tmp_path, tiny_path):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny_path.read_bytes()[:48])
+    with pytest.raises(ModelFileError, match="the file is incomplete or damaged: download it again"):
+        Model(path)
+
+
 def test_the_error_quotes_llama_cpp(tmp_path):
     path = write_tiny_model(tmp_path / "unknown.gguf", architecture="nonsense")
     with pytest.raises(ModelFileError, match="unknown model architecture: 'nonsense'"):

@@ -111,7 +111,10 @@ def test_a_proxy_under_a_path_that_replaces_the_host(server):
     with proxy(server.address.removeprefix("http://"), "/llm/") as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{listening.server_port}/llm/"
-        page = httpx.get(base, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"})
+        page = httpx.get(
+            base,
+            headers={"accept": "text/html", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+        )
         assert page.status_code == 200
         files = re.findall(r'(?:src|href)="([^"#]+)"', page.text)
         assert {"app.js", "style.css"} <= {*files}
