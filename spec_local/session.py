@@ -698,8 +698,13 @@ class Session:
 
     def gain(self, settings: GenerationSettings, statistics: Statistics) -> Gain | None:
         """What drafts gained in an answer with these settings, if that may be stated: see `gain_of`."""
-        is_asked = bool(self.proposers(settings))
-        return gain_of(statistics, self.plain_seconds, is_asked=is_asked, has_draft=self.draft is not None)
+        return gain_of(
+            statistics,
+            self.plain_seconds,
+            settings.policy,
+            is_asked=bool(self.proposers(settings)),
+            has_draft=self.draft is not None,
+        )
 
     @property
     def known_costs(self) -> tuple[CostModel | None, CostModel | None]:

@@ -172,6 +172,8 @@ def _save(view: "ChatView", rest: str) -> None:
     path = _path(name if first == _STATE else rest)
     if path.is_dir() or rest.rstrip("\"' ").endswith(os.sep):
         raise InvalidRequest(f"{path} is a folder: give the name of a file")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"there is no folder {path.parent}: make it first, or give another path")
     if path.exists() and path.stat().st_size and not saved_chat.is_saved(path):
         raise InvalidRequest(f"{path} exists and is not a saved conversation: give another path")
     view.save(path, with_state=first == _STATE)

@@ -24,13 +24,16 @@ class Gain:
     times: float | None = None
 
 
-def gain_of(s: Statistics, plain: float | None, *, is_asked: bool, has_draft: bool) -> Gain | None:
+def gain_of(
+    s: Statistics, plain: float | None, policy: str, *, is_asked: bool, has_draft: bool
+) -> Gain | None:
     """Return what drafts gained in an answer.
 
     None: no drafts were asked for, the costs of calls have not been measured, or the answer is too short.
 
     Args:
         plain: seconds of a plain step on this machine, if they have been measured.
+        policy: which decided what to draft.
         is_asked: whether anything might have drafted.
         has_draft: whether there is a draft model or a head.
     """
@@ -41,7 +44,7 @@ def gain_of(s: Statistics, plain: float | None, *, is_asked: bool, has_draft: bo
         return Gain("none", f"no drafts ({why})")
     speed = s.predicted_n * plain / s.predicted_s
     if speed < 1.0 - _ABOUT_EQUAL:
-        if settings.policy != "adaptive":
+        if policy != "adaptive":
             return Gain("slower", "slower than without drafts: policy adaptive drafts only where it pays")
         # This policy bounds what drafts may lose: it is the machine.
         return Gain("slower", "slower than usual: the machine may be busy or hot")

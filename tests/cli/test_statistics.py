@@ -12,7 +12,7 @@ from specdec_cli import render
 
 def session(plain=0.1, has_draft=False, is_asked=True):
     def gain(settings, made):
-        return gain_of(made, plain, is_asked=is_asked, has_draft=has_draft)
+        return gain_of(made, plain, settings.policy, is_asked=is_asked, has_draft=has_draft)
 
     return SimpleNamespace(gain=gain)
 
