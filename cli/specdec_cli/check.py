@@ -57,7 +57,7 @@ def check(
     with exits.guarded():
         import shlex
 
-        from spec_local.models import pairs
+        from spec_local.models import catalog, pairs
 
         main, draft = named_pair(main, draft, main_option, draft_option)
         main_name, draft_name = paired(main, draft)
@@ -87,9 +87,18 @@ def check(
             ),
             ("memory", _memory(report.memory, max(report.main.n_ctx, report.draft.n_ctx))),
         ]
-        if report.expectation:
+        is_measured = report.expectation is not None and report.expectation.is_measured
+        pair = catalog.pairs().get(main)
+        if not is_measured and draft is None and pair and pair.gain:  # it is known better than from sizes
+            rows.append(("speed-up", pair.gain))
+            how = "to measure it here"
+        elif report.expectation:
             rows += _speedup_rows(report.expectation.speedups)
-        if not report.expectation or not report.expectation.is_measured:
+            how = "estimated from the sizes; to measure it"
+        else:
+            rows.append(("speed-up", "unknown"))
+            how = "to measure it"
+        if not is_measured:
             tune = ["specdec", "tune", main_name, draft_name]
             for name, value, usual in (
                 ("--ctx", ctx, 4096),
@@ -100,8 +109,7 @@ def check(
                 ("--kernels", kernels, "auto"),
             ):
                 tune += [name, str(value)] if value != usual else []
-            what = "estimated from the sizes; to measure it" if report.expectation else "unknown"
-            rows.append(("" if report.expectation else "speed-up", f"{what}: run {shlex.join(tune)}"))
+            rows.append(("", f"{how}: run {shlex.join(tune)}"))
         render.write("".join(f"{name:<13} {text}\n" for name, text in rows))
         for line in _warnings(report):
             render.note(f"warning: {line}")

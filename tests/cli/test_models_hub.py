@@ -28,6 +28,7 @@ files = ["draft-F32.gguf"]
 main = "toy"
 draft = "toy-draft"
 note = "for tests"
+gain = "1.7 times as fast, measured elsewhere"
 """
 
 
@@ -85,7 +86,7 @@ def test_pull_use_and_rm(hubbed, server, toys):
     listed = hubbed("models", "list").stdout.decode().splitlines()
     assert f"toy\tdownloaded\tMIT\ta toy\t{len(toys['toy-F32.gguf'])}" in listed
     assert "toy-draft\tnot downloaded\tMIT\ta smaller toy\t" in listed
-    assert "toys\tpair\ttoy + toy-draft\tfor tests\t" in listed
+    assert "toys\tpair\ttoy + toy-draft\tfor tests; 1.7 times as fast, measured elsewhere\t" in listed
     assert hubbed(*command).returncode == 0
     assert hubbed("models", "pull", "toy", "--offline").stdout == done.stdout
     assert "choose one of" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:q9_9"), 2)
@@ -158,3 +159,15 @@ def test_on_a_terminal(terminal, hubbed, toys):
     _, listed = hubbed.on_terminal("models", "list")
     assert "\t" not in listed
     assert "smollm2-1.7b" in listed
+
+
+def test_a_pair_is_expected_to_gain_what_its_list_says_until_it_is_measured(hubbed):
+    assert hubbed("models", "pull", "toys").returncode == 0
+    gain = "1.7 times as fast, measured elsewhere"
+    assert gain in hubbed("models", "show", "toys").stdout.decode()
+    *_, speedup, how = hubbed("models", "check", "toys").stdout.decode().splitlines()
+    assert speedup.split(None, 1) == ["speed-up", gain]
+    assert how.strip() == "to measure it here: run specdec tune toy toy-draft"
+    both = hubbed("models", "check", "toy", "toy-draft").stdout.decode()
+    assert gain not in both
+    assert "estimated from the sizes; to measure it" in both
