@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
-from specdec_cli import render, terminal, typed_ahead
+from specdec_cli import render, terminal, typed_ahead, waiting
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -94,7 +94,10 @@ def _quoted_lines() -> tuple[str, bool]:
 
 def _line() -> str:
     """Read a line of standard input."""
-    line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+    with (
+        contextlib.nullcontext() if interactive() else waiting.line("waiting for a line of standard input …")
+    ):
+        line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     if not line:
         raise EOFError
     try:

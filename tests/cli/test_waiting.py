@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from spec_local.session import Text
-from specdec_cli import answer_view, render, terminal, waiting
+from specdec_cli import answer_view, chat_input, render, terminal, waiting
 
 SMALL = ["--threads", 1, "--ctx", 4096, "-n", 3, "--temp", 0]
 DRAWN = re.compile("\x1b7\x1b\\[\\?7l(.*?)\x1b\\[\\?7h\x1b8")
@@ -214,3 +214,16 @@ def test_a_chat(terminal, specdec, main, tmp_path):
     n = log.getvalue().count("loading main.gguf …")
     person.say("/set ctx 2048")
     assert log.getvalue().count("loading main.gguf …") > n > 0
+
+
+def test_a_chat_in_a_pipe_says_that_it_reads_standard_input(screen, monkeypatch):
+    class Slow:
+        def readline(self):
+            wait_for(screen, "waiting for a line of standard input")
+            return b"hi\n"
+
+    monkeypatch.setattr(
+        chat_input, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: False, buffer=Slow()))
+    )
+    assert chat_input._line() == "hi"
+    assert screen.shown == ""
