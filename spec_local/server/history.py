@@ -119,7 +119,7 @@ class _Reader:
         """Add an item. where: its name in errors."""
         kind = item.get("type")
         if item.get("role") is not None or not isinstance(kind, str) or kind in ("message", *_ALL_ROLES):
-            self._read_message(item, _role(item, where), where, is_last)
+            self._read_message(item, _role(item, where, is_last), where, is_last)
         elif kind == "function_call":
             if not _is_of_function(item):
                 self.add("assistant", self._told(item))
@@ -231,13 +231,16 @@ class _Reader:
         self.messages[-1] = message
 
 
-def _role(item: Mapping[str, Any], where: str) -> str:
+def _role(item: Mapping[str, Any], where: str, is_last: bool) -> str:
+    """The role of a message; one that is unknown is read as the user's, unless it is asked now."""
     role, kind = item.get("role"), _kind(item)
     if role is None and kind in _ALL_ROLES:
         role = kind
     if role is None:
         raise InvalidRequest(f"{where}.role is missing: add it")
     found = _ALL_ROLES.get(role.lower()) if isinstance(role, str) else None
+    if not found and isinstance(role, str) and not is_last:
+        return "user"
     if not found:
         raise InvalidRequest(f"{where}.role: give {', '.join(map(repr, _ROLES))}")
     return found

@@ -194,6 +194,7 @@ HISTORIES = {
         [{"role": "user", "parts": [{"text": "Hi."}]}, {"role": "model", "parts": [{"text": "Yes."}]}],
         [user("Hi."), answer("Yes.")],
     ),
+    "a role that nobody knows": ([{"role": "environment", "content": "A"}], [user("A")]),
     "LangChain, ShareGPT, Llama, GLM: their roles": (
         [{"type": "system", "content": "Be."}, {"type": "human", "content": "A"},
          {"type": "ai", "content": "B"}, {"role": "gpt", "content": "C"}, calling(),
@@ -258,7 +259,7 @@ def test_what_programs_send(kind, items, expected):
         ([QUESTION, user(5)], "[1].content: a part of the content is not an object"),
         ([QUESTION, user([part("image")])], ": the question is only '[image left out"),
         ([QUESTION, part("item_reference", id="msg_1")], "[1]: the type item_reference is not supported"),
-        ([{"role": "king", "content": "x"}, QUESTION], "[0].role: give 'system', 'user', "),
+        ([QUESTION, {"role": "king", "content": "x"}], "[1].role: give 'system', 'user', "),
         ([{"content": "x"}, QUESTION], "[0].role is missing: add it"),
         ([{"content": "x", "type": ["user"]}, QUESTION], "[0].role is missing: add it"),
         ([answer([part("thinking", thinking="x")] * 2, x=[] or None), 5], "[1]: give an object"),
