@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ def _editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[], tup
         nonlocal pasted
         buffer = event.current_buffer
         follows = any(key.key != Keys.CPRResponse for key in event.key_processor.input_queue)
+        follows = follows or bool(select.select([sys.stdin], [], [], 0)[0])  # keys are read 1,024 at a time
         if follows or is_open(buffer.text):
             pasted |= follows
             buffer.insert_text("\n")

@@ -29,7 +29,8 @@ def model_and_prompt(
     if model is None:
         return model, prompt
     if prompt is not None:
-        _check_before_prompt(model, prompt, command)
+        if not given_elsewhere:
+            _check_before_prompt(model, prompt, command)
         return model, prompt
     if _is_model(model):
         return model, None

@@ -54,7 +54,7 @@ def test_one_of_something_is_no_plural(inside, main):
     notes = inside(*options(main, 1), "-v", "hello").stderr.decode()
     assert "1 token in 1 step (1.00 per step)" in notes
     assert "cut at 1 token: " in notes
-    assert not re.search(r"\b1 (tokens|steps|threads|prompts|answers)\b", notes)
+    assert not re.search(r"(?<![\d.])1 (tokens|steps|threads|prompts|answers)\b", notes)
     (inside.folder / "one.txt").write_text("hello")
     batch = inside(*options(main, 1), "-v", "--input", "one.txt", "--output", "one.jsonl").stderr.decode()
     assert batch.startswith("1 answer in ")

@@ -74,14 +74,26 @@ def test_a_paste_during_an_answer_is_the_beginning_of_the_next_message(chat, hom
 
 def test_a_paste_while_the_answer_ends(chat, questions):
     """Also its rest, which comes later; a command in it is not run."""
+    chat.say("/set max-tokens 60")
     chat.enter("go on")
     lines = [*(f"line {i}" for i in range(700)), "/exit"]
     chat.type("\r".join(lines) + "\r")
     chat.until("tokens in")
     if "/exit" not in chat.prompt():
         chat.until("/exit")
-    chat.say("!")
+    chat.enter("!")
+    chat.until("tokens in")
+    chat.prompt()
     assert questions() == ["go on", "\n".join(lines) + "!"]
+
+
+def test_an_unmarked_paste_at_the_prompt(chat, questions):
+    """Also where 1,024 keys, which are read at once, end with a line."""
+    lines = [*(f"line {i}" for i in range(700)), "/exit"]
+    chat.type("\r".join(lines) + "\r")
+    chat.until("tokens in")
+    chat.prompt()
+    assert questions() == ["\n".join(lines)]
 
 
 def test_what_is_typed_while_the_model_loads(terminal, main):

@@ -211,7 +211,7 @@ def test_the_end_of_a_worker(specdec, signum):
     output, errors = worker.process.communicate(timeout=10)
     assert worker.process.returncode == 0
     assert output == b""
-    assert errors.decode().splitlines() == [f"specdec: worker at {worker.address}, 1 threads; Ctrl-C ends it"]
+    assert errors.decode().splitlines() == [f"specdec: worker at {worker.address}, 1 thread; Ctrl-C ends it"]
 
 
 @needs_backend
