@@ -74,14 +74,19 @@ def test_a_paste_during_an_answer_is_the_beginning_of_the_next_message(chat, hom
 
 def test_a_paste_while_the_answer_ends(chat, questions):
     """Also its rest, which comes later; a command in it is not run."""
-    chat.say("/set max-tokens 60")
-    chat.enter("go on")
+    chat.say("/set max-tokens 200")
     lines = [*(f"line {i}" for i in range(700)), "/exit"]
+    chat.child.delaybeforesend = None  # the answer takes a fifth of a second
+    chat.enter("go on")
+    chat.until_answer()
     chat.type("\r".join(lines) + "\r")
+    chat.child.delaybeforesend = 0.05
     chat.until("tokens in")
     if "/exit" not in chat.prompt():
         chat.until("/exit")
-    chat.enter("!")
+    chat.type("!")
+    chat.until("!")
+    chat.enter("")
     chat.until("tokens in")
     chat.prompt()
     assert questions() == ["go on", "\n".join(lines) + "!"]
