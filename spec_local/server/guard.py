@@ -19,6 +19,7 @@ _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
 _METHODS = "GET, HEAD, POST, OPTIONS"
 # To any name of this machine, they tell whether it works, and counts.
 _PROBES = ("/health", "/v1/health", "/metrics", "/learning")
+_VERSIONS = ("1.0", "1.1", "2")
 _STALL_S = 60  # for a client to read what it was sent
 
 
@@ -89,6 +90,11 @@ class Guard:
         scope = {**scope, "path": path, "state": state}
         if scope["method"] == "OPTIONS":  # those of web pages that may use the server are answered before
             await Response(status_code=204, headers={"allow": _METHODS})(scope, receive, send)
+            return
+        if scope.get("http_version", "1.1") not in _VERSIONS:
+            await errors.response(path, 505, "this version of HTTP is unknown: use HTTP/1.1")(
+                scope, receive, send
+            )
             return
         is_open = path in self._open_paths and scope["method"] in ("GET", "HEAD")
         if refusal := self._refusal(path, headers, host, is_open, has_key):

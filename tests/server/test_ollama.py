@@ -54,7 +54,7 @@ def ask(server):
         response = server.post(path, body)
         assert response.status_code == status, response.text
         objects = [json.loads(line) for line in response.text.splitlines()]
-        is_stream = body.get("stream") is not False and len(objects) > 1
+        is_stream = body.get("stream") is not False and "eval_count" in objects[-1]  # an answer, and no load
         kind = "application/x-ndjson" if is_stream else "application/json"
         assert response.headers["content-type"] == kind
         return objects

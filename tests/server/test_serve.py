@@ -192,7 +192,7 @@ def test_without_the_extra(specdec, arguments, tmp_path):
     "data",
     [
         b"\x00\xff\x00" * 100,
-        b"GET /v1/models HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n{}",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
