@@ -65,7 +65,8 @@ class Status:
         for kind in sorted(types):
             if kind in FLOATS:
                 most = min(self.limits.get(kind, MOST_FLOAT_TOKENS), MOST_FLOAT_TOKENS)
-                found.append(f"{kind} in calls of more than {most} tokens" if most else f"{kind} weights")
+                calls = f"in calls of more than {most} token{'s' * (most > 1)}" if most else "weights"
+                found.append(f"{kind} {calls}")
             elif kind not in PACKED or self.limits.get(kind) == 0:
                 found.append(f"{kind} weights")
         return found + [f"a {cache_type} cache"] * (cache_type not in ("f16", "q8_0"))

@@ -289,8 +289,8 @@ def test_files_that_cannot_be_read(chat, tmp_path):
         "folder is not a regular file: give another path",
         "latin is not UTF-8 (byte 3): convert it first, for example with iconv",
     ]
-    _, notes = chat("/read ~/hello.txt", "/read a\\ b", "/read", "/load ''")
-    assert "/hello.txt does not exist" in notes[0]
+    _, notes = chat("/read ~/nothing.txt", "/read a\\ b", "/read", "/load ''")
+    assert "/nothing.txt does not exist" in notes[0]
     assert "a b does not exist" in notes[1]
     assert notes[2] == "specdec: the file name is missing: give it after the command"
 
