@@ -91,13 +91,8 @@ class Guard:
         if scope["method"] == "OPTIONS":  # those of web pages that may use the server are answered before
             await Response(status_code=204, headers={"allow": _METHODS})(scope, receive, send)
             return
-        if scope.get("http_version", "1.1") not in _VERSIONS:
-            await errors.response(path, 505, "this version of HTTP is unknown: use HTTP/1.1")(
-                scope, receive, send
-            )
-            return
         is_open = path in self._open_paths and scope["method"] in ("GET", "HEAD")
-        if refusal := self._refusal(path, headers, host, is_open, has_key):
+        if refusal := self._refusal(scope, headers, host, is_open, has_key):
             status, message = refusal
             extra = {401: {"www-authenticate": "Bearer"}, 400: {"connection": "close"}}.get(status)
             await errors.response(path, status, message, headers=extra)(scope, receive, send)
@@ -150,8 +145,11 @@ class Guard:
         return hmac.compare_digest(given.encode("latin-1"), key.encode())
 
     def _refusal(
-        self, path: str, headers: Headers, host: str, is_open: bool, has_key: bool
+        self, scope: Scope, headers: Headers, host: str, is_open: bool, has_key: bool
     ) -> tuple[int, str] | None:
+        path = scope["path"]
+        if scope.get("http_version", "1.1") not in _VERSIONS:
+            return 505, "this version of HTTP is unknown: use HTTP/1.1"
         if "content-length" in headers and "transfer-encoding" in headers:
             # Programs before this one may have read a body of another length (RFC 9112, 6.3).
             return 400, "the request has Content-Length and Transfer-Encoding: send one of them"

@@ -239,11 +239,9 @@ def _role(item: Mapping[str, Any], where: str, is_last: bool) -> str:
     if role is None:
         raise InvalidRequest(f"{where}.role is missing: add it")
     found = _ALL_ROLES.get(role.lower()) if isinstance(role, str) else None
-    if not found and isinstance(role, str) and not is_last:
-        return "user"
-    if not found:
+    if not found and (is_last or not isinstance(role, str)):
         raise InvalidRequest(f"{where}.role: give {', '.join(map(repr, _ROLES))}")
-    return found
+    return found or "user"
 
 
 def _kind(part: object) -> object:

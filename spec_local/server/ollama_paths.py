@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from spec_local.errors import ModelFileError
-from spec_local.llama.gguf_header import quantization, read_metadata
+from spec_local.llama.gguf_header import Metadata, quantization, read_metadata
 from spec_local.llama.gguf_tensors import parts
 from spec_local.server import errors
 from spec_local.server.engine import NotReady
@@ -57,7 +57,10 @@ def routes(served: ServedModels, max_body: int) -> list[Route]:
         if not (listed := await asyncio.to_thread(_listed, model)):
             raise NotReady(f"the file of {model.name} cannot be read: put it back, or start the server again")
         facts = await asyncio.to_thread(_facts, model)
-        return JSONResponse(_shown(model, facts, listed, request.headers.get("user-agent", ""), name))
+        metadata = await asyncio.to_thread(read_metadata, Path(model.session["main"]))
+        return JSONResponse(
+            _shown(model, facts, metadata, listed, request.headers.get("user-agent", ""), name)
+        )
 
     async def ps(request: Request) -> Response:
         loaded = [model for model in served.models if model.loaded]
@@ -122,10 +125,14 @@ def _listed(model: ServedModel) -> dict[str, Any] | None:
 
 
 def _shown(
-    model: ServedModel, facts: ModelFacts, listed: dict[str, Any], user_agent: str, name: Any
+    model: ServedModel,
+    facts: ModelFacts,
+    metadata: Metadata,
+    listed: dict[str, Any],
+    user_agent: str,
+    name: Any,
 ) -> dict[str, Any]:
     """The details of a model; name: as the client names it."""
-    metadata = read_metadata(Path(model.session["main"]))
     info = {k: v for k, v in metadata.items() if not isinstance(v, float) or math.isfinite(v)}
     n_ctx = model.loaded.n_ctx if model.loaded else facts.n_ctx
     info[f"{listed['details']['family']}.context_length"] = n_ctx  # clients send as much as this

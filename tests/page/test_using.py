@@ -59,14 +59,19 @@ def test_a_double_click_on_send_does_not_stop(open_page, served):
     assert page.evaluate("document.activeElement.id") == "question"
 
 
+def stop_and_continue(page, question, begun):
+    """Stop an answer when this part of it is shown, and let it go on."""
+    page.fill("#question", question)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(begun)
+    page.click("#stop")
+    page.click("footer button:has-text('Continue')")
+
+
 def test_an_answer_that_was_stopped_goes_on_in_its_place(open_page, served, monkeypatch):
     monkeypatch.setitem(ANSWERS, "first ", [delta(Span("and the rest.", "accepted"))])
     page = open_page()
-    page.fill("#question", "long")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".answer:has-text('first')")
-    page.click("#stop")
-    page.click("footer button:has-text('Continue')")
+    stop_and_continue(page, "long", ".answer:has-text('first')")
     page.wait_for_selector(".answer:has-text('first and the rest.')")
     page.wait_for_selector("#send")
     assert served.engine.requests[-1].messages == [
@@ -84,11 +89,7 @@ def test_reasoning_that_was_stopped_goes_on(open_page, served, monkeypatch):
     monkeypatch.setitem(ANSWERS, "hm", [delta(Span("Well, "), reasoning="Well, "), "wait"])
     monkeypatch.setitem(ANSWERS, "", [delta(Span("so."), reasoning="so."), delta(Span("Yes."))])
     page = open_page()
-    page.fill("#question", "hm")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".reasoning:has-text('Well')")
-    page.click("#stop")
-    page.click("footer button:has-text('Continue')")
+    stop_and_continue(page, "hm", ".reasoning:has-text('Well')")
     page.wait_for_selector(".answer:has-text('Yes.')")
     assert served.engine.requests[-1].messages[1:] == [
         {"role": "assistant", "content": "", "reasoning_content": "Well, "}
