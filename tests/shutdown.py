@@ -19,6 +19,7 @@ import psutil
 
 from spec_local.llama import rpc as rpc_backend
 from spec_local.llama.tiny import write_tiny_model
+from tests import processes
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.cli.conftest import Specdec, folders
 from tests.server.conftest import Server
@@ -193,14 +194,10 @@ def _training(world):
     env = world.specdec.sabotaged(folder, _TRAINING)
     server = world.serve("--learn", env=env)
 
-    def child():
-        children = psutil.Process(server.process.pid).children()
-        return next((each for each in children if each.cmdline()[1:2] == ["-c"]), None)
-
-    while not child():
+    while not (trainings := processes.children("-c", server.process.pid)):
         time.sleep(0.05)
     time.sleep(0.5)
-    return child()
+    return trainings[0]
 
 
 @state(QUIET_LIMIT_S)

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
+from tests import processes
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.cli.conftest import Inside, Specdec, folders
 
@@ -29,8 +30,7 @@ class Server:
     @property
     def engine(self):
         """The process with the models; there may be others for some milliseconds, which read headers."""
-        children = psutil.Process(self.process.pid).children()
-        (child,) = [each for each in children if "spec_local.server.engine_process" in each.cmdline()]
+        (child,) = processes.children("spec_local.server.engine_process", self.process.pid)
         return child
 
     def request(self, method, path, **options):

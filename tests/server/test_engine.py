@@ -9,7 +9,6 @@ import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
-import psutil
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
@@ -20,6 +19,7 @@ from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 from spec_local.server.engine import Busy, Engine, NotReady
 from spec_local.server.engine_process import EngineProcess
 from spec_local.server.events import AnswerRequest, Delta, Ended, Infill, Reading, Refused, Started
+from tests import processes
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import write_scripted_model
 
@@ -51,7 +51,7 @@ async def running(arguments, **options):
 
 
 def children():
-    return [child for child in psutil.Process().children() if "engine_process" in " ".join(child.cmdline())]
+    return processes.children("spec_local.server.engine_process")
 
 
 async def collect(answers, progress=None):

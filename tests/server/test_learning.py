@@ -20,6 +20,7 @@ from spec_local.server import learning
 from spec_local.server.events import Loaded
 from spec_local.server.learning import IdleTraining
 from spec_local.server.served_models import ServedModel, ServedModels
+from tests import processes
 from tests.server.conftest import Server
 from tests.server.test_engine import GREEDY, AnswerRequest, collect, text
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
@@ -170,7 +171,7 @@ class World:
 
 
 def children():
-    return [child for child in psutil.Process().children(recursive=True) if "-c" in child.cmdline()[:2]]
+    return processes.children("-c")
 
 
 def starts(home):
