@@ -122,7 +122,7 @@ class Native:
         return address
 
 
-class Capture(ctypes.Structure):
+class NativeCapture(ctypes.Structure):
     """``specdec_capture`` of capture.h."""
 
     _fields_ = (

@@ -184,10 +184,10 @@ def _native_capture(
     """
     if not (native := kernels.installed()):
         return None
-    from spec_local.kernels.native import Capture
+    from spec_local.kernels.native import NativeCapture
 
     numbers = (ctypes.c_int32 * len(layers))(*layers)
-    capture = Capture(
+    capture = NativeCapture(
         prefix=prefix.encode(),
         layers=numbers,
         states=states.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),

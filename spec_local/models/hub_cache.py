@@ -258,16 +258,16 @@ def locked(repo: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
 def _leftovers(repo: str) -> Iterator[Path]:
     """Partial files, and files without a link, of downloads that no process continues; each with its lock."""
 
-    class Busy(Exception):
+    class _Busy(Exception):
         pass
 
     def busy() -> None:
-        raise Busy
+        raise _Busy
 
     folder = repo_folder(repo)
     linked = {blob_of(path) for path in (folder / "snapshots").rglob("*")}
     for path in set((folder / "blobs").glob("*")) - linked:
-        with contextlib.suppress(Busy), locked(repo, path.name.split(".")[0], busy):
+        with contextlib.suppress(_Busy), locked(repo, path.name.split(".")[0], busy):
             yield path
 
 
