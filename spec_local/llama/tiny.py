@@ -87,10 +87,31 @@ def write_tiny_model(
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}-{seed}")
     writer.add_context_length(n_ctx)
+    writer.add_vocab_size(len(tokens))
+    _add_shape(writer, architecture, n_layers, n_embd, n_experts)
+    _add_tokenizer(writer, tokens, scores, types, space_prefix, chat_template)
+    if suppressed:
+        writer.add_array("tokenizer.ggml.suppress_tokens", list(suppressed))
+
+    kind = gguf.GGMLQuantizationType[tensor_type]
+    tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)
+    for name, shape, scale in _with_experts(tensors(len(tokens), n_embd, n_layers), n_experts):
+        weights = _weights(name, shape, scale, seed, noise)
+        if name == "output.weight":
+            weights[: len(CONTROL_TOKENS) + 1] = 0
+            ends = [tokens.index(t) for t in ("</s>", "<|im_end|>")]
+            weights[ends] = end_scale * _weights("ends", (2, n_embd), scale, seed, noise)
+        if _requires_f32(name) or shape[-1] % 32:  # the width does not fit the blocks
+            writer.add_tensor(name, weights)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
+    return finish(writer, path)
+
+
+def _add_shape(writer: Any, architecture: str, n_layers: int, n_embd: int, n_experts: int) -> None:
     writer.add_embedding_length(n_embd)
     writer.add_block_count(n_layers)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
     if architecture == "mamba":
         writer.add_feed_forward_length(0)
         writer.add_head_count(0)
@@ -111,29 +132,12 @@ def write_tiny_model(
         writer.add_value_length(_HEAD)
         writer.add_sliding_window(SLIDING_WINDOW)
         writer.add_sliding_window_pattern(2)  # the even layers have a window, the odd ones do not
-    _add_tokenizer(writer, tokens, scores, types, space_prefix, chat_template)
-    if suppressed:
-        writer.add_array("tokenizer.ggml.suppress_tokens", list(suppressed))
 
-    kind = gguf.GGMLQuantizationType[tensor_type]
-    tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)
-    for name, shape, scale in _with_experts(tensors(len(tokens), n_embd, n_layers), n_experts):
-        weights = _weights(name, shape, scale, seed, noise)
-        if name == "output.weight":
-            weights[: len(CONTROL_TOKENS) + 1] = 0
-            ends = [tokens.index(t) for t in ("</s>", "<|im_end|>")]
-            weights[ends] = end_scale * _weights("ends", (2, n_embd), scale, seed, noise)
-        plain = (
-            "norm" in name
-            or "ssm_conv1d" in name
-            or "gate_inp" in name
-            or name.endswith(("bias", "ssm_a", "ssm_d"))
-        )
-        if plain or shape[-1] % 32:  # llama.cpp requires F32, or the width does not fit the blocks
-            writer.add_tensor(name, weights)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
-    return finish(writer, path)
+
+def _requires_f32(name: str) -> bool:
+    """Whether llama.cpp accepts no other type for a tensor."""
+    parts = ("norm", "ssm_conv1d", "gate_inp")
+    return any(part in name for part in parts) or name.endswith(("bias", "ssm_a", "ssm_d"))
 
 
 def finish(writer: Any, path: Path) -> Path:
