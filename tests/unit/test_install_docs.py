@@ -16,7 +16,7 @@ from spec_local.system.folders import Kind
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/install.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-TELLING = ("*.md", "docs/*.md", "plugins/*/README.md", "Dockerfile", "Makefile", ".github/workflows/*.yml")
+TELLING = ("*.md", "docs/**/*.md", "plugins/*/README.md", "Dockerfile", "Makefile", ".github/workflows/*.yml")
 SOURCES = ("tools/*.py", "spec_local/**/*.py", "cli/**/*.py", "plugins/**/*.py")
 BY_NAME = re.compile(r"""\binstall\b[^\n`]*[\s"']spec-local(?!\S*\.whl)""")
 
