@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 TILE = 16
 """Tokens whose rows of the output matrix are computed together (ROWS in spec_local/kernels/layout.h)."""
 USUAL_FIRST = 49152
-"""The usual number of first tokens that can always be drafted; docs/experiments.md has what others lose."""
+"""The usual number of first tokens that can always be drafted (docs/notes/experiments.md)."""
 _MEMORY = 64.0  # tokens after which the share of missing ones has forgotten 1 − 1/e
 _MOST_MISSING = 0.08  # share of the last tokens: above, all can be drafted, until half as many are missing
 

@@ -117,7 +117,7 @@ def _first(times: NDArray[np.float64], k: int) -> tuple[NDArray[np.intp], NDArra
     the first.
 
     If the logarithms of two weights differ by Gumbel noise of scale 1, the first index of one is distributed
-    as 1/time of the other. This fits a 0.5B draft model of a 1.5B main model (docs/experiments.md).
+    as 1/time of the other. This fits a 0.5B draft model of a 1.5B main model (docs/notes/experiments.md).
     """
     order = np.argsort(times)[:k]
     order = order[times[order] < np.inf]

@@ -85,7 +85,7 @@ def quantize_into(
         import gguf  # takes 0.1 s; the types in llama-cpp-python are outdated
 
         # By default, these are Q6_K or Q8_0. In a draft model, that takes a quarter of the time, and improves
-        # the acceptance rate by only half a percent (docs/pairs.md).
+        # the acceptance rate by only half a percent (docs/notes/measurements.md).
         params.token_embedding_type = params.output_tensor_type = gguf.GGMLQuantizationType[kind]
     params.nthread = threads or default_threads()
     params.allow_requantize = True

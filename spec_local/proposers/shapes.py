@@ -204,7 +204,7 @@ class Coupled(_Divided):
 
     The children of a node are the tokens that the main model most probably draws with the random numbers of
     their position, as in a coupled `Chain`. With two or more children, the main model's token is among them
-    more often than with any other drawing (docs/experiments.md), and a seed determines the output.
+    more often than with any other drawing (docs/notes/experiments.md), and a seed determines the output.
     """
 
     def _children(
@@ -240,7 +240,7 @@ class Drawn(_Divided):
 
     def _child_rates(self, top: NDArray[np.float64], n: int) -> NDArray[np.float64]:
         """Estimated acceptance of n children before they are drawn, from the largest probabilities of q."""
-        # Fitted to a 0.5B draft model of a 1.5B main model (docs/trees.md) at an acceptance rate of 0.85.
+        # Fitted to a 0.5B draft model of a 1.5B main model at an acceptance rate of 0.85.
         power = math.log(self._rate) / math.log(0.85)
         confidence = float((top**2).sum())  # the probability that two draws agree
         first = (0.35 + 0.62 * confidence) ** power

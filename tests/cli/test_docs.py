@@ -308,6 +308,13 @@ def test_links_have_targets():
     assert all(f"({page})" in index for page in pages)
 
 
+def test_user_pages_stay_short():
+    """Tables, measurements and experiments belong to docs/notes."""
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in USER_PAGES}
+    assert words["benchmarks.md"] <= 1_000
+    assert sum(words.values()) <= 26_000, words
+
+
 @pytest.mark.parametrize("figure", sorted((ROOT / "docs/images").glob("*.svg")), ids=lambda path: path.name)
 def test_figures_are_svg_with_a_dark_mode(figure):
     assert ElementTree.parse(figure).getroot().tag.endswith("svg")

@@ -240,7 +240,7 @@ def test_the_size_of_models_and_pairs(known, monkeypatch):
     assert catalog.pair_size(pair.model_copy(update={"draft": "unknown"})) is None
 
 
-# Time of a call by number of tokens, with the CPU kernels: docs/benchmarks.md.
+# Time of a call by number of tokens, with the CPU kernels: docs/notes/measurements.md.
 CALLS = {"Q4_K_M": {1: 1.0, 4: 1.12, 8: 1.36}, "Q8_0": {1: 1.0, 4: 1.02, 8: 1.08}}
 
 
