@@ -63,9 +63,9 @@ class ChatSession:
     """Generates the answers of a conversation, one at a time.
 
     Args:
-        conversation: to go on with; None: a new one.
-        settings: for the next answer; may be replaced between answers. Each `regenerate` adds 1 to the seed.
-            None: those of ``specdec generate``.
+        conversation: the conversation to continue; None: a new one.
+        settings: settings of the next answer, which may be replaced between answers. Each `regenerate` adds 1
+            to the seed. None: those of ``specdec generate``.
         when_full: ``stop``: an answer ends when the context is full, and a message that does not fit is
             rejected. ``drop-oldest``: the oldest questions and answers are dropped until half of the
             context is free. The system message is kept; everything after it must be read again.
@@ -96,7 +96,7 @@ class ChatSession:
     def measuring_costs(self) -> Iterator[None]:
         """Measure costs that are only estimated, if no text has been read yet, until the end of the block.
 
-        For the time in which the user types a first message. The block must not use the session.
+        Use it while the user types the first message. The block must not use the session.
         """
         settings, stopped = self.settings, threading.Event()
         wanted = settings.policy == "adaptive" and self.session.proposers(settings)
@@ -152,8 +152,8 @@ class ChatSession:
 
         The models continue its tokens as they were generated, so that the rest is distributed as that of an
         answer that was not cut; with a seed and verifier ``exact-match``, it is the same. A reasoning budget
-        goes on counting. Of a loaded answer with reasoning, the text is tokenized, and a budget counts the
-        rest. `max_tokens` limits the rest.
+        goes on counting. If the answer was loaded and has reasoning, its text is tokenized, and a budget
+        counts only the rest. `max_tokens` limits the rest.
 
         Raises (with the first event):
             InvalidRequest: there is no answer, it is complete, or it cannot be continued: a grammar would
@@ -205,16 +205,16 @@ class ChatSession:
     def cut(self) -> None:
         """End the answer that is being generated with the text so far, so that it can be saved.
 
-        For another thread than the one that generates, when that is in a call which does not return. The
-        process must end afterwards.
+        Another thread calls it when the one that generates is in a call that does not return. The process
+        must end afterwards.
         """
         if self._generating:
             self._keep()
 
     def splitter(self) -> Splitter:
-        """A new splitter of the answer that is being generated: it separates the reasoning from the answer.
+        """Return a new splitter for the answer that is being generated; it separates the reasoning.
 
-        Of an answer that is continued, it is to read the rest.
+        If the answer is continued, feed the splitter only the rest.
         """
         splitter = self.conversation.splitter()
         if self._begun:

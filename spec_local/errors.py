@@ -40,9 +40,9 @@ class ContextOverflow(SpecLocalError):
     """More tokens than the context holds, or a context larger than the memory.
 
     Args:
-        n_prompt: tokens of the prompt, if it is too long; 0: something else is.
-        n_ctx: of the context.
-        is_exact: the prompt has `n_prompt` tokens, and not more.
+        n_prompt: number of tokens of the prompt if the prompt is too long, otherwise 0.
+        n_ctx: size of the context in tokens.
+        is_exact: whether the prompt has exactly `n_prompt` tokens; otherwise, it has at least as many.
     """
 
     def __init__(self, message: str, n_prompt: int = 0, n_ctx: int = 0, *, is_exact: bool = True) -> None:
@@ -77,7 +77,7 @@ class InvalidRequest(SpecLocalError, ValueError):
 class InternalError(SpecLocalError):
     """A defect of specdec ended one answer; its cause is the exception, whose traceback was logged.
 
-    Where only one answer is generated, that exception is raised.
+    If only one answer is generated, that exception itself is raised.
     """
 
 

@@ -150,7 +150,8 @@ class Session:
     def logits_vary(self) -> list[str]:
         """What makes the main model's logits depend on the number of tokens in a call, on this machine.
 
-        Empty: their bits do not, so that a text depends neither on drafts nor on other answers.
+        If the list is empty, their bits do not, so that a text depends neither on drafts nor on other
+        answers.
         """
         if self.main.pad_to:  # opened for reproducible output
             return []
@@ -204,8 +205,8 @@ class Session:
                 chains only, which takes the least memory.
             datastore: add answers to the datastore on disk, and draft from it (see `spec_local.datastore`).
             learn: keep the tokens of whole prompts and answers on disk, too, to train a head on them; implies
-                `datastore`. In place of the draft, the head is used that has been trained from it, or without
-                a draft the one that began without. See docs/learning.md.
+                `datastore`. A head that has been trained from the draft is used in its place; without a
+                draft, the head whose training began without one. See docs/learning.md.
             reproducible: make the same seed give the same text whatever is drafted, with any draft model,
                 proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU
                 only. See `spec_local.llama.reproducible`.
@@ -220,9 +221,9 @@ class Session:
                 the main model in proportion to their memory; the draft model stays here. If one of them dies,
                 llama.cpp ends this process. See docs/several-machines.md.
             prompt_cache: bytes on disk, in the user's cache folder, for what the models have read: a prompt
-                that begins as an earlier one, also of an earlier session, is read from there on. 0: in memory
-                only, a quarter of what is free; ``off``: only the caches of the last answers are reused, as
-                with workers. See docs/prompt-cache.md.
+                that begins like an earlier one, even of an earlier session, is read only from the first
+                difference on. 0: keep it in memory only, in a quarter of what is free; ``off``: reuse only
+                the caches of the last answers, as with workers. See docs/prompt-cache.md.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -338,14 +339,15 @@ class Session:
             settings: settings of this answer; None: those of ``specdec generate``.
             tools, tool_choice: as for `chat`, which needs messages.
             cancelled: called between model calls; True ends the answer.
-            on_read: called before each model call that reads the prompt, with numbers of its tokens: read by
-                the main model, all of them, and read by the draft model, which follows the main model.
+            on_read: called before each model call that reads the prompt, with three numbers of its tokens:
+                those that the main model has read, all of them, and those that the draft model has read,
+                which follows the main model.
             clock: returns the time in seconds; None: `time.perf_counter`.
             changes: single settings by name, also of sampling, such as ``max_tokens=5, temperature=0``.
 
         Yields:
-            `Prefilled`, one `Text` per step, perhaps one for what was held back, and `Done`. The texts are
-            the whole answer. The iterator may be closed early.
+            `Prefilled`, one `Text` per step, perhaps one more for what was held back, and `Done`. Joined, the
+            texts are the whole answer. The iterator may be closed early.
 
         Raises:
             InvalidRequest: a setting is not possible with these models, the grammar cannot be used, or the
@@ -416,15 +418,15 @@ class Session:
 
         Args:
             messages: the whole chat, each a dict with ``role`` (``system``, ``user``, ``assistant`` or
-                ``tool``) and ``content``, as in OpenAI's API; a last one of the assistant is continued. The
-                model's chat template is applied.
-            tools: that the model may call, in the form of OpenAI's API; see `tool_call_parser`.
+                ``tool``) and ``content``, as in OpenAI's API. If the last message is the assistant's, it is
+                continued. The model's chat template is applied.
+            tools: the tools that the model may call, in the form of OpenAI's API; see `tool_call_parser`.
             tool_choice: ``auto``, ``none``, ``required`` or the name of a tool; see
                 `spec_local.chat.tool_use.ToolUse`.
             settings, cancelled, on_read, clock, changes: see `generate`.
 
         Yields:
-            `Prefilled`, the parts of the `Text`, and `Done`, as `generate` does.
+            `Prefilled`, `Text` and `Done`, as `generate` does.
 
         Raises:
             ModelError: the model has no chat template, or its template has no tools or rejects these
@@ -443,13 +445,13 @@ class Session:
         return self._lock.run(start)
 
     def splitter(self) -> Splitter:
-        """A new splitter of the answer to the last `chat`: it separates the reasoning from the answer."""
+        """Return a new splitter for the answer to the last `chat`, which separates the reasoning from it."""
         return self._chat.splitter() if self._chat else Splitter()
 
     def tool_call_parser(self) -> ToolCallParser:
-        """A new parser of the answer to the last `chat`: it separates tool calls from the text.
+        """Return a new parser for the answer to the last `chat`, which separates tool calls from the text.
 
-        It reads the answer without its reasoning: that of the parts that `splitter` returns.
+        Feed it the answer without the reasoning, as `splitter` returns it.
         """
         return self._chat.parser() if self._chat else ToolCallParser()
 
@@ -511,10 +513,11 @@ class Session:
 
         Args:
             prompts: each as for `generate`: the messages of a chat, text or token ids. The next one is taken
-                when there is a free row. None: there is none yet; the running answers go on, and after their
-                next step the iterator is asked again. It may wait only if no answer is running.
-            settings: of all answers, or of each; it advances together with `prompts`. The seed of all answers
-                is increased by one from answer to answer.
+                when there is a free row. A None stands for a prompt that is not known yet: the running
+                answers go on, and the iterator is asked again after their next step. It may block only if no
+                answer is running.
+            settings: the settings of all answers, whose seed increases by one from answer to answer; or an
+                iterable with those of each answer, which advances together with `prompts`.
             tools, tool_choice: of the prompts that are chats, as for `chat`.
             max_rows: maximum number of answers at the same time; None: `n_rows`.
             keep_caches: leave the tokens of each answer in the caches until a row is needed for another one,
@@ -584,7 +587,7 @@ class Session:
     def compile_grammar(self, settings: GenerationSettings) -> None:
         """Compile the grammar or schema of an answer, which can take a second, before the answer begins.
 
-        Any thread may call it, also while others are generated.
+        Any thread may call it, even while other answers are generated.
 
         Raises:
             InvalidRequest: the grammar cannot be used.
@@ -647,11 +650,11 @@ class Session:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the prompt cache has all that was read; for each None, `generate_many` saves a part."""
+        """Whether the prompt cache has all that was read; `generate_many` saves a part at each None."""
         return self._saver.is_done
 
     def expect_prompt(self, expected: bool) -> None:
-        """Note that a prompt for `generate_many` is being prepared, or none: nothing is written to disk then.
+        """Note whether a prompt for `generate_many` is being prepared: meanwhile, nothing is written to disk.
 
         Any thread may call it.
         """
@@ -685,8 +688,8 @@ class Session:
     def best_rows(self) -> int:
         """The number of answers at the same time, up to `n_rows`, that gives the most tokens per second.
 
-        Measures the cost of calls, or reads it from disk. More rows than gain 5 % are left out: each answer
-        would take longer.
+        Measures the cost of calls, or reads it from disk. The result is the smallest number within 5 % of the
+        best, because more answers at the same time make each one take longer.
         """
         return best_rows(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
 
@@ -715,12 +718,11 @@ class Session:
     def costs(self, *, stopped: Callable[[], bool] | None = None) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 
-        Answers do without: they begin with estimates, which their calls correct. The adaptive policy keeps
-        the costs up to date; closing the session writes them to disk.
+        Answers do not need them: they begin with estimates, which their calls correct. The adaptive policy
+        keeps the costs up to date; closing the session writes them to disk.
 
         Args:
-            stopped: called between calls; True ends the measurement, and leaves estimates. None: it is not
-                stopped.
+            stopped: called between calls; True ends the measurement, and the rest are estimates.
         """
         return self._lock.run(lambda: self._costs.measured(self.main, self.draft, stopped))
 

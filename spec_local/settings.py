@@ -49,15 +49,15 @@ class GenerationSettings:
     Args:
         sampling: sampling settings for both the main and the draft model.
         seed: random seed; the same seed gives the same output for the same drafts. With verifier
-            ``exact-match`` it does for any drafts, if logits do not depend on the size of a call (see
+            ``exact-match``, the drafts may differ if logits do not depend on the size of a call (see
             `reproducible` of `Session.open`). None: a new seed for each answer.
         max_tokens: maximum number of tokens to generate; None: until the model ends its answer or the context
             is full.
         stops: strings that end the answer; they are not part of it.
-        min_indent: spaces and tabs with which each line but the first begins; the answer ends before a line
-            with fewer, also an empty one.
-        max_seconds: seconds after the first token, after which the answer ends at a line break; None: no
-            limit.
+        min_indent: number of spaces and tabs with which each line but the first must begin; the answer ends
+            before a line with fewer, such as an empty one.
+        max_seconds: time from the first token, in seconds, after which the answer ends at the next line
+            break; None: no limit.
         proposer: ``draft`` (the draft model), ``suffix`` (a suffix automaton over the whole context),
             ``lookup`` (prompt lookup: the last occurrence), ``recycling`` (tokens that the main model
             predicted after the same token before), ``none``; ``auto``: in each step, the policy chooses among
@@ -73,23 +73,23 @@ class GenerationSettings:
             policy chooses between chains and trees.
         tree_nodes: maximum number of nodes in a tree or in all beams together.
         beam_width: number of beams.
-        verifier: a name in `spec_local.verifiers.VERIFIERS`; all of them are lossless. ``auto``:
-            ``exact-match``, with which draft tokens change what a seed gives only through the logits.
+        verifier: a name in `spec_local.verifiers.VERIFIERS`; all of them are lossless. ``auto`` is
+            ``exact-match``, with which drafts change the output of a seed only through the logits.
         grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`); in a chat, without the
             reasoning before it. An answer that is cut short by `max_tokens`, a stop string or a full context
             is the beginning of a matching one.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`), as a dict or
             as its text.
-        reasoning_budget: maximum number of tokens of the reasoning before the answer, after which its closing
-            follows; up to three more complete a character that the limit would split. None: under a grammar,
-            half of the tokens that the answer may have; else no limit. Without effect for models that do not
-            reason, and for prompts under a grammar that are no chat.
+        reasoning_budget: maximum number of tokens of the reasoning before the answer; up to three more
+            complete a character that the limit would split. None: under a grammar, half of the tokens that
+            the answer may have; otherwise no limit. It has no effect for models that do not reason, and under
+            a grammar for prompts that are not chats.
         call_grammar: a grammar of tool calls, which `spec_local.chat.tool_use` writes.
         control_text: control tokens whose names are part of the answer's text, such as ``[TOOL_CALLS]``;
             others have no text.
         logprobs: number of alternatives whose log probabilities to report for each token, 0 to 20, before
             sampling settings and grammar; None: report no log probabilities.
-        sampled_logprobs: report those after sampling settings and grammar.
+        sampled_logprobs: report the log probabilities after sampling settings and grammar instead.
 
     Raises:
         InvalidRequest: a value is out of range or has the wrong type, or two settings exclude each other.
@@ -145,7 +145,7 @@ class GenerationSettings:
             check_json_schema(self.json_schema)
 
     def changed(self, **changes: Any) -> "GenerationSettings":
-        """The settings with other values: of their own, and of their sampling settings, by name.
+        """Return the settings with other values, by name, including those of `sampling`.
 
         Raises:
             TypeError: there is no setting of this name.
@@ -160,7 +160,7 @@ class GenerationSettings:
         return replace(self, **changes) if changes else self
 
     def without(self, tokens: Iterable[int]) -> "GenerationSettings":
-        """The settings with which an answer has none of these tokens."""
+        """Return the settings with which an answer has none of these tokens."""
         bias = dict(self.sampling.logit_bias) | dict.fromkeys(tokens, -math.inf)
         return replace(self, sampling=replace(self.sampling, logit_bias=bias))
 
