@@ -35,7 +35,7 @@ if "serve" in sys.orig_argv:
     from spec_local.server.learning import idle_training as learning
     learning.extras.without_torch = lambda: None
     learning.IdleTraining.__init__.__kwdefaults__.update(
-        idle_s=0.1, min_new=0, check_s=0.1, free=lambda: 1 << 40,
+        pace=learning.Pace(idle_s=0.1, min_new=0, check_s=0.1), free=lambda: 1 << 40,
         command=[sys.executable, "-c",
             "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\\nwhile True: time.sleep(1)"])
 """

@@ -38,7 +38,9 @@ N_TOKENS = 24
 SERVER = """
 import sys
 from spec_local.server.learning import idle_training as learning
-learning.IdleTraining.__init__.__kwdefaults__.update(idle_s=0.3, min_new=10, minutes=0.04, check_s=0.1)
+learning.IdleTraining.__init__.__kwdefaults__.update(
+    pace=learning.Pace(idle_s=0.3, min_new=10, minutes=0.04, check_s=0.1)
+)
 from specdec_cli.__main__ import main
 main()
 """

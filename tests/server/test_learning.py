@@ -17,7 +17,7 @@ import pytest
 
 from spec_local.models.head_versions import HeadVersions
 from spec_local.server.learning import idle_training as learning
-from spec_local.server.learning.idle_training import IdleTraining
+from spec_local.server.learning.idle_training import IdleTraining, Pace
 from spec_local.server.supervision.events import Loaded
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from tests import processes
@@ -125,7 +125,9 @@ class World:
     battery, free: to be set by a test.
     """
 
-    def __init__(self, main, script, *, n_answers=25, create=ScriptedEngine, session=(), **options):
+    def __init__(
+        self, main, script, *, n_answers=25, create=ScriptedEngine, session=(), max_memory=None, **pace
+    ):
         self.lines, self.battery, self.free = [], False, 1 << 40
         self.answers = Answers(n_answers)
         arguments = {"main": main, "learn": True, "threads": 2, "draft": "auto"} | dict(session)
@@ -139,7 +141,8 @@ class World:
             command=[sys.executable, "-c", script],
             on_battery=lambda: self.battery,
             free=lambda: self.free,
-            **{"idle_s": 0.2, "check_s": 0.05} | options,
+            pace=Pace(**{"idle_s": 0.2, "check_s": 0.05} | pace),
+            max_memory=max_memory,
         )
 
     @contextlib.asynccontextmanager
@@ -199,7 +202,7 @@ def test_training_starts_when_the_server_is_idle_and_waits_for_answers(home, mai
                 assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
             folder = HeadVersions(main).folder
             expected = {"main": str(main), "draft": None, "threads": 2, "gpu_layers": 3}
-            assert starts(home) == [expected | {"folder": str(folder), "minutes": learning.MINUTES}]
+            assert starts(home) == [expected | {"folder": str(folder), "minutes": Pace().minutes}]
             described = world.training.described(world.model)
             assert (described["training"], described["share"], described["kept_answers"]) == (True, 0.25, 20)
             assert world.training.is_training

@@ -31,21 +31,32 @@ from spec_local.system.files import format_size
 if TYPE_CHECKING:
     from spec_local.datastore.answer_store import AnswerStore
 
-IDLE_S = 60.0
-"""Seconds without a request after which training starts or goes on: a person who reads an answer and writes
-the next question should not find the processor busy."""
-MIN_NEW = 20
-"""Answers since the last round that are worth another one: fewer change what a head accepts by less than can
-be measured on a tenth of them."""
-MINUTES = 30.0
-"""Length of a round, without pauses."""
-_CHECK_S = 3.0  # between two looks at the power supply, memory and answers; a request pauses training at once
 # What training takes beside the main model: PyTorch, and data of a few hundred answers.
 _CHILD_BYTES = 3 * 10**9
 _MAX_FAILURES = 4  # starts of the child that end without a result, one after another
 _RECORD, _LOCK = "training.json", "training.lock"
 _LAST = ("version", "unchanged", "failed")
 """Events with which a round ends."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When a head is trained, and for how long.
+
+    Attributes:
+        idle_s: seconds without a request after which training starts or goes on: a person who reads an answer
+            and writes the next question should not find the processor busy.
+        min_new: answers since the last round that are worth another one: fewer change what a head accepts by
+            less than can be measured on a tenth of them.
+        minutes: length of a round, without pauses.
+        check_s: seconds between two looks at the power supply, memory and answers; a request pauses training
+            at once.
+    """
+
+    idle_s: float = 60.0
+    min_new: int = 20
+    minutes: float = 30.0
+    check_s: float = 3.0
 
 
 @dataclass(eq=False)
@@ -94,9 +105,8 @@ class IdleTraining:
         served: the models.
         log: called with a line about each result, and once about each reason not to train.
         open_answers: opens the kept answers of a main model, given its file.
-        idle_s, min_new, minutes: see `IDLE_S`, `MIN_NEW` and `MINUTES`.
         max_memory: bytes that a child may take; None: half of what is free at its start.
-        check_s, command, on_battery, free: as usual, except in tests.
+        pace, command, on_battery, free: as usual, except in tests.
     """
 
     def __init__(
@@ -105,19 +115,15 @@ class IdleTraining:
         log: Callable[[str], None],
         *,
         open_answers: Callable[[Path], "AnswerStore"] | None = None,
-        idle_s: float = IDLE_S,
-        min_new: int = MIN_NEW,
-        minutes: float = MINUTES,
+        pace: Pace = Pace(),
         max_memory: int | None = None,
-        check_s: float = _CHECK_S,
         command: Sequence[str] = COMMAND,
         on_battery: Callable[[], bool] | None = None,
         free: Callable[[], int] = free_memory,
     ) -> None:
         self._served, self._log = served, log
         self._open_answers = open_answers or (lambda main: _answer_store(main, log))
-        self._idle_s, self._min_new, self._minutes = idle_s, min_new, minutes
-        self._max_memory, self._check_s, self._command = max_memory, check_s, command
+        self._pace, self._max_memory, self._command = pace, max_memory, command
         self._on_battery, self._free = on_battery or _is_on_battery, free
         self._learners: list[Learner] = []
         self._training: Learner | None = None  # the one that the child is for
@@ -164,7 +170,7 @@ class IdleTraining:
             "share": learner.share if learner is self._training else None,
             "kept_answers": learner.n_kept,
             "new_answers": learner.n_new,
-            "needed_answers": self._min_new,
+            "needed_answers": self._pace.min_new,
             "version": current.number if current else None,
             "versions": [_public(each) for each in learner.all],
         }
@@ -179,7 +185,7 @@ class IdleTraining:
 
     @property
     def _is_quiet(self) -> bool:
-        return self._served.is_idle and time.monotonic() - self._last_active >= self._idle_s
+        return self._served.is_idle and time.monotonic() - self._last_active >= self._pace.idle_s
 
     async def _watch(self) -> None:
         while True:
@@ -187,7 +193,7 @@ class IdleTraining:
                 await self._look()
             except (OSError, SpecLocalError) as error:
                 self._log_once(f"learning: {error}")
-            await asyncio.sleep(self._check_s)
+            await asyncio.sleep(self._pace.check_s)
 
     async def _look(self) -> None:
         if not self._served.is_idle:
@@ -259,15 +265,15 @@ class IdleTraining:
         if why := _untrainable(learner.session, loaded):
             self._log_once(f"learning: no head of {name} is trained, as {why}")
             return f"no head is trained, as {why}"
-        if learner.n_new < self._min_new:
-            return f"collecting answers: {learner.n_new} of {self._min_new} until the next training"
+        if learner.n_new < self._pace.min_new:
+            return f"collecting answers: {learner.n_new} of {self._pace.min_new} until the next training"
         if why := extras.without_torch():
             self._log_once(f"learning: no head of {name} is trained, as {why}")
             return "no head is trained without PyTorch"
         if learner.n_failed >= _MAX_FAILURES:
             return "training has failed too often"
         if not self._is_quiet:
-            return f"waiting until nothing was asked for {self._idle_s:.0f} s"
+            return f"waiting until nothing was asked for {self._pace.idle_s:.0f} s"
         if self._on_battery():
             return "waiting for mains power"
         needed = sum(part.stat().st_size for part in parts(learner.main) or [learner.main]) + _CHILD_BYTES
@@ -290,7 +296,7 @@ class IdleTraining:
             with _locked(learner.versions.folder) as is_locked:
                 if not is_locked:
                     learner.state = "another server trains this head"
-                    await asyncio.sleep(self._check_s)
+                    await asyncio.sleep(self._pace.check_s)
                     return
                 last = await self._child_result(learner)
             await self._end_round(learner, last)
@@ -345,7 +351,7 @@ class IdleTraining:
             "threads": learner.session.get("threads"),
             "gpu_layers": loaded.gpu_layers if loaded else 0,
             "folder": str(learner.versions.folder),
-            "minutes": self._minutes,
+            "minutes": self._pace.minutes,
         }
 
     async def _end_round(self, learner: Learner, last: Mapping[str, Any]) -> None:
