@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView
 
 _MAX_FILE_BYTES = 1 << 24  # more text than fits into any context
-_STATE = "--state"
 _PROPOSERS = {"on": "auto", "off": "none"} | {
     name: name for name in ("auto", "draft", "suffix", "lookup", "recycling")
 }
@@ -166,17 +165,16 @@ def _stats(view: "ChatView", rest: str) -> None:
 
 
 def _save(view: "ChatView", rest: str) -> None:
-    first, _, name = rest.partition(" ")
-    if first != _STATE and (first.startswith("--") or rest.endswith(f" {_STATE}")):
-        raise InvalidRequest(f"/save {_shortened(rest)} is invalid: give /save [{_STATE}] FILE")
-    path = _path(name if first == _STATE else rest)
+    if option := re.search(r"(?:^|\s)--(\w\S*)", "" if rest[:1] in ("'", '"') else rest):
+        raise InvalidRequest(f"/save has no option --{option[1]}{nearest(option[1], ())}: give /save FILE")
+    path = _path(rest)
     if path.is_dir() or rest.rstrip("\"' ").endswith(os.sep):
         raise InvalidRequest(f"{path} is a folder: give the name of a file")
     if not path.parent.is_dir():
         raise InvalidRequest(f"there is no folder {path.parent}: make it first, or give another path")
     if path.exists() and path.stat().st_size and not saved_chat.is_saved(path):
         raise InvalidRequest(f"{path} exists and is not a saved conversation: give another path")
-    view.save(path, with_state=first == _STATE)
+    view.save(path)
 
 
 def _load(view: "ChatView", rest: str) -> None:
@@ -233,9 +231,7 @@ COMMANDS = {
     "/copy": _SlashCommand(_copy, "copy the last answer, or its N-th block of code", "[N]"),
     "/stats": _SlashCommand(_stats, "show statistics of the last answer, and its time"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
-    "/save": _SlashCommand(
-        _save, f"save the conversation; with {_STATE} also the KV caches", f"[{_STATE}] FILE", None
-    ),
+    "/save": _SlashCommand(_save, "save the conversation", "FILE", None),
     "/load": _SlashCommand(_load, "continue a saved conversation", "FILE", None),
     "/exit": _SlashCommand(_exit, "leave the chat, like Ctrl-D"),
     "/quit": _SlashCommand(_exit, "the same as /exit"),
