@@ -17,7 +17,6 @@ from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
-from spec_local.core.line_limits import LineLimits
 from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
@@ -179,14 +178,8 @@ class RunningAnswers:
         )
         if request.plain_s is not None:
             request.statistics.saved_s["measuring"] = started - measured
-        text = AnswerText(
-            vocabulary,
-            settings.stops,
-            LineLimits(settings.min_indent, settings.max_seconds, clock),
-            settings.control_text,
-            lambda output: self._store(prompt, output),
-            closed_at,
-        )
+        store = functools.partial(self._store, prompt)
+        text = AnswerText(vocabulary, settings, clock, store, closed_at)
         return Running(prompt, slot, request, text)
 
     def one(
@@ -385,14 +378,13 @@ class RunningAnswers:
         return grammar
 
 
-def _fed(answer: Running, event: Event) -> Iterator[RowEvent]:
+def _fed(answer: Running, event: Event) -> Sequence[RowEvent]:
     """The events that follow from one of the engine; a defect in their making ends this answer only."""
     try:
-        for each in answer.text.feed(event):
-            yield RowEvent(answer.prompt.index, each)
+        return [RowEvent(answer.prompt.index, each) for each in answer.text.feed(event)]
     except Exception as error:
         answer.text.is_done = True
-        yield RowEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))
+        return [RowEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))]
 
 
 def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:
