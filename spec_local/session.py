@@ -121,9 +121,9 @@ class Session:
             lambda: experience_store.load(main, draft),
         )
         self._resources = ExitStack()
-        self._lock = SessionLock[Any](_is_left, lambda event: isinstance(event, Done), self._free)
+        self._lock = SessionLock[Any](_is_left, Done, self._free)
         self._saver = PromptSaver(self._slots, prompt_cache)
-        self._answers = RunningAnswers(self._slots, self._factory, self._saver, lambda: self._lock.ending)
+        self._answers = RunningAnswers(self._slots, self._factory, self._saver, self._lock.is_ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
 
     def _drafter(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> LanguageModel | None:
@@ -480,7 +480,7 @@ class Session:
         on_read: OnRead | None = None,
     ) -> Answer[Prefilled | Text | Done]:
         clock = clock or time.perf_counter
-        prepared = self._answers.check(0, prompt, settings, cancelled or _never)
+        prepared = self._answers.check(0, prompt, settings, cancelled)
         self._end_answer()
         running = self._answers.begin(prepared, self._slots[0], clock)
         events = self._answers.one(running, clock, on_read or _ignore)
@@ -569,7 +569,7 @@ class Session:
             requests,
             read,
             n_rows,
-            cancelled or _never,
+            cancelled,
             on_read or _ignore,
             clock,
             keep_caches=keep_caches,
@@ -760,10 +760,6 @@ def _answered(
             yield RowEvent(each.number, chat.read(each.event)) if chat else each
             if isinstance(each.event, Done | Failed):
                 chats.pop(each.number, None)
-
-
-def _never(*_: object) -> bool:
-    return False
 
 
 def _ignore(*_: object) -> None:

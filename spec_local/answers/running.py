@@ -118,7 +118,7 @@ class RunningAnswers:
         index: int,
         prompt: Prompt,
         settings: GenerationSettings,
-        cancelled: Callable[[], bool],
+        cancelled: Callable[[], bool] | None = None,
     ) -> CheckedPrompt:
         """Check a prompt and its settings, before costs are measured.
 
@@ -143,7 +143,8 @@ class RunningAnswers:
                 "reproducible output above temperature 0 needs the verifier exact-match: give it"
             )
         check_prompt(self._main, tokens)
-        return CheckedPrompt(index, tokens, chat, settings, lambda: self._ending() or cancelled())
+        ends = (lambda: self._ending() or cancelled()) if cancelled else self._ending
+        return CheckedPrompt(index, tokens, chat, settings, ends)
 
     def begin(self, prompt: CheckedPrompt, slot: Slot, clock: Callable[[], float]) -> Running:
         """Prepare an answer in a slot that is not in use.
@@ -214,7 +215,7 @@ class RunningAnswers:
         prompts: Iterator[tuple[Any, GenerationSettings]],
         read: Callable[[int, Any, GenerationSettings], tuple[Prompt, GenerationSettings]],
         n_rows: int,
-        cancelled: Callable[[int], bool],
+        cancelled: Callable[[int], bool] | None,
         on_read: Callable[[int, int, int], None],
         clock: Callable[[], float],
         *,
@@ -241,7 +242,7 @@ class RunningAnswers:
                         break
                     index, n_started = n_started, n_started + 1
                     try:
-                        ends = functools.partial(cancelled, index)
+                        ends = functools.partial(cancelled, index) if cancelled else None
                         prepared = self.check(index, *read(index, prompt, settings), ends)
                         slot = _best_slot(free, list(prepared.tokens))
                         started = self.begin(prepared, slot, clock)

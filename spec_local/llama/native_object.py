@@ -74,8 +74,8 @@ class NativeObject:
     pointer: Pointer
     """The object's pointer. Pass it on, and do not keep it: it would delay `close`.
 
-    While a function holds it, parts of the object can be used by their addresses. InvalidRequest: the object is
-    closed, or this process was forked.
+    While a function holds it, parts of the object can be used by their addresses. If the object is closed, or
+    this process was forked, reading it raises InvalidRequest.
     """
 
     def __init__(self, free: Callable[[int], None], address: int, name: str, *parents: Pointer) -> None:

@@ -173,7 +173,7 @@ def test_closing_within_a_step(tiny_path, n):
         reading = pool.submit(lambda: list(session.generate(PROMPT, SETTINGS, cancelled=gate)))
         assert gate.reached.wait(DEADLINE)
         closing = pool.submit(session.close)
-        while not session._lock.ending:
+        while not session._lock.is_ending():
             pass
         assert session.main.is_open
         assert not closing.done()
