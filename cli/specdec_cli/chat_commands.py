@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from spec_local.chat import saved_chat
 from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
+from spec_local.proposers import PROPOSER_NAMES
+from spec_local.proposers.installed import known_names
 from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView
 
 _MAX_FILE_BYTES = 1 << 24  # more text than fits into any context
-_PROPOSERS = {"on": "auto", "off": "none"} | {
-    name: name for name in ("auto", "draft", "suffix", "lookup", "recycling")
-}
+_SWITCHES = {"on": "auto", "off": "none"}
+_PROPOSERS = (*_SWITCHES, *PROPOSER_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,9 @@ def _system(view: "ChatView", rest: str) -> None:
 
 def _draft(view: "ChatView", rest: str) -> None:
     if rest:
-        proposer = _PROPOSERS.get(rest)
-        if not proposer:
-            raise InvalidRequest(f"/draft {rest} is unknown: give {', '.join(_PROPOSERS)}")
+        proposer = _SWITCHES.get(rest, rest)
+        if rest not in _PROPOSERS and rest not in (known := known_names()):
+            raise InvalidRequest(f"/draft {rest} is unknown: give {', '.join([*_SWITCHES, *known])}")
         if proposer == "draft" and not view.session.draft:
             raise InvalidRequest("there is no draft model: start the chat with --draft FILE")
         policy = view.chat.settings.policy
