@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from spec_local.answers.running import OnRead
-from spec_local.arguments import checked
+from spec_local.arguments import checked, ignore
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message
@@ -28,10 +28,6 @@ from spec_local.settings import GenerationSettings
 _SEED_STRIDE = 1_000_003  # larger than any number of regenerations in practice
 WhenFull = Literal["stop", "drop-oldest"]
 WHEN_FULL: tuple[WhenFull, ...] = ("stop", "drop-oldest")
-
-
-def _ignore(line: str) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +242,7 @@ class ChatSession:
         """
         self._check_idle()
         model, template = self.session.main.model, self.conversation.template
-        self.conversation = saved_chat.load(Path(path), model, template, log or _ignore)
+        self.conversation = saved_chat.load(Path(path), model, template, log or ignore)
         return common_prefix(self.session.main.cached, self.conversation.tokens)
 
     def _answer(
