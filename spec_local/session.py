@@ -534,17 +534,13 @@ class Session:
             InvalidRequest: the session is closed or in use, or `max_rows` is out of range.
             BackendError: a model call failed.
         """
-        if isinstance(prompts, str):
-            raise InvalidRequest("prompts is text: give a list of prompts")
-        if isinstance(prompts, Sequence) and _is_chat(prompts):
-            raise InvalidRequest("prompts is one chat: give a list of chats, each a list of messages")
+        _check_several(prompts)
         n_rows = self.n_rows if max_rows is None else max_rows
         if not 1 <= n_rows <= self.n_rows:
             raise InvalidRequest(
                 f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
             )
-        clock = clock or time.perf_counter
-        chats: dict[int, AnswerReader] = {}
+        clock, chats = clock or time.perf_counter, dict[int, AnswerReader]()
 
         def read(
             index: int, prompt: Prompt | Messages, settings: GenerationSettings
@@ -676,6 +672,14 @@ def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":
             f"learning needs Python's module {error.name}: use a Python that has it, or do not learn"
         ) from None
     return start_keeping(model, log)
+
+
+def _check_several(prompts: object) -> None:
+    """Raise InvalidRequest for what looks like several prompts, and is one."""
+    if isinstance(prompts, str):
+        raise InvalidRequest("prompts is text: give a list of prompts")
+    if isinstance(prompts, Sequence) and _is_chat(prompts):
+        raise InvalidRequest("prompts is one chat: give a list of chats, each a list of messages")
 
 
 def _is_chat(prompt: object) -> TypeGuard[Messages]:
