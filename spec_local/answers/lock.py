@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.llama.native_object import check_process, is_forked
+from spec_local.llama.native_object import check_process, process
 
 _POLL = 0.1  # seconds between two looks at whether a use has ended, if the notification was lost
 
@@ -42,11 +42,11 @@ class Answer(Iterator[_Event]):
 
     def close(self) -> None:
         """End the answer; the session can then be used again."""
-        if self._events and not is_forked():
+        if self._events and not process.is_forked:
             self._lock.run(self._end, self)
 
     def __del__(self) -> None:
-        if self._events and not is_forked():
+        if self._events and not process.is_forked:
             self._lock.abandon(self._end)
 
     def _read(self) -> _Event:
@@ -116,7 +116,8 @@ class SessionLock(Generic[_Event]):
         Raises:
             InvalidRequest: the session is closed, or in use; or another thread is reading an answer.
         """
-        check_process()
+        if process.is_forked:  # in which another thread may hold the lock forever
+            check_process()
         mine = False
         try:
             with self._state:
@@ -172,7 +173,7 @@ class SessionLock(Generic[_Event]):
         Within a use, as in a signal handler, it takes effect when the use ends. A forked process frees
         nothing.
         """
-        if is_forked():
+        if process.is_forked:
             return
         self.is_closed = True
         with self._state:

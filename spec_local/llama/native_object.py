@@ -16,7 +16,15 @@ _EXIT_TIMEOUT = 10.0  # seconds to wait for a daemon thread's call when the proc
 _POLL = 0.005  # seconds
 
 
-_process = {"forked": False}
+class _Process:
+    is_forked = False
+    """Whether this process was forked after llama.cpp was loaded.
+
+    llama.cpp's threads do not exist in such a process: a call would wait for them forever.
+    """
+
+
+process = _Process()
 
 
 def watch_forks() -> None:
@@ -26,22 +34,14 @@ def watch_forks() -> None:
 
 
 def _on_fork() -> None:
-    _process["forked"] = True
+    process.is_forked = True
     for each in list(_open):
         each.close()
 
 
-def is_forked() -> bool:
-    """Return whether this process was forked after llama.cpp was loaded.
-
-    llama.cpp's threads do not exist in such a process: a call would wait for them forever.
-    """
-    return _process["forked"]
-
-
 def check_process() -> None:
     """Raise InvalidRequest if this process was forked after llama.cpp was loaded."""
-    if _process["forked"]:
+    if process.is_forked:
         raise InvalidRequest(
             "llama.cpp cannot be used in a process that was forked after it was loaded: "
             'start the process with multiprocessing.get_context("spawn")'
@@ -115,7 +115,7 @@ def _free(
     pointer: "weakref.ref[Pointer]",
 ) -> None:
     """Free an object that is no longer used; also called at exit, when a daemon thread may be using it."""
-    if is_forked():
+    if process.is_forked:
         return  # freeing could wait for threads that do not exist here
     if still_open := owner():
         still_open.close()
