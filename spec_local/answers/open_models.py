@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from spec_local import kernels
-from spec_local.answers.loading import OF_A_HEAD, LoadSettings, Rows, load
-from spec_local.answers.placing import placed
 from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
+from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Rows, load
+from spec_local.opening.placing import placed
 
 _Loaded = tuple[Rows, ExitStack]
 

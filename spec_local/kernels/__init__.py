@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from spec_local.core.text import counted
+from spec_local.text import counted
 
 if TYPE_CHECKING:
     from spec_local.kernels.choice import Times
