@@ -35,6 +35,10 @@ _EXPECTED = {
 """The expected values, by pydantic's type of the error."""
 
 
+def ignore(*_: object) -> None:
+    """A callback for callers that have given none."""
+
+
 def checked(function: _Function) -> _Function:
     """Check arguments against the annotations of a function or method; lists and mappings are copied.
 

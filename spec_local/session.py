@@ -8,8 +8,8 @@ with Session.open("main.gguf", "draft.gguf") as session:
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeGuard, cast
@@ -24,7 +24,7 @@ from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import ChatPrompt, OnRead, Prompt, RunningAnswers
 from spec_local.answers.saving import PromptSaver, memory_budget
 from spec_local.answers.text import Done, RowEvent, Text
-from spec_local.arguments import Int32, Printable, checked
+from spec_local.arguments import Int32, Printable, checked, ignore
 from spec_local.calibration import experience_store
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import AnswerReader, Conversation
@@ -36,20 +36,18 @@ from spec_local.core.language_model import LanguageModel
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
-from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
-from spec_local.llama import runtime, state
+from spec_local.errors import InvalidRequest
+from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
-from spec_local.llama.context import MAX_SEQUENCES
-from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
+from spec_local.llama.devices import DeviceOption
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.model import Model
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, is_pair, resolve_pair
-from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Rows, load
-from spec_local.opening.placing import placed
+from spec_local.models.names import is_pair
+from spec_local.opening.open_models import OpenOptions, open_models
 from spec_local.opening.vocabulary_store import vocabulary_map
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
@@ -121,9 +119,9 @@ class Session:
             lambda: experience_store.load(main, draft),
         )
         self._resources = ExitStack()
-        self._lock = SessionLock[Any](_is_left, lambda event: isinstance(event, Done), self._free)
+        self._lock = SessionLock[Any](_is_left, Done, self._free)
         self._saver = PromptSaver(self._slots, prompt_cache)
-        self._answers = RunningAnswers(self._slots, self._factory, self._saver, lambda: self._lock.ending)
+        self._answers = RunningAnswers(self._slots, self._factory, self._saver, self._lock.is_ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
 
     def _drafter(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> LanguageModel | None:
@@ -230,56 +228,28 @@ class Session:
             DownloadError: a named model has not been downloaded; `spec_local.models.catalog.pull` does it.
             SpecLocalError: another subclass; everything loaded before the error has been freed.
         """
-        log = log or _ignore
-        if isinstance(draft_vocab, int) and draft_vocab < 1:
-            raise InvalidRequest(f"draft_vocab is {draft_vocab}: give a number from 1, auto or all")
-        if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
-            raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
-        addresses = tuple(parse_workers(workers))
-        if addresses and reproducible:
-            raise InvalidRequest("workers do not give reproducible output: give one of the two")
-        fixed = fixed_gpu_layers(device, gpu_layers, addresses)
-        if fixed is None and reproducible:
-            fixed = GPU_LAYERS["cpu"]  # works on no other device
-        layers = GPU_LAYERS["metal"] if fixed is None else fixed
-        drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
-        main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
-        settings = LoadSettings(
+        log = log or ignore
+        options = OpenOptions(
             n_ctx=n_ctx,
             threads=threads,
-            gpu_layers=layers,
-            draft_gpu_layers=layers,
+            device=device,
+            gpu_layers=gpu_layers,
             cache_type=cache_type,
             branches=branches,
+            learn=learn,
             reproducible=reproducible,
             parallel=parallel,
             draft_vocab=draft_vocab,
-            mtp=mtp and drafting,
-            workers=addresses,
-            find_draft=find_draft,
+            mtp=mtp,
+            workers=tuple(parse_workers(workers)),
         )
-        if doubts := kernels.status().doubts:
-            log(f"comparing the CPU kernels for {', '.join(doubts)} again: a session's calls took longer")
-            kernels.compare(doubts)
-
-        def load_with(draft: Path | None) -> tuple[Rows, ExitStack]:
-            return load(main, draft, placed(main, draft, settings, log) if fixed is None else settings, log)
-
-        if learn and not find_draft:
-            draft, (rows, resources) = _load_learned(main, draft, load_with, log)
-        else:
-            rows, resources = load_with(draft)
+        (first, *more), draft, resources = open_models(main, draft, options, log)
         with resources:
             cache = None
-            if prompt_cache != "off" and not addresses:  # what workers hold would be sent back and forth
+            if prompt_cache != "off" and not workers:  # what workers hold would be sent back and forth
                 cache = PromptCache(memory_budget(), folder=default_folder(), limit=prompt_cache, log=log)
-            session = cls(*rows[0], rows[1:], cache)
-            if (notice := _notice_of_draft(session, given=draft is not None)) and not (
-                draft and is_pair(main, draft)  # chosen for what it gains
-            ):
-                log(notice)
-            if not session.main.model.is_on_gpu and (reason := kernels.missing()):
-                log(f"slower than it could be: the CPU kernels are not used ({reason})")
+            session = cls(*first, more, cache)
+            session._log_notices(draft, log)
             if datastore or learn:
                 session.datastore = open_datastore(session.main.model, log)
             if learn:
@@ -287,6 +257,35 @@ class Session:
             session._costs.log = log
             session._resources = resources.pop_all()
             return session
+
+    def _log_notices(self, draft: Path | None, log: Callable[[str], None]) -> None:
+        """Log what makes the session slower than it could be, and what is special about its draft model.
+
+        draft: the draft model that was given.
+        """
+        main = self.main.model
+        if (notice := self._notice_of_draft(given=draft is not None)) and not (
+            draft and is_pair(main.path, draft)  # chosen for what it gains
+        ):
+            log(notice)
+        if not main.is_on_gpu and (reason := kernels.missing()):
+            log(f"slower than it could be: the CPU kernels are not used ({reason})")
+
+    def _notice_of_draft(self, *, given: bool) -> str | None:
+        """What is obviously wrong with a draft model that was given, or, once, that it has other tokens."""
+        main, draft, vocabulary_map = self.main.model, self.draft, self.vocabulary_map
+        coverage = vocabulary_map.share if vocabulary_map else 1.0
+        if given and isinstance(draft, LlamaRow):
+            from spec_local.models.pairs import advice  # takes 30 ms
+
+            sizes = main.size, draft.model.size
+            if wrong := advice(main.path, draft.model.path, sizes, coverage):
+                return wrong
+        if vocabulary_map and vocabulary_map.is_new:
+            return (
+                f"draft model: different vocabulary, which covers {coverage:.0%} of the main model's tokens"
+            )
+        return None
 
     def close(self) -> None:
         """End the answer that any thread is reading, and free the models' memory; later uses raise errors."""
@@ -482,10 +481,10 @@ class Session:
         on_read: OnRead | None = None,
     ) -> Answer[Prefilled | Text | Done]:
         clock = clock or time.perf_counter
-        prepared = self._answers.check(0, prompt, settings, cancelled or _never)
+        prepared = self._answers.check(0, prompt, settings, cancelled)
         self._end_answer()
         running = self._answers.begin(prepared, self._slots[0], clock)
-        events = self._answers.one(running, clock, on_read or _ignore)
+        events = self._answers.one(running, clock, on_read or ignore)
         if chat:
             events = chat.answered(events, chat.splitter())
         return self._lock.start(events)
@@ -538,23 +537,13 @@ class Session:
             InvalidRequest: the session is closed or in use, or `max_rows` is out of range.
             BackendError: a model call failed.
         """
-        if isinstance(prompts, str):
-            raise InvalidRequest("prompts is text: give a list of prompts")
-        if isinstance(prompts, Sequence) and _is_chat(prompts):
-            raise InvalidRequest("prompts is one chat: give a list of chats, each a list of messages")
+        _check_several(prompts)
         n_rows = self.n_rows if max_rows is None else max_rows
         if not 1 <= n_rows <= self.n_rows:
             raise InvalidRequest(
                 f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
             )
-        clock = clock or time.perf_counter
-        engine = Engine(self._factory.planner, clock, totals)
-        if settings is None or isinstance(settings, GenerationSettings):
-            settings = _of_each((settings or _DEFAULTS).changed(**changes))
-        elif changes:
-            raise InvalidRequest(f"each answer has settings of its own: set {', '.join(changes)} there")
-        requests = zip(prompts, settings, strict=False)
-        chats: dict[int, AnswerReader] = {}
+        clock, chats = clock or time.perf_counter, dict[int, AnswerReader]()
 
         def read(
             index: int, prompt: Prompt | Messages, settings: GenerationSettings
@@ -563,17 +552,16 @@ class Session:
             if not _is_chat(prompt):
                 return cast(Prompt, prompt), settings
             chat, settings = self._read_chat(prompt, settings, tools, tool_choice)
-            prepared = ChatPrompt(chat.prompt(), chat.splitter())
             chats[index] = AnswerReader(chat, chat.splitter())
-            return prepared, settings
+            return ChatPrompt(chat.prompt(), chat.splitter()), settings
 
         many = self._answers.many(
-            engine,
-            requests,
+            Engine(self._factory.planner, clock, totals),
+            zip(prompts, _of_each(settings, changes), strict=False),
             read,
             n_rows,
-            cancelled or _never,
-            on_read or _ignore,
+            cancelled,
+            on_read or ignore,
             clock,
             keep_caches=keep_caches,
         )
@@ -598,55 +586,6 @@ class Session:
         self._lock.end()  # ended later, it would roll back the caches of the new answer
         if self.datastore:
             self.datastore.refresh()
-
-    def state_size(self) -> int:
-        """Number of bytes that `save_state` would write now."""
-        return self._lock.run(lambda: state.size(self._saved_contexts()))
-
-    @checked
-    def save_state(self, path: Path | str) -> int:
-        """Write the caches of both models to a file; unfinished answers of `generate_many` end.
-
-        Returns:
-            size of the file in bytes.
-
-        Raises:
-            InvalidRequest: the file cannot be written; an existing file is unchanged.
-            ContextOverflow: there is not enough memory for a copy of the KV cache.
-        """
-        return self._lock.run(lambda: state.save(Path(path), self._saved_contexts()))
-
-    @checked
-    def load_state(self, path: Path | str) -> int:
-        """Restore the caches from a file written by `save_state`; an unfinished answer ends.
-
-        A draft model whose state is not in the file evaluates the tokens again.
-
-        Returns:
-            number of tokens in the main model's cache.
-
-        Raises:
-            InvalidRequest: the file is damaged, or was saved with another model, build or setting; nothing
-                has changed.
-            ContextOverflow: the context is too short, or there is not enough memory; nothing has changed.
-        """
-        return self._lock.run(lambda: self._load_state(Path(path)))
-
-    def _load_state(self, path: Path) -> int:
-        self._lock.end()
-        loaded = state.load(path, self._contexts)
-        if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
-            self.drafter.restore(self.main.cached)
-        return len(self.main.cached)
-
-    def _saved_contexts(self) -> dict[str, LlamaRow]:
-        if self.n_rows > 1:
-            self._lock.end()  # a saved state has one row
-        return self._contexts
-
-    @property
-    def _contexts(self) -> dict[str, LlamaRow]:
-        return {"main": self.main} | ({"draft": self.draft} if isinstance(self.draft, LlamaRow) else {})
 
     @property
     def is_saved(self) -> bool:
@@ -727,58 +666,6 @@ class Session:
         return self._lock.run(lambda: self._costs.measured(self.main, self.draft, stopped))
 
 
-def _notice_of_draft(session: Session, *, given: bool) -> str | None:
-    """What is obviously wrong with a draft model that was given, or, once, that it has other tokens."""
-    main, draft, vocabulary_map = session.main.model, session.draft, session.vocabulary_map
-    coverage = vocabulary_map.share if vocabulary_map else 1.0
-    if given and isinstance(draft, LlamaRow):
-        from spec_local.models.pairs import advice  # takes 30 ms
-
-        sizes = main.size, draft.model.size
-        if wrong := advice(main.path, draft.model.path, sizes, coverage):
-            return wrong
-    if vocabulary_map and vocabulary_map.is_new:
-        return f"draft model: different vocabulary, which covers {coverage:.0%} of the main model's tokens"
-    return None
-
-
-def _load_learned(
-    main: Path,
-    draft: Path | None,
-    load_with: Callable[[Path | None], tuple[Rows, ExitStack]],
-    log: Callable[[str], None],
-) -> tuple[Path | None, tuple[Rows, ExitStack]]:
-    """Load the head that has learned from the user's answers and began with a draft, or else the draft.
-
-    Versions that cannot be loaded are rolled back, if the models can be loaded without them.
-
-    Returns:
-        what is used as the draft, and the result of `load_with` for it.
-    """
-    from spec_local.models.head_versions import HeadVersions, roll_back  # takes some milliseconds
-
-    heads, broken = list[Path](), list[tuple[Path, SpecLocalError]]()
-    with suppress(ModelFileError):  # of the main model, which loading reports
-        versions = HeadVersions(main)
-        heads = [versions.path(version) for version in versions.continuing(draft)]
-    if heads[:1] == [draft]:  # the caller has chosen it
-        heads = []
-    used: Path | None
-    for used in heads:
-        try:
-            loaded = load_with(used)
-        except OF_A_HEAD as error:
-            broken.append((used, error))
-            continue
-        log(f"drafting with {used.name}, a head that has learned from your answers")
-        break
-    else:
-        used, loaded = draft, load_with(draft)
-    for head, reason in broken:
-        roll_back(main, head, reason, log)
-    return used, loaded
-
-
 def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":
     try:
         from spec_local.datastore.answer_store import start_keeping
@@ -787,6 +674,14 @@ def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":
             f"learning needs Python's module {error.name}: use a Python that has it, or do not learn"
         ) from None
     return start_keeping(model, log)
+
+
+def _check_several(prompts: object) -> None:
+    """Raise InvalidRequest for what looks like several prompts, and is one."""
+    if isinstance(prompts, str):
+        raise InvalidRequest("prompts is text: give a list of prompts")
+    if isinstance(prompts, Sequence) and _is_chat(prompts):
+        raise InvalidRequest("prompts is one chat: give a list of chats, each a list of messages")
 
 
 def _is_chat(prompt: object) -> TypeGuard[Messages]:
@@ -813,20 +708,20 @@ def _answered(
                 chats.pop(each.number, None)
 
 
-def _never(*_: object) -> bool:
-    return False
-
-
-def _ignore(*_: object) -> None:
-    pass
-
-
 def _is_left(event: object) -> bool:
     """True for the events with which answers end: the last text, and the end."""
     return isinstance(event.event if isinstance(event, RowEvent) else event, Text | Done | Failed)
 
 
-def _of_each(settings: GenerationSettings) -> Iterator[GenerationSettings]:
-    """The settings of the first, second, … answer."""
-    for i in itertools.count():
-        yield settings if settings.seed is None else replace(settings, seed=settings.seed + i)
+def _of_each(
+    settings: GenerationSettings | Iterable[GenerationSettings] | None, changes: Mapping[str, Any]
+) -> Iterable[GenerationSettings]:
+    """The settings of the first, second, … answer; see `Session.generate_many`."""
+    if settings is None or isinstance(settings, GenerationSettings):
+        changed = (settings or _DEFAULTS).changed(**changes)
+        if changed.seed is None:
+            return itertools.repeat(changed)
+        return (replace(changed, seed=seed) for seed in itertools.count(changed.seed))
+    if changes:
+        raise InvalidRequest(f"each answer has settings of its own: set {', '.join(changes)} there")
+    return settings

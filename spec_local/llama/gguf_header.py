@@ -19,7 +19,13 @@ _READ_TOKENS = 1 << 24  # bytes; the tokens of a vocabulary of 262,144 end after
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))  # for struct
 _STRING, _ARRAY = 8, 9
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, struct.error)  # a file, or its damaged content
-_OTHER_TYPES = ("adapter", "mmproj", "imatrix")
+OTHER_TYPES = {  # `general.type`, or an architecture: what it is, and what to give instead
+    "mmproj": "a projector for images or sound (mmproj): give the model that it belongs to",
+    "clip": "a projector for images or sound (mmproj): give the model that it belongs to",
+    "adapter": "a LoRA adapter: merge it into its model with llama.cpp's llama-export-lora, and give that",
+    "controlvector": "a control vector: give a model",
+    "imatrix": "an importance matrix for quantization: give the model that was made with it",
+}
 NO_TEXT = re.compile(r"bert|clip|encoder|embedding|vae|whisper")  # architectures
 
 
@@ -80,7 +86,7 @@ def generates_text(metadata: Metadata) -> bool:
     architecture = str(metadata.get("general.architecture", ""))
     return bool(
         architecture
-        and metadata.get("general.type") not in _OTHER_TYPES
+        and metadata.get("general.type") not in OTHER_TYPES
         and not NO_TEXT.search(architecture)
         and not metadata.get(f"{architecture}.pooling_type")
     )

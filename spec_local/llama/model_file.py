@@ -5,17 +5,11 @@ from pathlib import Path
 
 from spec_local.errors import ModelFileError
 from spec_local.llama import gguf_header
+from spec_local.llama.gguf_header import OTHER_TYPES
 from spec_local.system.files import NotRegular, opened
 
 _BEGINNING = 24  # bytes, of which eight from the eighth on are the number of tensors
 _LFS = b"version https://git-lfs"
-_OTHER_TYPES = {  # `general.type`, or an architecture: what it is, and what to give instead
-    "mmproj": "a projector for images or sound (mmproj): give the model that it belongs to",
-    "clip": "a projector for images or sound (mmproj): give the model that it belongs to",
-    "adapter": "a LoRA adapter: merge it into its model with llama.cpp's llama-export-lora, and give that",
-    "controlvector": "a control vector: give a model",
-    "imatrix": "an importance matrix for quantization: give the model that was made with it",
-}
 _ADVICE = {  # by what llama.cpp's reason contains
     "unknown model architecture": "use a model that generates text; if it is one, update llama-cpp-python",
     "unknown pre-tokenizer|invalid ggml type|up to version": "the file is newer than llama.cpp here: update "
@@ -76,7 +70,7 @@ def _no_model(path: Path) -> str | None:
     if isinstance(part := known.get("split.no"), int) and part:
         return f"part {part + 1} of {known.get('split.count', '?')} of a model: give the first part"
     kind, architecture = (str(known.get(f"general.{key}", "")) for key in ("type", "architecture"))
-    if what := _OTHER_TYPES.get(kind) or _OTHER_TYPES.get(architecture):
+    if what := OTHER_TYPES.get(kind) or OTHER_TYPES.get(architecture):
         return what
     if gguf_header.NO_TEXT.search(architecture):
         return (

@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from typing import NoReturn
 
 from spec_local.errors import InvalidRequest
 
@@ -15,26 +16,32 @@ _EXIT_TIMEOUT = 10.0  # seconds to wait for a daemon thread's call when the proc
 _POLL = 0.005  # seconds
 
 
-_process = {"forked": False}
-
-
-def watch_forks() -> None:
-    """Make `check_process` raise an error in processes that are forked from this one, from now on."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: _process.update(forked=True))
-
-
-def is_forked() -> bool:
-    """Return whether this process was forked after llama.cpp was loaded.
+class _Process:
+    is_forked = False
+    """Whether this process was forked after llama.cpp was loaded.
 
     llama.cpp's threads do not exist in such a process: a call would wait for them forever.
     """
-    return _process["forked"]
+
+
+process = _Process()
+
+
+def watch_forks() -> None:
+    """Make `check_process` and every `NativeObject` raise errors in processes forked from now on."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_on_fork)
+
+
+def _on_fork() -> None:
+    process.is_forked = True
+    for each in list(_open):
+        each.close()
 
 
 def check_process() -> None:
     """Raise InvalidRequest if this process was forked after llama.cpp was loaded."""
-    if _process["forked"]:
+    if process.is_forked:
         raise InvalidRequest(
             "llama.cpp cannot be used in a process that was forked after it was loaded: "
             'start the process with multiprocessing.get_context("spawn")'
@@ -64,29 +71,30 @@ class NativeObject:
         parents: freed later than this object.
     """
 
+    pointer: Pointer
+    """The object's pointer. Pass it on, and do not keep it: it would delay `close`.
+
+    While a function holds it, parts of the object can be used by their addresses. If the object is closed, or
+    this process was forked, reading it raises InvalidRequest.
+    """
+
     def __init__(self, free: Callable[[int], None], address: int, name: str, *parents: Pointer) -> None:
         self._name = name
-        self._pointer: Pointer | None = Pointer(address, *parents)
+        self.pointer = Pointer(address, *parents)  # an attribute: most steps read it dozens of times
+        _open.add(self)
         # At exit, finalizers run newest first, so that a context is freed before its model.
-        references = weakref.ref(self), weakref.ref(self._pointer)
-        weakref.finalize(self._pointer, _free, free, address, *references)
+        references = weakref.ref(self), weakref.ref(self.pointer)
+        weakref.finalize(self.pointer, _free, free, address, *references)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name != "pointer":
+            raise AttributeError(name)
+        check_process()
+        raise InvalidRequest(f"the {self._name} is closed: open it again")
 
     @property
     def is_open(self) -> bool:
-        return self._pointer is not None
-
-    @property
-    def pointer(self) -> Pointer:
-        """The object's pointer. Pass it on, and do not keep it: it would delay `close`.
-
-        Raises:
-            InvalidRequest: the object is closed, or this process was forked.
-        """
-        check_process()
-        pointer = self._pointer
-        if pointer is None:
-            raise InvalidRequest(f"the {self._name} is closed: open it again")
-        return pointer
+        return "pointer" in self.__dict__
 
     def inner(self, address: int) -> Pointer:
         """A pointer to a part of the object; see `pointer`."""
@@ -94,7 +102,10 @@ class NativeObject:
 
     def close(self) -> None:
         """Free the object as soon as no call uses it; later uses raise InvalidRequest."""
-        self._pointer = None
+        self.__dict__.pop("pointer", None)
+
+
+_open: weakref.WeakSet[NativeObject] = weakref.WeakSet()
 
 
 def _free(
@@ -104,7 +115,7 @@ def _free(
     pointer: "weakref.ref[Pointer]",
 ) -> None:
     """Free an object that is no longer used; also called at exit, when a daemon thread may be using it."""
-    if is_forked():
+    if process.is_forked:
         return  # freeing could wait for threads that do not exist here
     if still_open := owner():
         still_open.close()
