@@ -223,7 +223,7 @@ MUST_NOT = {
     "engine": ROUND | {"grammar", "lookups", "policies"},
     "models": {"datastore", "grammar", "lookups", "verifiers"},
     "opening": {"datastore", "grammar", "lookups", "prompt_cache", "verifiers"},
-    "answers": {"kernels", "models"},
+    "answers": {"calibration", "models"},
     "chat": {"engine", "models", "policies", "proposers"},
     "session": {"verifiers"},
     "chat_session": {"llama", "models", "opening", "policies", "proposers"},
