@@ -17,8 +17,8 @@ from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message
 from spec_local.chat.template import ChatTemplate
-from spec_local.core.language_model import common_prefix
 from spec_local.core.reasoning import Splitter
+from spec_local.core.sequence import common_prefix
 from spec_local.core.text import bytes_of, overlap
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError

@@ -16,11 +16,11 @@ from spec_local.answers.saving import PromptSaver
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint, State
-from spec_local.core.language_model import common_prefix
 from spec_local.core.line_limits import LineLimits
 from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.core.sequence import common_prefix
 from spec_local.core.text import bytes_of
 from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.engine.engine import Engine

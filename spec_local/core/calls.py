@@ -3,13 +3,13 @@
 Reading the weights takes most of the time of a small call: what several requests need of a model is
 therefore evaluated together. Code that needs a model's output is a coroutine that awaits a `Call`:
 
-    logits = await row.call(tokens, parents, n_logits)
+    logits = await sequence.call(tokens, n_logits=1)
 
 `together` runs several such coroutines: it collects the calls that all of them await, makes one call of the
 model, and resumes each with its logits. `run` runs one alone. There is no event loop.
 """
 
-from collections.abc import Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,29 +21,37 @@ from spec_local.errors import SpecLocalError
 
 Logits = NDArray[np.float32]
 
-_Row = TypeVar("_Row", covariant=True)
+_Sequence = TypeVar("_Sequence", covariant=True)
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[_Row]):
-    """A row's part of a model call: nodes to add to its tree. Create it with `Row.call`.
+@dataclass(slots=True)
+class Call(Generic[_Sequence]):
+    """A sequence's part of a model call. Create it with `ModelSequence.call`.
 
     Awaited, it gives its logits, or raises the error of the call. The logits are a view, which the next call
     of the same model overwrites: they are used before the next ``await``.
 
     Attributes:
-        row: the row that the nodes belong to; its context knows what kind of row it is.
-        tokens, parents, n_logits: see `Row.call`.
+        sequence: what evaluates the tokens; its context knows what kind of sequence it is.
+        tokens: their ids. parents: of each as a node of the tree. n_logits: number of the last ones whose
+            logits are wanted.
+        positions: of each token; None: those after their parents'.
+        appends: once awaited, the tokens are committed; else they remain nodes of the tree.
     """
 
-    row: _Row
+    sequence: _Sequence
     tokens: Sequence[int]
     parents: Sequence[int]
     n_logits: int
+    positions: Sequence[int] | None = None
+    appends: bool = False
 
-    def __await__(self) -> Generator["Call[_Row]", Logits, Logits]:
-        return (yield self)
+    def __await__(self) -> Generator["Call[_Sequence]", Logits, Logits]:
+        logits = yield self
+        if self.appends:
+            self.sequence.commit(range(len(self.tokens)))  # type: ignore[attr-defined]
+        return logits
 
 
 Calls = Coroutine[Call[Any], Logits, _Result]
@@ -51,14 +59,14 @@ Calls = Coroutine[Call[Any], Logits, _Result]
 
 
 class Task(Generic[_Result]):
-    """A coroutine suspended at a model call.
+    """A coroutine, or a call, suspended at a model call.
 
     Attributes:
         call: the one that it awaits; None: it has ended.
     """
 
-    def __init__(self, coroutine: Calls[_Result]) -> None:
-        self._coroutine = coroutine
+    def __init__(self, coroutine: Awaitable[_Result]) -> None:
+        self._steps: Any = coroutine.__await__()
         self._results: list[_Result] = []
         self._error: Exception | None = None
         self.call: Call[Any] | None = None
@@ -73,9 +81,9 @@ class Task(Generic[_Result]):
         self.call = None
         try:
             if isinstance(answer, SpecLocalError):
-                self.call = self._coroutine.throw(answer)
+                self.call = self._steps.throw(answer)
             else:
-                self.call = self._coroutine.send(answer)  # type: ignore[arg-type]  # None begins it
+                self.call = self._steps.send(answer)
         except StopIteration as end:
             self._results = [end.value]
         except Exception as error:
@@ -98,20 +106,22 @@ class Task(Generic[_Result]):
 
     def close(self) -> None:
         """Close the coroutine."""
-        self._coroutine.close()
+        self._steps.close()
         self.call = None
 
 
-def run(coroutine: Calls[_Result]) -> _Result:
-    """Run a coroutine alone, and return its result."""
-    (outcome,) = together([coroutine])
+def run(awaited: Awaitable[_Result]) -> _Result:
+    """Run a coroutine, or a call, alone, and return its result."""
+    (outcome,) = together([awaited])
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def together(coroutines: Iterable[Calls[_Result]], timer: Timer | None = None) -> list[_Result | Exception]:
-    """Run coroutines of several rows: one call for all that await the same model.
+def together(
+    coroutines: Iterable[Awaitable[_Result]], timer: Timer | None = None
+) -> list[_Result | Exception]:
+    """Run coroutines of several requests: one call for all that await the same model.
 
     Args:
         coroutines: a generator may create each one right before it starts.
@@ -133,7 +143,7 @@ def together(coroutines: Iterable[Calls[_Result]], timer: Timer | None = None) -
             answers: Sequence[Logits | SpecLocalError]
             lap("propose")
             try:
-                answers = calls[0].row.context.decode(calls)
+                answers = calls[0].sequence.context.decode(calls)
             except SpecLocalError as error:
                 answers = [error] * len(group)
             lap("draft model", sum(len(call.tokens) for call in calls))
@@ -160,9 +170,9 @@ def _that_fit(waiting: Sequence[Task[_Result]]) -> tuple[list[Task[_Result]], li
     for task in waiting:
         call = task.call
         assert call
-        context = context or call.row.context
+        context = context or call.sequence.context
         fits = (
-            call.row.context is context
+            call.sequence.context is context
             and n_tokens + len(call.tokens) <= context.max_tokens
             and n_logits + call.n_logits <= context.max_logits
         )

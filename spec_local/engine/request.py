@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from spec_local.core import language_model
 from spec_local.core.calls import Call, Logits
 from spec_local.core.proposal import EMPTY, ROOT, Limit, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, TokenLogprob, logprob
+from spec_local.core.sequence import MainSequence
 from spec_local.core.timer import Timer
 from spec_local.engine.events import FinishReason, Statistics, Step
 from spec_local.engine.prefill import Prefill, check_prompt, commit_path
@@ -45,7 +45,7 @@ class Request:
     next call evaluates them again.
 
     Args:
-        main: the main model's row. A prefix of the prompt that is in its cache is reused.
+        main: the main model's sequence. A prefix of the prompt that is in its cache is reused.
         prompt: token ids, at least one.
         sampler: the main model's sampler. A sampler with a constraint can be used for one answer only.
         rng: the source of all randomness.
@@ -67,7 +67,7 @@ class Request:
 
     def __init__(
         self,
-        main: language_model.Row,
+        main: MainSequence,
         prompt: Sequence[int],
         *,
         sampler: Sampler,
@@ -90,7 +90,7 @@ class Request:
         self.statistics = Statistics()
         self.proposal = EMPTY
         self._sampler, self._rng = sampler, rng
-        self._proposer = proposer if draft_max and main.rollback != "none" else None
+        self._proposer = proposer if draft_max and main.limits.rollback != "none" else None
         self.head = self._proposer.head if self._proposer else None
         """See `Proposer`."""
         self._verifier = verifier
@@ -112,7 +112,7 @@ class Request:
             return "stop"
         if self._n_left <= 0:
             reason = "length"
-        elif len(self.history) > self.main.n_ctx:
+        elif len(self.history) > self.main.limits.n_ctx:
             reason = "context"
         if not self.prefill.is_done or not reason:
             return "cancelled" if self._cancelled() else None
@@ -139,16 +139,16 @@ class Request:
         """Draft tokens for a call of up to `max_tokens` tokens."""
         if self.head:  # steps without a draft may have left tokens to read
             await self.head.read()
-        main, n_before = self.main, self.n_unevaluated
-        nodes = min(main.n_ctx - len(self.history), max_tokens - n_before)
+        main, limits, n_before = self.main, self.main.limits, self.n_unevaluated
+        nodes = min(limits.n_ctx - len(self.history), max_tokens - n_before)
         if n_before > 1 + _MAX_REREAD:
             nodes = 0
-        elif nodes > main.max_rollback and self._proposer and not main.checkpoint():
-            nodes = main.max_rollback
+        elif nodes > limits.max_rollback and self._proposer and not main.checkpoint():
+            nodes = limits.max_rollback
         depth = min(self._draft_max, self._n_left - 1, nodes)
         self.proposal = EMPTY
         if self._proposer and depth > 0:
-            limit = Limit(depth, nodes, self.main.max_branches)
+            limit = Limit(depth, nodes, limits.max_branches)
             self.proposal = await self._proposer.propose(self.history, limit, self._rng)
 
     def shorten(self, proposal: Proposal) -> None:
@@ -192,7 +192,9 @@ class Request:
                 dead_ends.add(node)
                 return Distribution.certain(0)
 
-        path, token = self._verifier(proposal, distribution, self.main.n_vocab, self._rng, len(self.history))
+        path, token = self._verifier(
+            proposal, distribution, self.main.limits.n_vocab, self._rng, len(self.history)
+        )
         output = [*(proposal.tokens[node] for node in path), token]
         # Stop at a dead end: the next step raises an error there, as it would without draft tokens.
         output = output[: next((n for n, node in enumerate(path, 1) if node in dead_ends), None)]

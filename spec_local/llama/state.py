@@ -5,7 +5,7 @@ restored if its hash is correct and it was saved with the same model file, build
 against accidents but not against malicious files: do not load files from untrusted sources.
 
 File format: `_MAGIC`, the length of the header (8 bytes, little-endian), the header (JSON), its hash; then,
-for each part, the bytes of `LlamaRow.state` and their hash.
+for each part, the bytes of `LlamaSequence.state` and their hash.
 """
 
 import os
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from spec_local import kernels
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.memory import check_free_memory
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.system import machine
 from spec_local.system.files import reading, saving
 from spec_local.system.hashed import CHUNK, HASH_BYTES, digest_of, hash_of, read_hashed
@@ -51,14 +51,14 @@ class _Header(BaseModel):
     parts: list[_Part]
 
 
-def size(rows: Mapping[str, LlamaRow]) -> int:
+def size(rows: Mapping[str, LlamaSequence]) -> int:
     """Return the size in bytes of the file that `save` would write now."""
     header = _header(rows)
     frame = len(_MAGIC) + 8 + len(header.model_dump_json().encode())
     return frame + sum(part.size for part in header.parts) + HASH_BYTES * (len(header.parts) + 1)
 
 
-def save(path: Path, rows: Mapping[str, LlamaRow]) -> int:
+def save(path: Path, rows: Mapping[str, LlamaSequence]) -> int:
     """Write the states of contexts to a file, atomically. Needs memory for the largest state.
 
     Args:
@@ -86,7 +86,7 @@ def save(path: Path, rows: Mapping[str, LlamaRow]) -> int:
         return file.tell()
 
 
-def load(path: Path, rows: Mapping[str, LlamaRow]) -> list[str]:
+def load(path: Path, rows: Mapping[str, LlamaSequence]) -> list[str]:
     """Restore the states of contexts from a file. Needs memory for the whole file.
 
     Args:
@@ -124,7 +124,7 @@ def load(path: Path, rows: Mapping[str, LlamaRow]) -> list[str]:
     return list(states)
 
 
-def _header(rows: Mapping[str, LlamaRow]) -> _Header:
+def _header(rows: Mapping[str, LlamaSequence]) -> _Header:
     return _Header(
         parts=[
             _Part(
@@ -168,21 +168,21 @@ def _read_state(file: BufferedReader, n: int, path: Path) -> NDArray[np.uint8]:
     return state
 
 
-def _check(path: Path, part: _Part, row: LlamaRow) -> None:
+def _check(path: Path, part: _Part, row: LlamaSequence) -> None:
     """Raise an error if a part cannot be restored into a context."""
     found = conditions(row)
     for name in found | part.conditions:
         if part.conditions.get(name) != found.get(name):
             raise InvalidRequest(f"{path} was saved with another {name}: the prompt must be evaluated again")
-    if len(part.tokens) > row.n_ctx:
+    if len(part.tokens) > row.limits.n_ctx:
         raise ContextOverflow(
-            f"{path} has {len(part.tokens)} tokens, the context only {row.n_ctx}: give a larger --ctx"
+            f"{path} has {len(part.tokens)} tokens, the context only {row.limits.n_ctx}: give a larger --ctx"
         )
-    if max(part.tokens, default=0) >= row.n_vocab:
+    if max(part.tokens, default=0) >= row.limits.n_vocab:
         raise _damaged(path)
 
 
-def _fits(part: _Part, row: LlamaRow) -> bool:
+def _fits(part: _Part, row: LlamaSequence) -> bool:
     try:
         _check(Path(), part, row)
     except (InvalidRequest, ContextOverflow):
@@ -194,7 +194,7 @@ def _damaged(path: Path) -> InvalidRequest:
     return InvalidRequest(f"{path} is damaged: the prompt must be evaluated again")
 
 
-def conditions(row: LlamaRow) -> dict[str, str]:
+def conditions(row: LlamaSequence) -> dict[str, str]:
     """Return everything that a state depends on. It does not depend on `n_ctx` and `max_branches`."""
     model = row.model
     facts: dict[str, Any] = {
@@ -203,7 +203,7 @@ def conditions(row: LlamaRow) -> dict[str, str]:
         "cache type": row.cache_type,
         "setting of flash attention": row.flash_attention,
         "number of layers on the GPU": model.gpu_layers,
-        "extension of the context": row.n_ctx > (model.n_ctx_original or row.n_ctx),
+        "extension of the context": row.limits.n_ctx > (model.n_ctx_original or row.limits.n_ctx),
     }
     if row.pad_to:
         facts["setting of --reproducible"] = True

@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from spec_local import kernels
+from spec_local.core.calls import run
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime, state
 from spec_local.llama.model import Model
@@ -32,8 +33,8 @@ def saved(make_context, tiny_model, tmp_path):
     """A file with the states of the main model after `TEXT` and of the draft model after its beginning."""
     path = tmp_path / "a.state"
     contexts = {"main": make_context(tiny_model), "draft": make_context(tiny_model, n_ctx=64)}
-    contexts["main"].evaluate(TEXT, 0)
-    contexts["draft"].evaluate(TEXT[:30], 0)
+    run(contexts["main"].call(TEXT, n_logits=0))
+    run(contexts["draft"].call(TEXT[:30], n_logits=0))
     assert state.save(path, contexts) == path.stat().st_size
     return path
 
@@ -49,21 +50,21 @@ def test_the_next_logits_are_bit_identical(make, tmp_path, name, branches, cache
     """With another `n_ctx` and `max_branches`, too; and saving changes nothing."""
     path = tmp_path / "a.state"
     before = make(name, max_branches=branches[0], cache_type=cache_type)
-    before.evaluate(TEXT, 0)
+    run(before.call(TEXT, n_logits=0))
     size = state.size({"main": before})
     assert state.save(path, {"main": before}) == size == path.stat().st_size
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     after = make(name, max_branches=branches[1], cache_type=cache_type, n_ctx=128)
-    after.evaluate([5, 6, 7], 0)
+    run(after.call([5, 6, 7], n_logits=0))
     assert state.load(path, {"main": after}) == ["main"]
     assert after.cached == TEXT
     for token in (8, 300, 9):
-        expected = before.evaluate([token], 1)
-        np.testing.assert_array_equal(after.evaluate([token], 1), expected)
+        expected = run(before.call([token], n_logits=1))
+        np.testing.assert_array_equal(run(after.call([token], n_logits=1)), expected)
     assert after.cached == before.cached
     for context in (before, after):
         context.truncate(0)
-    np.testing.assert_array_equal(after.evaluate([8], 1), before.evaluate([8], 1))
+    np.testing.assert_array_equal(run(after.call([8], n_logits=1)), run(before.call([8], n_logits=1)))
 
 
 @pytest.mark.parametrize("length", [1, 20, len(TEXT) - 1])
@@ -71,12 +72,12 @@ def test_the_next_logits_are_bit_identical(make, tmp_path, name, branches, cache
 def test_a_restored_context_can_be_truncated(make, tmp_path, name, length):
     """To a length far before the sliding window, too."""
     path, before, after = tmp_path / "a.state", make(name), make(name)
-    before.evaluate(TEXT, 0)
+    run(before.call(TEXT, n_logits=0))
     state.save(path, {"main": before})
     state.load(path, {"main": after})
     for context in (before, after):
         context.truncate(length)
-    np.testing.assert_array_equal(after.evaluate([8, 9], 2), before.evaluate([8, 9], 2))
+    np.testing.assert_array_equal(run(after.call([8, 9], n_logits=2)), run(before.call([8, 9], n_logits=2)))
 
 
 @pytest.mark.parametrize("name", ["tiny_model", "window_model"])
@@ -86,9 +87,9 @@ def test_trees_before_saving_and_after_restoring(make, check_next, tmp_path, nam
     before = make(name, max_branches=4, n_ctx=128)
     for start in range(0, 40, 4):
         tokens = TEXT[start : start + 4]
-        before.decode_tree([20, *tokens, 21, 22], [-1, -1, 1, 2, 3, 1, 2])
+        run(before.call([20, *tokens, 21, 22], [-1, -1, 1, 2, 3, 1, 2]))
         before.commit([1, 2, 3, 4])
-    before.decode_tree([20, 21], [-1, -1])  # the tree is not saved
+    run(before.call([20, 21], [-1, -1]))  # the tree is not saved
     state.save(path, {"main": before})
     after = make(name, max_branches=4, n_ctx=128)
     state.load(path, {"main": after})
@@ -98,10 +99,10 @@ def test_trees_before_saving_and_after_restoring(make, check_next, tmp_path, nam
         tokens = [300 + step, 330 + step]
         for context in (before, after):
             if step % 4:  # rejected tokens leave holes; without branches, only the guard protects the cells
-                context.decode_tree([*tokens, 21, 22], [-1, 0, 1, 2])
+                run(context.call([*tokens, 21, 22], [-1, 0, 1, 2]))
                 context.commit([0, 1])
             else:
-                context.decode_tree([20, *tokens, 21, 22], [-1, -1, 1, 1, 2])
+                run(context.call([20, *tokens, 21, 22], [-1, -1, 1, 1, 2]))
                 context.commit([1, 2])
         text += tokens
     for context in (before, after):
@@ -113,9 +114,9 @@ def test_trees_before_saving_and_after_restoring(make, check_next, tmp_path, nam
 
 def test_an_empty_context_is_left_out(make, tmp_path):
     path, full, empty = tmp_path / "a.state", make("tiny_model"), make("tiny_model")
-    full.evaluate(TEXT, 0)
+    run(full.call(TEXT, n_logits=0))
     state.save(path, {"main": full, "draft": empty})
-    empty.evaluate([5], 0)
+    run(empty.call([5], n_logits=0))
     assert state.load(path, {"main": full, "draft": empty}) == ["main"]
     assert empty.cached == [5]
     nothing = tmp_path / "nothing.state"
@@ -143,7 +144,7 @@ def forbid(monkeypatch, context):
 def reader(make_context, tiny_model, monkeypatch):
     """A context with a few tokens, which fails the test if a state is passed to llama.cpp."""
     context = make_context(tiny_model)
-    context.evaluate([5, 6, 7], 0)
+    run(context.call([5, 6, 7], n_logits=0))
     forbid(monkeypatch, context)
     return context
 
@@ -175,7 +176,7 @@ def test_damage_is_detected(saved, reader):
     for more in (b"\0", whole):
         saved.write_bytes(whole + more)
         check_rejected(saved, {"main": reader}, "damaged")
-    np.testing.assert_array_equal(reader.evaluate([8], 1).shape, (1, reader.n_vocab))
+    np.testing.assert_array_equal(run(reader.call([8], n_logits=1)).shape, (1, reader.limits.n_vocab))
 
 
 def test_a_header_that_claims_too_much(saved, reader):
@@ -196,7 +197,7 @@ def test_a_header_that_claims_too_much(saved, reader):
 )
 def test_another_model_or_setting(make, monkeypatch, saved, name, kwargs, match):
     context = make(name, **kwargs)
-    context.evaluate([5, 6], 0)
+    run(context.call([5, 6], n_logits=0))
     forbid(monkeypatch, context)
     check_rejected(saved, {"main": context}, match, ContextOverflow if "ctx" in match else InvalidRequest)
 
@@ -212,7 +213,7 @@ def test_another_build_or_number_of_gpu_layers(saved, reader, monkeypatch):
 @pytest.mark.parametrize(("written", "read"), [("avx2:1", ""), ("", "avx2:1"), ("avx2:1", "avx2:2")])
 def test_other_kernels(make_context, tiny_model, reader, tmp_path, monkeypatch, written, read):
     path, writer = tmp_path / "b.state", make_context(tiny_model)
-    writer.evaluate(TEXT, 0)
+    run(writer.call(TEXT, n_logits=0))
     monkeypatch.setattr(kernels, "identity", lambda: written)
     state.save(path, {"main": writer})
     monkeypatch.setattr(kernels, "identity", lambda: read)
@@ -231,8 +232,8 @@ def test_longrope_models_depend_on_the_context_length(saved, make_context, tiny_
 def test_restoring_only_the_draft_model(saved, make_context, tiny_model):
     draft, expected = make_context(tiny_model), make_context(tiny_model)
     assert state.load(saved, {"draft": draft}) == ["draft"]
-    expected.evaluate(TEXT[:30], 0)
-    np.testing.assert_array_equal(draft.evaluate([8], 1), expected.evaluate([8], 1))
+    run(expected.call(TEXT[:30], n_logits=0))
+    np.testing.assert_array_equal(run(draft.call([8], n_logits=1)), run(expected.call([8], n_logits=1)))
 
 
 def test_a_copy_of_the_model_file_matches(saved, make_context, tiny_path, tmp_path):
@@ -264,12 +265,12 @@ def test_other_files(saved, reader, content):
 
 def test_a_state_that_llama_cpp_rejects_leaves_an_empty_context(make, check_next):
     context = make("tiny_model")
-    context.evaluate(TEXT, 0)
+    run(context.call(TEXT, n_logits=0))
     bits = context.state()
     with pytest.raises(BackendError, match="rejected"):
         context.restore(TEXT, bits[: len(bits) // 2])
     assert context.cached == []
-    context.evaluate(TEXT[:10], 0)
+    run(context.call(TEXT[:10], n_logits=0))
     with pytest.raises(BackendError, match="rejected"):
         context.restore(TEXT[:-1], bits)  # one token too few
     assert context.cached == []
@@ -280,7 +281,7 @@ def test_a_state_that_llama_cpp_rejects_leaves_an_empty_context(make, check_next
 @pytest.mark.parametrize("call", ["llama_state_get_data", "llama_state_set_data"])
 def test_the_context_is_usable_after_an_interrupt(make, check_next, monkeypatch, name, call):
     context = make(name, max_branches=4)
-    context.evaluate(TEXT, 0)
+    run(context.call(TEXT, n_logits=0))
     bits = context.state()
 
     class Interrupted:
@@ -297,7 +298,7 @@ def test_the_context_is_usable_after_an_interrupt(make, check_next, monkeypatch,
     assert text == (TEXT if "get" in call else [])
     for step in range(20):
         tokens = [300 + step, 330 + step]
-        context.decode_tree([*tokens, 21, 22, 23], range(-1, 4))
+        run(context.call([*tokens, 21, 22, 23], range(-1, 4)))
         context.commit([0, 1])
         text += tokens
     assert context.cached == text
