@@ -3,11 +3,10 @@
     python benchmarks/prompt_invariance.py MODEL.gguf … [--prompts 20] [--kernels auto|off] [--threads N]
 
 The built-in prompts are read in calls of one token, in larger ones, eight at a time in shared calls, and from
-a saved state. A prompt counts if its logits have the bits of those from calls of one token; the figure in
+the prompt cache. A prompt counts if its logits have the bits of those from calls of one token; the figure in
 brackets is the largest difference of a log probability.
 """
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from spec_local import kernels
 from spec_local.bench import prompts
 from spec_local.core.calls import run
 from spec_local.core.proposal import ROOT
-from spec_local.llama import state
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence, open_sequences
+from spec_local.prompt_cache.cache import PromptCache
 from spec_local.system.machine import default_threads
 
 _SIZES = (8, 64, 65, 96, 512)
@@ -65,17 +64,19 @@ def together(model: Model, texts: Sequence[list[int]], options: dict[str, int]) 
 
 
 def restored(model: Model, texts: Sequence[list[int]], options: dict[str, int]) -> Logits:
-    """The logits after each prompt, whose tokens but the last are in the cache from a file."""
+    """The logits after each prompt, whose beginning is in the context from a prompt cache."""
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for text in texts:
-            row, other = (open_sequence(model, max_tokens=512, **options) for _ in range(2))
-            run(row.call(text[:-1], n_logits=1))
-            state.save(Path(folder) / "state", {"main": row})
-            state.load(Path(folder) / "state", {"main": other})
-            found.append(run(other.call(text[-1:], n_logits=1))[-1].copy())
-            row.close()
-            other.close()
+    for text in texts:
+        cache = PromptCache(1 << 30)
+        row, other = (open_sequence(model, max_tokens=512, **options) for _ in range(2))
+        for each in (row, other):
+            each.context.saved.prompts = cache.prompts("", each.context.saved.block, "")
+        run(row.call(text[:-1], n_logits=1))
+        row.save()
+        other.reuse(text[:-1])
+        found.append(run(other.call(text[len(other.cached) :], n_logits=1))[-1].copy())
+        row.close()
+        other.close()
     return found
 
 

@@ -34,11 +34,6 @@ def _ignore(line: str) -> None:
     pass
 
 
-def state_path(path: Path) -> Path:
-    """The file of the models' KV caches that belongs to a saved conversation."""
-    return path.with_name(path.name + ".state")
-
-
 @dataclass(frozen=True, slots=True)
 class MessagesDropped:
     """The context was full, and the oldest `n_messages` messages were removed from the conversation."""
@@ -222,32 +217,25 @@ class ChatSession:
         return splitter
 
     @checked
-    def save(self, path: Path | str, *, with_state: bool = False, with_paths: bool = False) -> int:
-        """Save the conversation; `with_state`: also both models' KV caches, in `state_path(path)`.
+    def save(self, path: Path | str, *, with_paths: bool = False) -> None:
+        """Save the conversation.
 
         Args:
             with_paths: also save where the models' files are, for `spec_local.chat.saved_chat.paths_of`.
 
-        Returns:
-            the size of the state in bytes.
-
         Raises:
-            InvalidRequest: a file cannot be written; an existing file is unchanged.
-            ContextOverflow: there is not enough memory for a copy of the KV caches.
+            InvalidRequest: the file cannot be written; an existing file is unchanged.
         """
-        path = Path(path)
         rows = (self.session.main, self.session.draft) if with_paths else ()
         paths = dict.fromkeys(row.model.path for row in rows if row)  # a head may be in the main model's file
-        saved_chat.save(self.conversation, path, list(paths))
-        return self.session.save_state(state_path(path)) if with_state else 0
+        saved_chat.save(self.conversation, Path(path), list(paths))
 
     @checked
     def load(self, path: Path | str, log: Callable[[str], None] | None = None) -> int:
-        """Continue a saved conversation, with the saved KV caches if there are any.
+        """Continue a saved conversation.
 
         Args:
-            log: receives one line if a state cannot be used, and one if the conversation was with another
-                model; the models then read the conversation again.
+            log: receives one line if the conversation was with another model.
 
         Returns:
             the number of tokens of the conversation that are in the main model's KV cache.
@@ -257,15 +245,9 @@ class ChatSession:
                 nothing has changed.
         """
         self._check_idle()
-        path, log = Path(path), log or _ignore
-        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template, log)
-        if (file := state_path(path)).exists():
-            try:
-                self.session.load_state(file)
-            except SpecLocalError as error:
-                log(str(error))
-        self.conversation = conversation
-        return common_prefix(self.session.main.cached, conversation.tokens)
+        model, template = self.session.main.model, self.conversation.template
+        self.conversation = saved_chat.load(Path(path), model, template, log or _ignore)
+        return common_prefix(self.session.main.cached, self.conversation.tokens)
 
     def _answer(
         self, begin: Callable[[], tuple[str, list[int]]], cancelled: Callable[[], bool] | None

@@ -41,7 +41,7 @@ from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
-from spec_local.llama import runtime, state
+from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
@@ -121,9 +121,9 @@ class Session:
             lambda: experience_store.load(main, draft),
         )
         self._resources = ExitStack()
-        self._lock = SessionLock[Any](_is_left, lambda event: isinstance(event, Done), self._free)
+        self._lock = SessionLock[Any](_is_left, Done, self._free)
         self._saver = PromptSaver(self._slots, prompt_cache)
-        self._answers = RunningAnswers(self._slots, self._factory, self._saver, lambda: self._lock.ending)
+        self._answers = RunningAnswers(self._slots, self._factory, self._saver, self._lock.is_ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
 
     def _drafter(
@@ -483,7 +483,7 @@ class Session:
         on_read: OnRead | None = None,
     ) -> Answer[Prefilled | Text | Done]:
         clock = clock or time.perf_counter
-        prepared = self._answers.check(0, prompt, settings, cancelled or _never)
+        prepared = self._answers.check(0, prompt, settings, cancelled)
         self._end_answer()
         running = self._answers.begin(prepared, self._slots[0], clock)
         events = self._answers.one(running, clock, on_read or _ignore)
@@ -572,7 +572,7 @@ class Session:
             requests,
             read,
             n_rows,
-            cancelled or _never,
+            cancelled,
             on_read or _ignore,
             clock,
             keep_caches=keep_caches,
@@ -598,55 +598,6 @@ class Session:
         self._lock.end()  # ended later, it would roll back the caches of the new answer
         if self.datastore:
             self.datastore.refresh()
-
-    def state_size(self) -> int:
-        """Number of bytes that `save_state` would write now."""
-        return self._lock.run(lambda: state.size(self._saved_contexts()))
-
-    @checked
-    def save_state(self, path: Path | str) -> int:
-        """Write the caches of both models to a file; unfinished answers of `generate_many` end.
-
-        Returns:
-            size of the file in bytes.
-
-        Raises:
-            InvalidRequest: the file cannot be written; an existing file is unchanged.
-            ContextOverflow: there is not enough memory for a copy of the KV cache.
-        """
-        return self._lock.run(lambda: state.save(Path(path), self._saved_contexts()))
-
-    @checked
-    def load_state(self, path: Path | str) -> int:
-        """Restore the caches from a file written by `save_state`; an unfinished answer ends.
-
-        A draft model whose state is not in the file evaluates the tokens again.
-
-        Returns:
-            number of tokens in the main model's cache.
-
-        Raises:
-            InvalidRequest: the file is damaged, or was saved with another model, build or setting; nothing
-                has changed.
-            ContextOverflow: the context is too short, or there is not enough memory; nothing has changed.
-        """
-        return self._lock.run(lambda: self._load_state(Path(path)))
-
-    def _load_state(self, path: Path) -> int:
-        self._lock.end()
-        loaded = state.load(path, self._contexts)
-        if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
-            self.drafter.restore(self.main.cached)
-        return len(self.main.cached)
-
-    def _saved_contexts(self) -> dict[str, LlamaSequence]:
-        if self.n_rows > 1:
-            self._lock.end()  # a saved state has one row
-        return self._contexts
-
-    @property
-    def _contexts(self) -> dict[str, LlamaSequence]:
-        return {"main": self.main} | ({"draft": self.draft} if isinstance(self.draft, LlamaSequence) else {})
 
     @property
     def is_saved(self) -> bool:
@@ -812,10 +763,6 @@ def _answered(
             yield RowEvent(each.number, chat.read(each.event)) if chat else each
             if isinstance(each.event, Done | Failed):
                 chats.pop(each.number, None)
-
-
-def _never(*_: object) -> bool:
-    return False
 
 
 def _ignore(*_: object) -> None:

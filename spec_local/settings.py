@@ -61,7 +61,7 @@ class GenerationSettings:
         proposer: ``draft`` (the draft model), ``suffix`` (a suffix automaton over the whole context),
             ``lookup`` (prompt lookup: the last occurrence), ``recycling`` (tokens that the main model
             predicted after the same token before), ``none``; ``auto``: in each step, the policy chooses among
-            those that may pay.
+            those that may pay. Also the name of a lookup of another package: see docs/architecture.md.
         policy: how many tokens to draft. ``adaptive``: as many as measured costs and learned acceptance rates
             justify; ``fixed``: always `draft_max`; ``confidence``: until the draft model's confidence falls
             below `draft_p_min`; ``off``: none.
@@ -119,8 +119,15 @@ class GenerationSettings:
     sampled_logprobs: bool = False
 
     def __post_init__(self) -> None:
+        proposers: Sequence[str] = PROPOSER_NAMES
+        if self.proposer not in proposers:
+            from spec_local.proposers import installed
+
+            proposers = installed.known_names()
+            if self.proposer in proposers:
+                installed.load(self.proposer)  # fail before any model is loaded
         for name, value, known in (
-            ("proposer", self.proposer, PROPOSER_NAMES),
+            ("proposer", self.proposer, proposers),
             ("policy", self.policy, POLICY_NAMES),
             ("shape", self.shape, SHAPE_NAMES),
             ("verifier", self.verifier, ("auto", *VERIFIERS)),

@@ -223,18 +223,11 @@ def chat(rng, session, folder, log):
         for _ in talk.send(rng.choice(PROMPT.split())):
             pass
     path = folder / "chat.json"
-    talk.save(path, with_state=rng.random() < 0.5)
+    talk.save(path)
     talk.load(path)
     log.held = talk.send("is it")
     for _ in zip(range(rng.choice([0, 1, 3, 99])), log.held, strict=False):
         pass
-
-
-def save_and_load(session, folder):
-    path = folder / "state"
-    session.save_state(path)
-    session.load_state(path)
-    path.unlink()
 
 
 def round_of(rng, models, folder, threads, log):
@@ -247,8 +240,6 @@ def round_of(rng, models, folder, threads, log):
         if opened:
             session = rng.choice(opened)[-1]
             log.attempt("answer", rng.choice([answer, answer, many_answers]), rng, session, log)
-            if rng.random() < 0.1:
-                log.attempt("state", save_and_load, session, folder)
             if rng.random() < 0.1:
                 log.attempt("chat", chat, rng, session, folder, log)
     if opened and rng.random() < 0.5:  # to close in mid-answer

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from spec_local.chat import saved_chat
 from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
+from spec_local.proposers import PROPOSER_NAMES
+from spec_local.proposers.installed import known_names
 from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
@@ -20,10 +22,8 @@ if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView
 
 _MAX_FILE_BYTES = 1 << 24  # more text than fits into any context
-_STATE = "--state"
-_PROPOSERS = {"on": "auto", "off": "none"} | {
-    name: name for name in ("auto", "draft", "suffix", "lookup", "recycling")
-}
+_SWITCHES = {"on": "auto", "off": "none"}
+_PROPOSERS = (*_SWITCHES, *PROPOSER_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ def _system(view: "ChatView", rest: str) -> None:
 
 def _draft(view: "ChatView", rest: str) -> None:
     if rest:
-        proposer = _PROPOSERS.get(rest)
-        if not proposer:
-            raise InvalidRequest(f"/draft {rest} is unknown: give {', '.join(_PROPOSERS)}")
+        proposer = _SWITCHES.get(rest, rest)
+        if rest not in _PROPOSERS and rest not in (known := known_names()):
+            raise InvalidRequest(f"/draft {rest} is unknown: give {', '.join([*_SWITCHES, *known])}")
         if proposer == "draft" and not view.session.draft:
             raise InvalidRequest("there is no draft model: start the chat with --draft FILE")
         policy = view.chat.settings.policy
@@ -166,17 +166,16 @@ def _stats(view: "ChatView", rest: str) -> None:
 
 
 def _save(view: "ChatView", rest: str) -> None:
-    first, _, name = rest.partition(" ")
-    if first != _STATE and (first.startswith("--") or rest.endswith(f" {_STATE}")):
-        raise InvalidRequest(f"/save {_shortened(rest)} is invalid: give /save [{_STATE}] FILE")
-    path = _path(name if first == _STATE else rest)
+    if option := re.search(r"(?:^|\s)--(\w\S*)", "" if rest[:1] in ("'", '"') else rest):
+        raise InvalidRequest(f"/save has no option --{option[1]}{nearest(option[1], ())}: give /save FILE")
+    path = _path(rest)
     if path.is_dir() or rest.rstrip("\"' ").endswith(os.sep):
         raise InvalidRequest(f"{path} is a folder: give the name of a file")
     if not path.parent.is_dir():
         raise InvalidRequest(f"there is no folder {path.parent}: make it first, or give another path")
     if path.exists() and path.stat().st_size and not saved_chat.is_saved(path):
         raise InvalidRequest(f"{path} exists and is not a saved conversation: give another path")
-    view.save(path, with_state=first == _STATE)
+    view.save(path)
 
 
 def _load(view: "ChatView", rest: str) -> None:
@@ -233,9 +232,7 @@ COMMANDS = {
     "/copy": _SlashCommand(_copy, "copy the last answer, or its N-th block of code", "[N]"),
     "/stats": _SlashCommand(_stats, "show statistics of the last answer, and its time"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
-    "/save": _SlashCommand(
-        _save, f"save the conversation; with {_STATE} also the KV caches", f"[{_STATE}] FILE", None
-    ),
+    "/save": _SlashCommand(_save, "save the conversation", "FILE", None),
     "/load": _SlashCommand(_load, "continue a saved conversation", "FILE", None),
     "/exit": _SlashCommand(_exit, "leave the chat, like Ctrl-D"),
     "/quit": _SlashCommand(_exit, "the same as /exit"),

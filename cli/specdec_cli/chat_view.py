@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from spec_local.session import Session
     from specdec_cli.chat_models import ChatModels
 
-_LARGE = 5e8  # bytes that take a while to write
 _ROOM = 1024  # tokens for an answer, in a context that is opened for a long message; and the step of its size
 
 
@@ -241,17 +240,10 @@ class ChatView:
             device += f" ({render.threads(main)})"
         return f"main {main.model.path.name} · {self.speculation()} · {device} · context {main.n_ctx} · /help"
 
-    def save(self, path: Path, *, with_state: bool) -> None:
-        """Save the conversation; `with_state`: also both models' KV caches, in a file beside it."""
-        from spec_local.chat_session import state_path
-
-        if with_state and (size := self.session.state_size()) > _LARGE:
-            render.note(f"writing {size / 1e9:.1f} GB …")
-        size = self.chat.save(path, with_state=with_state)
-        line = f"saved {counted(len(self.conversation.messages), 'message')} to {path}"
-        if with_state:
-            line += f", and the KV caches to {state_path(path)} ({size / 1e6:.1f} MB)"
-        render.note(line)
+    def save(self, path: Path) -> None:
+        """Save the conversation."""
+        self.chat.save(path)
+        render.note(f"saved {counted(len(self.conversation.messages), 'message')} to {path}")
 
     def _keep(self) -> None:
         if not self.kept:
@@ -271,7 +263,7 @@ class ChatView:
         self._keep()
 
     def load(self, path: Path) -> None:
-        """Continue a saved conversation, with the KV caches if they were also saved."""
+        """Continue a saved conversation."""
         n_cached = self.chat.load(path, render.note)
         line = f"loaded {counted(len(self.conversation.messages), 'message')}"
         if n_cached:

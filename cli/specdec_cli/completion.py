@@ -1,4 +1,4 @@
-"""Shell completion of models. The shell completes paths and everything else itself."""
+"""Shell completion of names. The shell completes paths itself."""
 
 import contextlib
 from pathlib import Path
@@ -22,3 +22,10 @@ def models(incomplete: str) -> list[str]:
     with contextlib.suppress(OSError):
         files = sorted(p.name for p in Path().glob("*.gguf") if p.name.startswith(incomplete))
     return names(incomplete) + files
+
+
+def proposers(incomplete: str) -> list[str]:
+    """Return the matching names of proposers, those of other packages last."""
+    from spec_local.proposers.installed import known_names
+
+    return [name for name in known_names() if name.startswith(incomplete)]

@@ -28,6 +28,7 @@ _REMOVED = {
     "cross-vocab": _SAME_TOKENS,
     "translation": _SAME_TOKENS,
     "greedy-draft": "draft tokens are always sampled, which is faster",
+    "state": "the prompt cache keeps what the models have read",
 }
 """Options that earlier versions had, and why none takes their place."""
 _CLOSE = 0.75  # similarity of a mistyped name (difflib's ratio): one letter in three is too far off

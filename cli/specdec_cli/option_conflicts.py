@@ -10,7 +10,6 @@ from typing import Any
 from spec_local.errors import InvalidRequest
 
 _Values = Mapping[str, Any]
-_LOOKUPS_ONLY = ("suffix", "lookup", "recycling")
 
 
 def _drafts(values: _Values) -> bool:
@@ -18,7 +17,7 @@ def _drafts(values: _Values) -> bool:
 
 
 def _uses_draft_model(values: _Values) -> bool:
-    return _drafts(values) and values["proposer"] not in _LOOKUPS_ONLY
+    return _drafts(values) and values["proposer"] in ("auto", "draft")
 
 
 _NEEDED: dict[str, tuple[Callable[[_Values], bool], str]] = {

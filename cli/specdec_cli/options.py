@@ -119,12 +119,10 @@ CacheChoice = Literal["f16", "q8_0", "q4_0"]
 DeviceChoice = Literal["auto", "metal", "cpu"]
 KernelsChoice = kernels.Mode
 if TYPE_CHECKING:  # type checkers accept no computed Literal
-    ProposerChoice: TypeAlias = Any
     PolicyChoice: TypeAlias = Any
     VerifierChoice: TypeAlias = Any
     ShapeChoice: TypeAlias = Any
 else:
-    ProposerChoice = Literal[PROPOSER_NAMES]
     PolicyChoice = Literal[POLICY_NAMES]
     VerifierChoice = Literal[VERIFIER_NAMES]
     ShapeChoice = Literal[SHAPE_NAMES]
@@ -142,6 +140,17 @@ def _vocabulary_size(value: str) -> str:
     """
     if value not in ("auto", "all") and not (value.isdecimal() and 1 <= int(value) < 2**31):
         raise BadParameter(f"{value!r} is invalid: give a number of tokens, or all")
+    return value
+
+
+def _known_proposer(value: str) -> str:
+    """Accept the proposers that are built in, and those of other packages.
+
+    Raises:
+        BadParameter: there is none of this name.
+    """
+    if value not in PROPOSER_NAMES and value not in (known := completion.proposers("")):
+        raise BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}")
     return value
 
 
@@ -274,7 +283,14 @@ class ModelOptions:
         ),
     ] = None
     proposer: Annotated[
-        ProposerChoice, _choice("Source of draft tokens", PROPOSER_NAMES, "auto lets the policy choose")
+        str,
+        _Speculation(
+            metavar="NAME",
+            help=f"Source of draft tokens: {', '.join(PROPOSER_NAMES)}, or a lookup of another package; auto "
+            "lets the policy choose.",
+            callback=_known_proposer,
+            autocompletion=completion.proposers,
+        ),
     ] = "auto"
     policy: Annotated[
         PolicyChoice,

@@ -29,6 +29,7 @@ from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel, Window
+from spec_local.proposers.installed import InstalledLookup
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
@@ -118,7 +119,7 @@ class ProposerFactory:
         slot = slot or self._slots[0]
         recycling = slot.recycling
         found: list[Lookup] = [
-            self._lookup(name, calibrated, recycling) for name in self.names(settings) if name in LOOKUPS
+            self._lookup(name, calibrated, recycling) for name in self.names(settings) if name != "draft"
         ]
         if self.datastore and found:
             found.insert(1, DatastoreLookup(self.datastore))
@@ -174,6 +175,8 @@ class ProposerFactory:
     def _lookup(self, name: str, calibrated: bool, recycling: Recycling) -> Lookup:
         if name == recycling.name:
             return recycling
+        if name not in LOOKUPS:
+            return InstalledLookup(name, calibrated)
         created: Lookup = LOOKUPS[name].create(calibrated)
         return created
 

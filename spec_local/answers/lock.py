@@ -38,7 +38,7 @@ class Answer(Iterator[_Event]):
         return "<Answer: iterate over it for its events>"
 
     def __next__(self) -> _Event:
-        return self._lock.run(self._read, self) if self._events else self._read()
+        return self._lock.run(self._read, self) if self._events else self._left()
 
     def close(self) -> None:
         """End the answer; the session can then be used again."""
@@ -50,8 +50,20 @@ class Answer(Iterator[_Event]):
             self._lock.abandon(self._end)
 
     def _read(self) -> _Event:
-        if self._events:
-            return self._lock.read(self._events)
+        events, lock = self._events, self._lock
+        if not events:  # ended while this thread waited
+            return self._left()
+        lock.reader = threading.current_thread()
+        try:
+            event = next(events)
+        except BaseException:
+            lock.end(keep_rest=False)
+            raise
+        if isinstance(event, lock.last):
+            lock.end(keep_rest=False)
+        return event
+
+    def _left(self) -> _Event:
         with contextlib.suppress(IndexError):
             return self._rest.pop(0)
         raise StopIteration
@@ -66,35 +78,33 @@ class SessionLock(Generic[_Event]):
 
     Args:
         is_left: whether to keep an event that follows after the answer was ended, for its reader.
-        is_last: whether no event can follow.
+        last: class of the events that no other can follow.
         free: called once, by `close`, when nothing uses the session any more.
+
+    Attributes:
+        is_closed: True as soon as the session is being closed.
+        reader: the last thread that read the unfinished answer.
     """
 
     def __init__(
-        self, is_left: Callable[[_Event], bool], is_last: Callable[[_Event], bool], free: Callable[[], None]
+        self, is_left: Callable[[_Event], bool], last: type[object], free: Callable[[], None]
     ) -> None:
-        self._is_left, self._is_last, self._free = is_left, is_last, free
+        self._is_left, self.last, self._free = is_left, last, free
         self._state = threading.Condition()  # held for moments only, except by `close`
         self._user = 0  # the thread that uses the session now
         self._events: Generator[_Event, None, None] | None = None  # of the unfinished answer
         self._answer: Callable[[], Answer[_Event] | None] = lambda: None
-        self._reader = threading.current_thread()  # the last thread that read the unfinished answer
-        self._replaced = self._closing = self._closed = False
+        self.reader = threading.current_thread()
+        self.is_closed = self._replaced = self._is_freed = False
 
-    @property
-    def ending(self) -> bool:
-        """True if the current answer is to end at its next step."""
-        return self._replaced or self._closing
-
-    @property
-    def is_closed(self) -> bool:
-        """True as soon as it is being closed."""
-        return self._closing
+    def is_ending(self) -> bool:
+        """Whether the current answer is to end at its next step."""
+        return self._replaced or self.is_closed
 
     def check_open(self) -> None:
         """Raise InvalidRequest if the session is closed, or this process was forked."""
         check_process()
-        if self._closing:
+        if self.is_closed:
             raise InvalidRequest("the session is closed: open it again")
 
     def run(self, use: Callable[[], _Result], answer: Answer[_Event] | None = None) -> _Result:
@@ -118,26 +128,14 @@ class SessionLock(Generic[_Event]):
         finally:
             if mine:
                 self._user = 0
-                if self._closing:
+                if self.is_closed:
                     self.close()
 
     def start(self, events: Generator[_Event, None, None]) -> Answer[_Event]:
         """Within `run`: the answer with these events."""
         answer = Answer(self, events)
-        self._events, self._answer, self._reader = events, weakref.ref(answer), threading.current_thread()
+        self._events, self._answer, self.reader = events, weakref.ref(answer), threading.current_thread()
         return answer
-
-    def read(self, events: Generator[_Event, None, None]) -> _Event:
-        """Within `run`: the next event."""
-        self._reader = threading.current_thread()
-        try:
-            event = next(events)
-        except BaseException:
-            self.end(keep_rest=False)
-            raise
-        if self._is_last(event):
-            self.end(keep_rest=False)
-        return event
 
     def end(self, *, keep_rest: bool = True) -> None:
         """Within `run`: end the unfinished answer, if there is one.
@@ -176,15 +174,15 @@ class SessionLock(Generic[_Event]):
         """
         if is_forked():
             return
-        self._closing = True
+        self.is_closed = True
         with self._state:
             if self._user == threading.get_ident():
                 return
             while self._user:
                 self._state.wait(_POLL)
-            if self._closed:
+            if self._is_freed:
                 return
-            self._closed = True
+            self._is_freed = True
             try:
                 self.end()
             finally:
@@ -195,7 +193,7 @@ class SessionLock(Generic[_Event]):
         if self._user == threading.get_ident():
             raise InvalidRequest("the session is answering: it cannot be used in a callback of that answer")
         unread = self._events and self._answer() and not answer
-        elsewhere = unread and self._reader is not threading.current_thread() and self._reader.is_alive()
+        elsewhere = unread and self.reader is not threading.current_thread() and self.reader.is_alive()
         if self._user or elsewhere:
             raise InvalidRequest(
                 "the session is answering in another thread: wait for that answer, close its events, or open "

@@ -16,7 +16,6 @@ from spec_local.answers.saving import PromptSaver
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint, State
-from spec_local.core.line_limits import LineLimits
 from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
@@ -119,7 +118,7 @@ class RunningAnswers:
         index: int,
         prompt: Prompt,
         settings: GenerationSettings,
-        cancelled: Callable[[], bool],
+        cancelled: Callable[[], bool] | None = None,
     ) -> CheckedPrompt:
         """Check a prompt and its settings, before costs are measured.
 
@@ -144,7 +143,8 @@ class RunningAnswers:
                 "reproducible output above temperature 0 needs the verifier exact-match: give it"
             )
         check_prompt(self._main, tokens)
-        return CheckedPrompt(index, tokens, chat, settings, lambda: self._ending() or cancelled())
+        ends = (lambda: self._ending() or cancelled()) if cancelled else self._ending
+        return CheckedPrompt(index, tokens, chat, settings, ends)
 
     def begin(self, prompt: CheckedPrompt, slot: Slot, clock: Callable[[], float]) -> Running:
         """Prepare an answer in a slot that is not in use.
@@ -179,14 +179,8 @@ class RunningAnswers:
         )
         if request.plain_s is not None:
             request.statistics.saved_s["measuring"] = started - measured
-        text = AnswerText(
-            vocabulary,
-            settings.stops,
-            LineLimits(settings.min_indent, settings.max_seconds, clock),
-            settings.control_text,
-            lambda output: self._store(prompt, output),
-            closed_at,
-        )
+        store = functools.partial(self._store, prompt)
+        text = AnswerText(vocabulary, settings, clock, store, closed_at)
         return Running(prompt, slot, request, text)
 
     def one(
@@ -221,7 +215,7 @@ class RunningAnswers:
         prompts: Iterator[tuple[Any, GenerationSettings]],
         read: Callable[[int, Any, GenerationSettings], tuple[Prompt, GenerationSettings]],
         n_rows: int,
-        cancelled: Callable[[int], bool],
+        cancelled: Callable[[int], bool] | None,
         on_read: Callable[[int, int, int], None],
         clock: Callable[[], float],
         *,
@@ -248,7 +242,7 @@ class RunningAnswers:
                         break
                     index, n_started = n_started, n_started + 1
                     try:
-                        ends = functools.partial(cancelled, index)
+                        ends = functools.partial(cancelled, index) if cancelled else None
                         prepared = self.check(index, *read(index, prompt, settings), ends)
                         slot = _best_slot(free, list(prepared.tokens))
                         started = self.begin(prepared, slot, clock)
@@ -385,14 +379,13 @@ class RunningAnswers:
         return grammar
 
 
-def _fed(answer: Running, event: Event) -> Iterator[RowEvent]:
+def _fed(answer: Running, event: Event) -> Sequence[RowEvent]:
     """The events that follow from one of the engine; a defect in their making ends this answer only."""
     try:
-        for each in answer.text.feed(event):
-            yield RowEvent(answer.prompt.index, each)
+        return [RowEvent(answer.prompt.index, each) for each in answer.text.feed(event)]
     except Exception as error:
         answer.text.is_done = True
-        yield RowEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))
+        return [RowEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))]
 
 
 def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:

@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
+from spec_local import kernels
 from spec_local.answers.assembly import Slot
 from spec_local.errors import InvalidRequest
 from spec_local.llama.heads.base import CachingSequence, HeadSequence
@@ -13,8 +14,8 @@ from spec_local.llama.identity import content_key
 from spec_local.llama.memory import free_memory
 from spec_local.llama.saved import SavedParts, can_be_saved
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.llama.state import conditions
 from spec_local.prompt_cache.cache import PromptCache
+from spec_local.system import machine
 
 _SHARE, _MOST = 4, 1 << 32
 """The cache in memory takes one part in four of what is free, and at most 4 GiB: more is read from disk."""
@@ -116,7 +117,7 @@ class PromptSaver:
 
 
 def _attach(
-    rows: Sequence[LlamaSequence | HeadSequence | None], cache: PromptCache, facts: Mapping[str, str]
+    rows: Sequence[LlamaSequence | HeadSequence | None], cache: PromptCache, facts: dict[str, object]
 ) -> list[SavedParts]:
     """Let the contexts of rows look up prompts from now on; facts: on which the bytes depend."""
     identity, found = json.dumps(facts, sort_keys=True), list[SavedParts]()
@@ -124,3 +125,18 @@ def _attach(
         context.saved.prompts = cache.prompts(identity, context.saved.block, context.model.name)
         found.append(context.saved)
     return found
+
+
+def conditions(row: LlamaSequence) -> dict[str, object]:
+    """Everything that the bytes of a cache depend on. They do not depend on `n_ctx` and `max_branches`."""
+    model = row.model
+    return {
+        "model": content_key(model.path),
+        "llama.cpp": machine.llama_cpp_build(),
+        "kernels": kernels.identity(),
+        "cache type": row.cache_type,
+        "flash attention": row.flash_attention,
+        "gpu layers": model.gpu_layers,
+        "is extended": row.n_ctx > (model.n_ctx_original or row.n_ctx),
+        "padded calls": bool(row.pad_to),
+    }

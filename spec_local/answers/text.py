@@ -1,6 +1,6 @@
 """The text of an answer while it is generated, and the events that a session yields."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,8 +8,9 @@ from spec_local.core.line_limits import LineLimits
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
 from spec_local.core.text import TextStream
-from spec_local.engine.events import Event, Failed, Finished, FinishReason, Prefilled, Statistics
+from spec_local.engine.events import Event, Failed, FinishReason, Prefilled, Statistics, Step
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.settings import GenerationSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,9 @@ class AnswerText:
 
     Args:
         vocabulary: the main model's.
-        stops: strings that end the answer; they are not part of it. The name of a control token, which has no
-            text, stands for the token.
-        lines: limits that may end the answer with a line.
-        control_text: names of control tokens that are part of the text.
+        settings: what ends the answer, and the control tokens whose names are part of the text. A stop string
+            that is the name of a control token, which has no text, stands for the token.
+        clock: of the limits of lines.
         on_output: called with the tokens of the answer when it ends.
         closed_at: returns `Done.reasoning_closed_at` for them.
     """
@@ -85,62 +85,66 @@ class AnswerText:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        stops: Sequence[str],
-        lines: LineLimits,
-        control_text: Sequence[str],
+        settings: GenerationSettings,
+        clock: Callable[[], float],
         on_output: Callable[[Sequence[int]], None],
         closed_at: Callable[[Sequence[int]], int],
     ) -> None:
         self.is_done = False
         """True if the answer has ended, perhaps for a reason that the engine does not know."""
-        self._vocabulary, self._lines = vocabulary, lines
-        self._on_output, self._closed_at = on_output, closed_at
-        shown = {token for name in control_text for token in vocabulary.control(name)}
+        self._is_end, self._on_output, self._closed_at = vocabulary.is_end, on_output, closed_at
+        shown = {token for name in settings.control_text for token in vocabulary.control(name)}
+
+        def piece(token: int) -> bytes:
+            return vocabulary.piece(token, special=token in shown)
+
+        stops, limits = settings.stops, (settings.min_indent, settings.max_seconds)
         self._stop_tokens = {token: stop for stop in stops for token in vocabulary.control(stop)}
-        self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)
+        stream = TextStream(piece if shown else vocabulary.piece, stops)
+        self._stream = stream if limits == (0, None) else LineLimits(stream, *limits, clock)
         self._statistics = Statistics()
         self._output: list[int] = []
         self._end_token: int | None = None
 
-    def feed(self, event: Event) -> Iterator[Prefilled | Text | Done | Failed]:
+    def feed(self, event: Event) -> Sequence[Prefilled | Text | Done | Failed]:
         """The events that follow from an event of the engine."""
-        stream, lines, vocabulary = self._stream, self._lines, self._vocabulary
+        if isinstance(event, Step):
+            return self._step(event)
         if isinstance(event, Prefilled):
             self._statistics = event.statistics
-            yield event
-        elif isinstance(event, Failed):
-            self.is_done = True
-            yield event
-        elif isinstance(event, Finished):
-            self.is_done = True
-            self._on_output(self._output)
-            if rest := lines.feed(stream.finish()) + lines.finish():
-                yield Text(rest)
-            closed_at = self._closed_at(self._output)
-            yield Done(event.reason, event.statistics, "", self._end_token, reasoning_closed_at=closed_at)
-        else:
-            text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
-            self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
-            stopping_word = ""
-            for i, token in enumerate(tokens):
-                if stopping_word := self._stop_tokens.get(token, ""):
-                    text += lines.feed(stream.finish())
-                    tokens = tokens[:i]
-                else:
-                    text += lines.feed(stream.feed(token))
-                    stopping_word = stream.stopping_word
-                if stopping_word or lines.ended:
-                    text += lines.finish()
-                    self._statistics.predicted_n -= len(event.tokens) - i - 1
-                    tokens = tokens[: i + 1]
-                    break
-            self._output += tokens
-            self.is_done = bool(stopping_word or lines.ended)
-            n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
-            yield Text(text, tokens, event.proposal, n_accepted, logprobs)
-            if self.is_done:
-                self._on_output(self._output)
-                reason: FinishReason = "length" if lines.ended else "stop"
-                word = "" if lines.ended else stopping_word
-                closed_at = self._closed_at(self._output)
-                yield Done(reason, self._statistics, word, reasoning_closed_at=closed_at)
+            return [event]
+        self.is_done = True
+        if isinstance(event, Failed):
+            return [event]
+        rest = self._stream.finish()
+        done = self._done(event.reason, event.statistics, end_token=self._end_token)
+        return [Text(rest), done] if rest else [done]
+
+    def _step(self, step: Step) -> Sequence[Text | Done]:
+        stream, text, word = self._stream, "", ""
+        tokens = [token for token in step.tokens if not self._is_end(token)]
+        self._end_token = step.tokens[-1] if len(tokens) < len(step.tokens) else None
+        for i, token in enumerate(tokens):
+            if word := self._stop_tokens.get(token, ""):
+                n, text = i, text + stream.finish()
+            else:
+                n, text = i + 1, text + stream.feed(token)
+            if word or stream.stopped:
+                self.is_done = True
+                self._statistics.predicted_n -= len(step.tokens) - i - 1
+                tokens = tokens[:n]
+                break
+        self._output += tokens
+        n_accepted, logprobs = min(step.n_accepted, len(tokens)), step.logprobs[: len(tokens)]
+        found = Text(text, tokens, step.proposal, n_accepted, logprobs)
+        if not self.is_done:
+            return [found]
+        word = stream.stopping_word if stream.stopped else word
+        return [found, self._done("stop" if word else "length", self._statistics, word)]
+
+    def _done(
+        self, reason: FinishReason, statistics: Statistics, word: str = "", end_token: int | None = None
+    ) -> Done:
+        self._on_output(self._output)
+        closed_at = self._closed_at(self._output)
+        return Done(reason, statistics, word, end_token, reasoning_closed_at=closed_at)

@@ -22,28 +22,30 @@ class TextStream:
     def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
         self._piece = piece
         self._stops = [s for s in stops if s]
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._begun = b""  # the first bytes of a character
         self._held = ""
         self.stopped = False
-        """Return whether a stop string was found; if so, no more text follows."""
+        """Whether a stop string was found; if so, no more text follows."""
         self.stopping_word = ""
         """The stop string that was found."""
 
     def feed(self, token: int) -> str:
         """The text that is complete after this token; empty inside a character or a possible stop string."""
-        return self._release(self._decoder.decode(self._piece(token)))
+        data = self._begun + self._piece(token)
+        text, n = codecs.utf_8_decode(data, "surrogateescape", False)
+        self._begun = data[n:]
+        return self._release(text) if self._stops else text
 
     def finish(self) -> str:
         """The rest of the text, after the last token."""
-        text = self._release(self._decoder.decode(b"", final=True))
+        text, self._begun = self._begun.decode("utf-8", "surrogateescape"), b""
+        text = self._release(text) if self._stops else text
         text, self._held = text + self._held, ""
         return text
 
     def _release(self, text: str) -> str:
         if self.stopped:
             return ""
-        if not self._stops:
-            return text
         self._held += text
         # The stop string that ends first is used, regardless of how the text is split into tokens.
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]

@@ -80,12 +80,13 @@ class _State:
     """State of the kernels in this process.
 
     found: the status and library that `_look` returned. loaded: the result of `load`, after it has run.
-    native: the library, if it is installed in llama.cpp.
+    native: the library, if it is installed in llama.cpp. used: the same, while the kernels are enabled.
     """
 
     found: tuple[Status, Path | None] | None = None
     loaded: Status | None = None
     native: "Native | None" = None
+    used: "Native | None" = None
 
 
 _state = _State()
@@ -106,6 +107,7 @@ def use(mode: Mode) -> None:
     os.environ[VARIABLE] = mode
     if _state.native:
         _state.native.enable(mode == "auto")
+        _state.used = _state.native if mode == "auto" else None
 
 
 def load() -> None:
@@ -119,7 +121,7 @@ def load() -> None:
             if reason := native.install(found.instruction_set):
                 found = Status(None, reason)
             else:
-                _state.native = native
+                _state.native = _state.used = native
                 _limit(native, found)
         except Exception as error:  # the library cannot be opened or lacks a function
             found = Status(None, _one_line(error))
@@ -128,7 +130,7 @@ def load() -> None:
 
 def installed() -> "Native | None":
     """Return the library if this process uses it."""
-    return _state.native if mode() == "auto" else None
+    return _state.used
 
 
 def status() -> Status:

@@ -42,6 +42,9 @@ class Model:
         load_mtp: load the layers for multi-token prediction, if the file has any. Those of a file without
             other layers are always loaded.
 
+    Attributes:
+        native: owner of the ``llama_model``.
+
     Raises:
         ModelFileError: the file cannot be loaded; the message quotes llama.cpp's reason.
         ContextOverflow: there is not enough memory for it.
@@ -61,12 +64,12 @@ class Model:
         self.workers = tuple(workers)
         check_header(self.path)
         self._lib = lib = runtime.library()
-        self._weights = self._load(load_mtp)
+        self.native = self._load(load_mtp)
         if not load_mtp and self.is_mtp_file:
-            self._weights.close()
-            self._weights = self._load(True)
+            self.native.close()
+            self.native = self._load(True)
         handle = lib.llama_model_get_vocab(self.handle)
-        self.vocabulary = Vocabulary(lib, handle, self._weights)
+        self.vocabulary = Vocabulary(lib, handle, self.native)
         has_encoder = lib.llama_model_has_encoder(self.handle) and not self.is_head
         if not lib.llama_model_has_decoder(self.handle) or has_encoder:
             raise ModelError(
@@ -122,16 +125,16 @@ class Model:
 
     def close(self) -> None:
         """Free the memory as soon as no call uses it and all contexts of this model are closed."""
-        self._weights.close()
+        self.native.close()
 
     @property
     def is_open(self) -> bool:
-        return self._weights.is_open
+        return self.native.is_open
 
     @property
     def handle(self) -> Pointer:
         """llama.cpp's pointer to the model; see `NativeObject.pointer`."""
-        return self._weights.pointer
+        return self.native.pointer
 
     @property
     def is_on_gpu(self) -> bool:

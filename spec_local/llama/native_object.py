@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from typing import NoReturn
 
 from spec_local.errors import InvalidRequest
 
@@ -19,9 +20,15 @@ _process = {"forked": False}
 
 
 def watch_forks() -> None:
-    """Make `check_process` raise an error in processes that are forked from this one, from now on."""
+    """Make `check_process` and every `NativeObject` raise errors in processes forked from now on."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: _process.update(forked=True))
+        os.register_at_fork(after_in_child=_on_fork)
+
+
+def _on_fork() -> None:
+    _process["forked"] = True
+    for each in list(_open):
+        each.close()
 
 
 def is_forked() -> bool:
@@ -64,29 +71,30 @@ class NativeObject:
         parents: freed later than this object.
     """
 
+    pointer: Pointer
+    """The object's pointer. Pass it on, and do not keep it: it would delay `close`.
+
+    While a function holds it, parts of the object can be used by their addresses. If the object is closed, or
+    this process was forked, reading it raises InvalidRequest.
+    """
+
     def __init__(self, free: Callable[[int], None], address: int, name: str, *parents: Pointer) -> None:
         self._name = name
-        self._pointer: Pointer | None = Pointer(address, *parents)
+        self.pointer = Pointer(address, *parents)  # an attribute: most steps read it dozens of times
+        _open.add(self)
         # At exit, finalizers run newest first, so that a context is freed before its model.
-        references = weakref.ref(self), weakref.ref(self._pointer)
-        weakref.finalize(self._pointer, _free, free, address, *references)
+        references = weakref.ref(self), weakref.ref(self.pointer)
+        weakref.finalize(self.pointer, _free, free, address, *references)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name != "pointer":
+            raise AttributeError(name)
+        check_process()
+        raise InvalidRequest(f"the {self._name} is closed: open it again")
 
     @property
     def is_open(self) -> bool:
-        return self._pointer is not None
-
-    @property
-    def pointer(self) -> Pointer:
-        """The object's pointer. Pass it on, and do not keep it: it would delay `close`.
-
-        Raises:
-            InvalidRequest: the object is closed, or this process was forked.
-        """
-        check_process()
-        pointer = self._pointer
-        if pointer is None:
-            raise InvalidRequest(f"the {self._name} is closed: open it again")
-        return pointer
+        return "pointer" in self.__dict__
 
     def inner(self, address: int) -> Pointer:
         """A pointer to a part of the object; see `pointer`."""
@@ -94,7 +102,10 @@ class NativeObject:
 
     def close(self) -> None:
         """Free the object as soon as no call uses it; later uses raise InvalidRequest."""
-        self._pointer = None
+        self.__dict__.pop("pointer", None)
+
+
+_open: weakref.WeakSet[NativeObject] = weakref.WeakSet()
 
 
 def _free(

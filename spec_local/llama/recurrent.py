@@ -5,12 +5,8 @@ Such a state has no positions, so that the last tokens cannot simply be removed:
 its own, which shares the state with the original until one of the two changes.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from spec_local.core.calls import Call
 from spec_local.core.kept_states import KeptStates
@@ -215,21 +211,6 @@ class RecurrentSequence(LlamaSequence):
     def _copy(self, seq_id: int, tokens: Sequence[int]) -> None:
         super()._copy(seq_id, tokens)
         self._states.on_replaced()
-
-    def restore(self, tokens: Sequence[int], state: NDArray[np.uint8]) -> None:
-        """See `LlamaSequence.restore`."""
-        if len(tokens) <= self.limits.n_ctx:
-            self.truncate(0)
-        super().restore(tokens, state)
-
-    @contextlib.contextmanager
-    def _only_committed(self) -> Iterator[None]:
-        """See `LlamaSequence._only_committed`; the checkpoint is freed."""
-        self.truncate(len(self.cached))
-        self._states.checkpoint = None
-        self._free_checkpoint()
-        with super()._only_committed():
-            yield
 
     def resync(self, *, unchanged: bool = False) -> None:
         """See `LlamaSequence.resync`: goes back to a checkpoint; the state may include tokens of the call."""

@@ -197,7 +197,8 @@ def _count_unlogged(change: int) -> None:
 def clear_log() -> None:
     """Drop the captured messages. Call this before a call whose failure `failure_reason` will explain."""
     _log.lines.clear()
-    library().llama_log_set(_state["callback"], ctypes.c_void_p(0))  # in case another thread drops the log
+    if _state["unlogged"]:  # another thread drops the log
+        library().llama_log_set(_state["callback"], ctypes.c_void_p(0))
 
 
 def failure_reason() -> str:

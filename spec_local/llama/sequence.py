@@ -6,24 +6,17 @@ of recurrent and hybrid models roll back in another way: `spec_local.llama.recur
 llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
 """
 
-import contextlib
-import ctypes
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, run
 from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.proposal import check_path
 from spec_local.core.sequence import Limits, RollsBack, States, common_prefix
-from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
-from spec_local.llama import runtime
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.context import LlamaContext
-from spec_local.llama.memory import check_free_memory
 from spec_local.llama.native_context import Batch, NativeContext, Tree, check_parents
 from spec_local.llama.native_object import Pointer
 from spec_local.llama.saved import Progress
@@ -387,81 +380,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         del self.cached[length:], self._positions[length:]
         self._tree.resync(self._next)
 
-    def state_size(self) -> int:
-        """Return the size of `state` in bytes."""
-        with self._only_committed():
-            return int(self.context.lib.llama_state_get_size(self.handle))
-
-    def state(self) -> NDArray[np.uint8]:
-        """Return a copy of the cached state of the committed tokens; the tree is discarded.
-
-        The other sequences must be empty.
-
-        Returns:
-            uint8 (n,), in llama.cpp's format. It is the state of the whole context: the state of a single
-            sequence lacks the tokens outside a sliding window, to which the cache may be rolled back.
-
-        Raises:
-            ContextOverflow: there is no memory for the copy.
-            BackendError: llama.cpp could not write the state.
-        """
-        with self._only_committed():
-            n = int(self.context.lib.llama_state_get_size(self.handle))
-            check_free_memory(n, "to save the state")
-            state = np.empty(n, np.uint8)
-            runtime.clear_log()
-            if self.context.lib.llama_state_get_data(self.handle, _bytes(state), n) != n:
-                raise BackendError(
-                    f"llama.cpp could not save its state ({runtime.failure_reason()}): continue without it"
-                )
-        return state
-
-    def restore(self, tokens: Sequence[int], state: NDArray[np.uint8]) -> None:
-        """Replace the cache with a state saved from a context with the same model and settings.
-
-        Args:
-            tokens: the tokens that were committed when the state was saved.
-            state: uint8 (n,), the unmodified result of `state`. llama.cpp does not validate it.
-
-        Raises:
-            ContextOverflow: there are more tokens than `n_ctx`; nothing has changed.
-            BackendError: llama.cpp rejected the state; the context is empty.
-        """
-        self._check_open()
-        if len(tokens) > self.limits.n_ctx:
-            raise ContextOverflow(f"{len(tokens)} tokens do not fit into a context of {self.limits.n_ctx}")
-        self._drop(0)
-        done = False
-        try:
-            runtime.clear_log()
-            n = self.context.lib.llama_state_set_data(self.handle, _bytes(state), len(state))
-            end = self.context.lib.llama_memory_seq_pos_max(self.context.memory, self._seq_id) + 1
-            if n != len(state) or end != len(tokens):
-                raise BackendError(
-                    f"llama.cpp rejected a saved state ({runtime.failure_reason()}): continue without it"
-                )
-            self._tree.guard(0, end)
-            self._append(tokens, range(end))
-            done = True
-        finally:
-            if not done:
-                self.context.lib.llama_memory_clear(self.context.memory, True)
-
-    @contextlib.contextmanager
-    def _only_committed(self) -> Iterator[None]:
-        """Keep only sequence 0 in the cache within the block: its state does not depend on `max_branches`."""
-        self.truncate(len(self.cached))
-        try:
-            self._tree.guard(0, 0)
-            yield
-        finally:
-            self._tree.guard(0, len(self.cached))
-
 
 def _n_first(path: Sequence[int]) -> int:
     """Return how many nodes of a path are the first ones of the tree, in order."""
     return next((i for i, node in enumerate(path) if node != i), len(path))
-
-
-def _bytes(array: NDArray[np.uint8]) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -62,7 +62,8 @@ class Vocabulary:
 
         @functools.cache
         def is_end(token: int) -> bool:
-            return bool(is_eog(weights.inner(address), token))
+            _kept = weights.pointer
+            return bool(is_eog(address, token))
 
         return is_end
 
@@ -285,12 +286,13 @@ class Vocabulary:
         return piece
 
     def _piece(self, token: int, special: bool) -> bytes:
-        self._check(token)
-        handle, buffer = self._handle, _PieceBuffer()  # a new one for each call: threads must not share it
-        n = self._lib.llama_token_to_piece(handle, token, buffer, len(buffer), 0, special)
+        if not 0 <= token < self.n_tokens:
+            raise self._outside(token)
+        _kept, buffer = self._weights.pointer, _PieceBuffer()  # a new one: threads must not share it
+        n = self._lib.llama_token_to_piece(self._address, token, buffer, len(buffer), 0, special)
         if n < 0:  # the buffer is too small: -n bytes are needed
             buffer = (ctypes.c_char * -n)()
-            n = self._lib.llama_token_to_piece(handle, token, buffer, -n, 0, special)
+            n = self._lib.llama_token_to_piece(self._address, token, buffer, -n, 0, special)
         return buffer.raw[:n]
 
     def detokenize(self, tokens: Sequence[int]) -> str:
@@ -299,7 +301,8 @@ class Vocabulary:
 
     def text(self, token: int) -> bytes:
         """Return a token as it is spelled in the GGUF file, to compare vocabularies."""
-        self._check(token)
+        if not 0 <= token < self.n_tokens:
+            raise self._outside(token)
         return self._lib.llama_vocab_get_text(self._handle, token) or b""
 
     def texts(self, n: int) -> list[bytes]:
@@ -307,9 +310,8 @@ class Vocabulary:
         get, handle = self._lib.llama_vocab_get_text, self._handle
         return [get(handle, token) or b"" for token in range(min(n, self.n_tokens))]
 
-    def _check(self, token: int) -> None:
-        if not 0 <= token < self.n_tokens:
-            raise InvalidRequest(f"token {token} is outside the vocabulary: give 0 to {self.n_tokens - 1}")
+    def _outside(self, token: int) -> InvalidRequest:
+        return InvalidRequest(f"token {token} is outside the vocabulary: give 0 to {self.n_tokens - 1}")
 
 
 def _or_none(token: int) -> int | None:

@@ -45,6 +45,7 @@ _CACHE_TYPES = {
     llama_cpp.GGML_TYPE_Q8_0: "q8_0",
     llama_cpp.GGML_TYPE_Q4_0: "q4_0",
 }
+_KEPT = "remove it; the prompt cache keeps what the models have read"
 _TRAINING_CONTEXT = 1 << 30  # tokens; a session limits it to the model's training context
 _RANDOM_SEED = llama_cpp.LLAMA_DEFAULT_SEED
 _DEFAULTS = {
@@ -259,9 +260,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     eval = _refused("eval", "call generate")
     sample = _refused("sample", "call generate")
     embed = _refused("embed", "use llama_cpp.Llama with embedding=True")
-    set_cache = _refused("set_cache", "remove it; the last prompt and its answer are always kept")
-    save_state = _refused("save_state", "call session.save_state")
-    load_state = _refused("load_state", "call session.load_state")
+    set_cache = _refused("set_cache", _KEPT)
+    save_state = _refused("save_state", _KEPT)
+    load_state = _refused("load_state", _KEPT)
 
 
 def _unsupported(name: str, instead: str) -> InvalidRequest:

@@ -268,18 +268,6 @@ class IntersectionModel(RollsBack):
             self._set_logits(k, logits[nodes[-1] - n_before])
         self._nodes = tree
 
-    def restore(self, history: Sequence[int]) -> None:
-        """Take over main model tokens as history, as far as the draft model's cache contains them already."""
-        cached, end = self._model.cached, 0
-        self._history, self._ends, self._nodes = [], [], []
-        for token in history:
-            converted = self._map.to_draft(token, not self._history)
-            if tuple(cached[end : end + len(converted)]) != converted:
-                break
-            end += len(converted)
-            self._history.append(token)
-            self._ends.append(end)
-
     def commit(self, path: Sequence[int]) -> None:
         end = self._ends[-1] if self.cached else 0
         self._model.commit([node for step in path for node in self._nodes[step][1]])

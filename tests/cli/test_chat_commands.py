@@ -114,9 +114,8 @@ INVALID = [
     ("/save ~nobody-of-this-name/x", "~nobody-of-this-name/x: no home directory is known"),
     ("/save", "the file name is missing"),
     ("/save absent/folder/\0x", "the file name is missing"),
-    ("/save --statex chat.json", "give /save [--state] FILE"),
-    ("/save chat.json --state", "give /save [--state] FILE"),
-    ("/save --state", "the file name is missing"),
+    ("/save --states chat.json", "/save has no option --states: give /save FILE"),
+    *((f"/save {rest}", "was removed, because the prompt cache") for rest in ("--state a.json", "a --state")),
     ("/", "/ is not a command"),
     ("/fly away", "/fly is not a command"),
     ("/9j/4AAQ" + "A" * 5000, "/9j/4AAQ" + "A" * 51 + "… is not a command"),
@@ -259,20 +258,20 @@ def test_save_and_load(chat, tmp_path):
 def test_save_makes_no_folder_and_replaces_no_other_file(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "folder").mkdir()
-    names = ["no/such/a.json", "folder", "new/", '"new/"', "notes.txt", "--state notes.txt", "/dev/null"]
+    names = ["no/such/a.json", "folder", "new/", '"new/"', "notes.txt", "/dev/null"]
     _, notes = chat("hello", *(f"/save {name}" for name in names))
     assert notes == [
         "specdec: there is no folder no/such: make it first, or give another path",
         "specdec: folder is a folder: give the name of a file",
         *["specdec: new is a folder: give the name of a file"] * 2,
-        *["specdec: notes.txt exists and is not a saved conversation: give another path"] * 2,
+        "specdec: notes.txt exists and is not a saved conversation: give another path",
         "specdec: /dev/null is not a regular file: give another path",
     ]
     assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] in "fn") == ["folder", "notes.txt"]
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    _, notes = chat("hello", "/save a b.json", "more", "/save 'a b.json'", "/save --state a\\ b.json")
+    _, notes = chat("hello", "/save a b.json", "more", "/save 'a b.json'", "/save a\\ b.json")
     assert [line.split(" to ")[0] for line in notes] == [f"saved {n} messages" for n in (2, 4, 4)]
-    assert (tmp_path / "a b.json.state").exists()
+    assert (tmp_path / "a b.json").exists()
 
 
 def test_files_that_cannot_be_read(chat, tmp_path):
@@ -301,19 +300,6 @@ def test_the_system_option_replaces_that_of_a_loaded_conversation(chat):
     assert notes[-1] == "system message: Be brief."
     _, notes = chat("/system", options=["--load", "chat.json", "--system", "Be long."])
     assert notes[-1] == "system message: Be long."
-
-
-def test_save_state(chat, tmp_path):
-    whole, _ = chat("hello", "and again", options=["--temp", "0"])
-    first, notes = chat("hello", "/save --state chat.json", options=["--temp", "0"])
-    assert "chat.json.state (" in notes[-1]
-    second, notes = chat("/load chat.json", "and again", "/stats", options=["--temp", "0"])
-    assert "tokens are in the KV cache" in notes[0]
-    assert first + second == whole
-    (tmp_path / "chat.json.state").write_bytes(b"rubbish" * 100)
-    third, notes = chat("/load chat.json", "and again", options=["--temp", "0"])
-    assert "is not a saved state" in notes[0]
-    assert third == second
 
 
 def test_a_full_context_drops_the_oldest_messages(chat):

@@ -78,7 +78,6 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
     settings = GenerationSettings(policy="off", max_tokens=1)
     chat = ChatSession(session, conversation, settings)
     list(session.generate("a", settings))
-    session.save_state("state")
     chat.save("chat.json")
     opening = {"main": tiny_model.path, "n_ctx": 64, "threads": 1, "parallel": 2, "log": lambda line: None}
     many = {"prompts": ["a", [300]], "settings": settings, "max_rows": 1, "totals": Statistics()}
@@ -102,8 +101,6 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
         "chat": (session.chat, {"messages": question, "settings": settings}),
         "ToolUse": (ToolUse, {"template": tools, "tools": [{"function": {"name": "b"}}], "choice": "b"}),
         "generate_many": (session.generate_many, many),
-        "save_state": (session.save_state, {"path": "state"}),
-        "load_state": (session.load_state, {"path": "state"}),
         "proposers": (session.proposers, {"settings": settings}),
         "lookups": (session.lookups, {"settings": settings}),
         "ChatSession": (
@@ -127,7 +124,7 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
 NAMES = [
     *("SamplingSettings", "GenerationSettings", "Request", "Session", "Session.open", "generate"),
     *("chat", "ToolUse", "generate_many"),
-    *("save_state", "load_state", "proposers", "lookups", "ChatSession", "send", "chat.save", "chat.load"),
+    *("proposers", "lookups", "ChatSession", "send", "chat.save", "chat.load"),
     *("ChatTemplate", "render", "Conversation", "ask", "answer", "restore", "system", "datastore"),
 ]
 

@@ -11,7 +11,7 @@ from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries, run
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
-from spec_local.chat_session import ChatSession, state_path
+from spec_local.chat_session import ChatSession
 from spec_local.core.sampling import SamplingSettings
 from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.file_format import Text
@@ -59,29 +59,26 @@ def leftovers(folder, killed):
 
 
 def test_saving_a_conversation(chat, tmp_path, code, killed):
-    """Each of the two files is the old or the new one, whatever the other is, and both can be loaded."""
+    """The file is the old or the new one, and can be loaded."""
     saved, loaded, path = chat(), chat(), tmp_path / "chat.json"
-    files, versions = (path, state_path(path)), []
+    versions = []
     for message in ("Hello", "And then?"):
         list(saved.send(message))
-        saved.save(path, with_state=True)
-        versions.append([file.read_bytes() for file in files])
+        saved.save(path)
+        versions.append(path.read_bytes())
     for failure in failures(code, killed):
-        for file, content in zip(files, versions[0], strict=True):
-            file.write_bytes(content)
-        error = attempt(failure, lambda: saved.save(path, with_state=True), SpecLocalError)
+        path.write_bytes(versions[0])
+        error = attempt(failure, lambda: saved.save(path), SpecLocalError)
         assert error is None or os.strerror(code) in str(error)
-        possible = versions if error else versions[1:]
-        for file, contents in zip(files, zip(*possible, strict=True), strict=True):
-            assert file.read_bytes() in contents, failure.calls
+        assert path.read_bytes() in (versions if error else versions[1:]), failure.calls
         assert not leftovers(tmp_path, killed)
         loaded.load(path)
         assert (
             loaded.conversation.messages == saved.conversation.messages[: len(loaded.conversation.messages)]
         )
         assert [event for event in loaded.send("So?") if isinstance(event, Done)]
-        saved.save(path, with_state=True)
-        assert [file.read_bytes() for file in files] == versions[1]
+        saved.save(path)
+        assert path.read_bytes() == versions[1]
 
 
 def test_answering_a_batch(session, tiny_path, tmp_path, code, killed):

@@ -29,7 +29,6 @@ next(events)
 uses = {
     "generate": lambda: session.generate("one two", settings),
     "next": lambda: next(events),
-    "save": lambda: session.save_state("/dev/null"),
     "costs": session.costs,
     "tokenize": lambda: vocabulary.tokenize("one two"),
     "tokenize on another stack": lambda: vocabulary.tokenize("one two " * 900),

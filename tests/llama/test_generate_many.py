@@ -262,33 +262,6 @@ def test_a_recurrent_model_answers_several_prompts(recurrent_path, policy):
         assert tokens == expected
 
 
-@pytest.mark.parametrize("rows", [(1, 3), (3, 1), (3, 3)])
-def test_a_saved_state_is_that_of_one_row(open_session, tmp_path, rows):
-    path = tmp_path / "state"
-    before, after = (open_session(parallel=n) for n in rows)
-    expected = [alone(before, prompt, GREEDY) for prompt in PROMPTS]
-    list(zip(range(9), after.generate_many(PROMPTS, GREEDY), strict=False))
-    before.save_state(path)
-    assert after.load_state(path) == len(before.main.cached) > 20
-    assert after.main.cached == before.main.cached
-    tokens, _, _ = collect(after.generate_many(PROMPTS, GREEDY))
-    assert tokens == expected
-
-
-def test_saving_a_state_ends_several_answers(open_session, tmp_path):
-    session, other = open_session(), open_session()
-    expected = [alone(other, prompt, GREEDY) for prompt in PROMPTS]
-    events = session.generate_many(PROMPTS, GREEDY)
-    for _ in range(12):
-        next(events)
-    session.save_state(tmp_path / "state")
-    assert {event.reason for _, event in events} == {"cancelled"}
-    with pytest.raises(InvalidRequest, match="no state of the main model"):
-        other.load_state(tmp_path / "state")  # nothing was left to save
-    tokens, _, _ = collect(other.generate_many(PROMPTS, GREEDY))
-    assert tokens == expected
-
-
 def test_prompts_that_come_later(open_session):
     """An answer starts while others run, and after a time in which none did."""
     session = open_session(reproducible=True)

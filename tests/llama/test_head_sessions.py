@@ -236,15 +236,6 @@ def test_the_expected_speedup_of_a_block(files):
     )
 
 
-def test_a_saved_state_is_continued(open_session, tmp_path):
-    with open_session() as session:
-        text, _ = answer(session, LONG, DRAFT)
-        session.save_state(tmp_path / "state")
-        session.main.truncate(0)
-        session.load_state(tmp_path / "state")
-        assert answer(session, LONG + text, DRAFT)[0] == answer(session, LONG + text, PLAIN)[0]
-
-
 @pytest.mark.parametrize(
     "options", [{"reproducible": True, "gpu_layers": 0}, {"cache_type": "q8_0"}], ids=str
 )

@@ -111,15 +111,15 @@ def test_tokens_of_the_part_of_a_prompt_that_is_not_read_can_be_drafted(model, m
     assert 300 in row.limits.draft_tokens
 
 
-def test_small_vocabularies_and_rows_without_kernels_are_left_whole(tiny_model, make_context, monkeypatch):
+def test_small_vocabularies_and_rows_without_kernels_are_left_whole(tiny_model, make_context):
     row = make_context(tiny_model)
     limit_drafts(row, tiny_model.vocabulary)
     assert row.limits.draft_tokens is None
     limit_drafts(row, tiny_model.vocabulary, "all")
     assert row.limits.draft_tokens is None
-    with monkeypatch.context() as patch:
-        patch.setenv(kernels.VARIABLE, "off")
-        limit_drafts(row, tiny_model.vocabulary, N_FIRST)
+    kernels.use("off")
+    limit_drafts(row, tiny_model.vocabulary, N_FIRST)
+    kernels.use("auto")
     assert row.limits.draft_tokens is None
     limit_drafts(row, tiny_model.vocabulary, N_FIRST)
     assert len(row.limits.draft_tokens) < row.limits.n_vocab

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from spec_local.answers.saving import conditions
 from spec_local.core.calls import run
 from spec_local.core.sampling import SamplingSettings
+from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.prompt_cache import folder as files
 from spec_local.session import Done, Prefilled, Session, Text
@@ -147,6 +149,40 @@ def test_another_setting_is_another_cache(opened, place):
         with opened("window", cache_type=cache_type) as session:
             assert answer(session, prompt_of(1))[2] == N - 1
     assert len(files.usage(place)) == 2
+
+
+def test_only_some_things_change_the_bytes(models, make_context, tmp_path):
+    path = models["dense"][0]
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(path.read_bytes())
+    first = conditions(make_context(Model(path), n_ctx=256))
+    assert conditions(make_context(Model(copy), n_ctx=128, max_branches=4)) == first
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        ("cache type", {"cache_type": "q8_0"}),
+        ("flash attention", {"flash_attention": False}),
+        ("padded calls", {"pad_to": 8, "max_tokens": 64}),
+        ("is extended", {"n_ctx": 201}),
+        ("gpu layers", {"gpu_layers": 3}),
+        *((what, {}) for what in ("model", "llama.cpp", "kernels")),
+    ],
+)
+def test_what_changes_the_bytes(models, make_context, monkeypatch, what, options):
+    def found(path, gpu_layers=-1, **options):
+        model = Model(path)
+        model.gpu_layers, model.n_ctx_original = gpu_layers, 200
+        return conditions(make_context(model, **{"n_ctx": 128} | options))
+
+    before = found(models["dense"][0])
+    if what == "llama.cpp":
+        monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another")
+    elif what == "kernels":
+        monkeypatch.setattr("spec_local.kernels.identity", lambda: "another")
+    after = found(models["dense"][what == "model"], **options)
+    assert {name for name in before if before[name] != after[name]} == {what}
 
 
 def test_damaged_files_are_read_again(opened, place):

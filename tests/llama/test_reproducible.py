@@ -179,19 +179,6 @@ def test_until_the_context_is_full(path_of, draft_of):
         assert len(texts[0]) == session.main.n_ctx + 1 - 20
 
 
-def test_a_state_saved_without_it_is_refused(path_of, tmp_path):
-    for saved, loaded in [(True, False), (False, True)]:
-        with Session.open(path_of("Q4_K_M"), n_ctx=64, threads=1, reproducible=saved) as session:
-            list(session.generate(text_of(20), GenerationSettings(max_tokens=4)))
-            session.save_state(tmp_path / "state")
-            assert session.load_state(tmp_path / "state") == 23
-        with (
-            Session.open(path_of("Q4_K_M"), n_ctx=64, threads=1, reproducible=loaded) as session,
-            pytest.raises(InvalidRequest, match="setting of --reproducible"),
-        ):
-            session.load_state(tmp_path / "state")
-
-
 # ---- what is refused ----
 
 

@@ -66,12 +66,9 @@ class Gate:
 
 
 USES = {
-    "generate": lambda session, path: session.generate(PROMPT, SETTINGS),
-    "costs": lambda session, path: session.costs(),
-    "lookups": lambda session, path: session.lookups(SETTINGS),
-    "state_size": lambda session, path: session.state_size(),
-    "save_state": lambda session, path: session.save_state(path),
-    "load_state": lambda session, path: session.load_state(path),
+    "generate": lambda session: session.generate(PROMPT, SETTINGS),
+    "costs": lambda session: session.costs(),
+    "lookups": lambda session: session.lookups(SETTINGS),
 }
 
 KINDS = {
@@ -103,18 +100,17 @@ def test_two_sessions_in_two_threads_share_their_models(make_session):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_one_use_at_a_time(make_session, elsewhere, tmp_path, use):
+def test_one_use_at_a_time(make_session, elsewhere, use):
     """The answer is unchanged, between its events and within them."""
     session = make_session()
     alone = answer(session)
-    session.save_state(tmp_path / "state")
     gate = Gate()
     events = session.generate(PROMPT, SETTINGS, cancelled=gate)
     text = text_of([next(events)])
 
     def refused():
         with pytest.raises(InvalidRequest, match=BUSY):
-            USES[use](session, tmp_path / "state")
+            USES[use](session)
         return True
 
     assert elsewhere(refused)
@@ -128,7 +124,7 @@ def test_one_use_at_a_time(make_session, elsewhere, tmp_path, use):
         gate.opened.set()
         text += text_of(following.result(DEADLINE))
     assert text + text_of(events) == alone  # this thread reads on
-    assert elsewhere(lambda: USES[use](session, tmp_path / "state")) is not None
+    assert elsewhere(lambda: USES[use](session)) is not None
 
 
 def test_an_answer_of_a_thread_that_has_ended_blocks_nobody(make_session):
@@ -165,7 +161,7 @@ def check_closed(session):
     session.close()
     for use in USES.values():
         with pytest.raises(InvalidRequest, match=CLOSED):
-            use(session, "unused")
+            use(session)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])  # calls of `cancelled`: while the prompt is read, and later
@@ -177,7 +173,7 @@ def test_closing_within_a_step(tiny_path, n):
         reading = pool.submit(lambda: list(session.generate(PROMPT, SETTINGS, cancelled=gate)))
         assert gate.reached.wait(DEADLINE)
         closing = pool.submit(session.close)
-        while not session._lock.ending:
+        while not session._lock.is_ending():
             pass
         assert session.main.is_open
         assert not closing.done()
@@ -213,7 +209,7 @@ def test_no_use_in_a_callback(make_session, use):
 
     def cancelled():
         with pytest.raises(InvalidRequest, match="in a callback"):
-            USES[use](session, "unused")
+            USES[use](session)
         errors.append(use)
         return False
 

@@ -285,7 +285,7 @@ def test_text_outside_a_chat_follows_a_grammar_from_the_first_token(sessions, ki
 
 def test_reasoning_is_saved_in_a_field_of_its_own(chat, tmp_path):
     list(chat.send("a"))
-    chat.save(tmp_path / "chat.json", with_state=True)
+    chat.save(tmp_path / "chat.json")
     saved = json.loads((tmp_path / "chat.json").read_text())["messages"]
     assert [(m["content"], m.get("reasoning_content")) for m in saved] == [("a", None), (ANSWER, THOUGHT)]
     prompt = chat.conversation.ask("b")

@@ -7,14 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_local.core.line_limits import LineLimits
+from spec_local.core.text import TextStream
+
+
+def stream_of(parts, *limits, stops=()):
+    """A stream whose tokens are the numbers of the parts; each comes a second after the last."""
+    seconds = itertools.count()
+    stream = TextStream([part.encode() for part in parts].__getitem__, stops)
+    return LineLimits(stream, *limits, clock=lambda: float(next(seconds)))
 
 
 def ended(parts, *limits):
-    """The text that is let through, and whether it has ended; each part comes a second after the last."""
-    seconds = itertools.count()
-    lines = LineLimits(*limits, clock=lambda: float(next(seconds)))
-    text = "".join(lines.feed(part) for part in parts)
-    return text + lines.finish(), lines.ended
+    """The text that is let through, and whether it has ended."""
+    lines = stream_of(parts, *limits)
+    text = "".join(lines.feed(i) for i in range(len(parts)))
+    return text + lines.finish(), lines.stopped
 
 
 @pytest.mark.parametrize(
@@ -43,9 +50,20 @@ def test_the_time_ends_the_text_at_a_line_break():
 
 
 def test_without_limits_all_text_comes_at_once():
-    lines = LineLimits()
-    assert [lines.feed(part) for part in ("a\n", "\n", "b")] == ["a\n", "\n", "b"]
-    assert not lines.ended
+    parts = ["a\n", "\n", "b"]
+    lines = stream_of(parts)
+    assert [lines.feed(i) for i in range(3)] == parts
+    assert not lines.stopped
+
+
+def test_a_stop_string_ends_the_text_with_what_was_held_back():
+    """A line break and too little indentation are part of it, as nothing shows that the line is short."""
+    lines = stream_of(["a\n", " st", "op\nb"], 2, stops=["stop"])
+    assert [lines.feed(i) for i in range(3)] == ["a", "", "\n "]
+    assert (lines.stopped, lines.stopping_word, lines.finish()) == (True, "stop", "")
+    lines = stream_of(["a\nb", "stop"], 2, stops=["stop"])
+    assert [lines.feed(i) for i in range(2)] == ["a", ""]
+    assert (lines.stopped, lines.stopping_word) == (True, "")
 
 
 @given(st.lists(st.text("a \t\n", max_size=4)), st.integers(0, 3))
