@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spec_local.core.calls import run
+from spec_local.core.calls import TimedCall, run
 from spec_local.core.proposal import MAX_DRAFT, Limit
 from spec_local.core.sequence import ModelSequence, prefill
-from spec_local.core.timer import TimedCall
 from spec_local.lookups.base import Lookup
 from spec_local.policies.cost_model import CostModel
 

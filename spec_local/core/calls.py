@@ -9,14 +9,15 @@ therefore evaluated together. Code that needs a model's output is a coroutine th
 model, and resumes each with its logits. `run` runs one alone. There is no event loop.
 """
 
-from collections.abc import Awaitable, Coroutine, Generator, Iterable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.timer import Timer
 from spec_local.errors import SpecLocalError
 
 Logits = NDArray[np.float32]
@@ -56,6 +57,51 @@ class Call(Generic[_Sequence]):
 
 Calls = Coroutine[Call[Any], Logits, _Result]
 """A coroutine that awaits calls of models, and nothing else."""
+
+
+class TimedCall(NamedTuple):
+    """A model's call. part: whose, as in `Timer.parts`. n: tokens, of all requests that share it."""
+
+    part: str
+    n: int
+    seconds: float
+
+
+class Timer:
+    """Divides time among parts: each `lap` adds what has passed since the last one.
+
+    Args:
+        clock: seconds.
+
+    Attributes:
+        parts: seconds by part, since `start`.
+        calls: calls of models since `start`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.parts: dict[str, float] = defaultdict(float)
+        self.calls: list[TimedCall] = []
+        self._last = 0.0
+
+    def start(self) -> None:
+        """Reset all parts, and start timing."""
+        self.parts.clear()
+        self.calls = []
+        self._last = self.clock()
+
+    def lap(self, part: str, n: int = 0) -> None:
+        """Add the time since the last lap, or the start, to a part; n: tokens, if it was a model's call."""
+        now = self.clock()
+        self.parts[part] += now - self._last
+        if n:
+            self.calls.append(TimedCall(part, n, now - self._last))
+        self._last = now
+
+    @property
+    def seconds(self) -> float:
+        """The time from the start to the last lap."""
+        return sum(self.parts.values())
 
 
 class Task(Generic[_Result]):
@@ -130,43 +176,48 @@ def together(
     Returns:
         the result of each, or its error, which does not affect the others.
     """
-    lap = timer.lap if timer else _no_lap
     tasks: list[Task[_Result]] = []
+    waiting: list[Task[_Result]] = []
+    timer = timer or Timer()
     try:
         for coroutine in coroutines:
-            tasks.append(Task(coroutine))
-        waiting = [task for task in tasks if task.call]
+            tasks.append(task := Task(coroutine))
+            if task.call:
+                waiting.append(task)
         while waiting:
             # Logits are views: resume these tasks before the model's next call.
-            group, waiting = _that_fit(waiting)
-            calls = [task.call for task in group if task.call]
+            group, waiting, calls, n_tokens = _that_fit(waiting)
             answers: Sequence[Logits | SpecLocalError]
-            lap("propose")
+            timer.lap("propose")
             try:
                 answers = calls[0].sequence.context.decode(calls)
             except SpecLocalError as error:
                 answers = [error] * len(group)
-            lap("draft model", sum(len(call.tokens) for call in calls))
+            timer.lap("draft model", n_tokens)
             for task, answer in zip(group, answers, strict=True):
                 task.resume(answer)
-            waiting += [task for task in group if task.call]
+                if task.call:
+                    waiting.append(task)
     except BaseException:  # an interrupt, or an unexpected error of a call
         for task in tasks:
             task.close()
         raise
-    lap("propose")
+    timer.lap("propose")
     return [task.outcome for task in tasks]
 
 
-def _no_lap(part: str, n: int = 0) -> None:
-    pass
+def _that_fit(
+    waiting: Sequence[Task[_Result]],
+) -> tuple[list[Task[_Result]], list[Task[_Result]], list[Call[Any]], int]:
+    """Split tasks into those whose calls can be made together with that of the first one, and the others.
 
-
-def _that_fit(waiting: Sequence[Task[_Result]]) -> tuple[list[Task[_Result]], list[Task[_Result]]]:
-    """Split tasks into those whose calls can be made together with that of the first one, and the others."""
+    Returns:
+        both, and the calls of the first ones with their number of tokens.
+    """
     context, n_tokens, n_logits = None, 0, 0
     group: list[Task[_Result]] = []
     rest: list[Task[_Result]] = []
+    calls: list[Call[Any]] = []
     for task in waiting:
         call = task.call
         assert call
@@ -178,8 +229,9 @@ def _that_fit(waiting: Sequence[Task[_Result]]) -> tuple[list[Task[_Result]], li
         )
         if fits or not group:
             group.append(task)
+            calls.append(call)
             n_tokens += len(call.tokens)
             n_logits += call.n_logits
         else:
             rest.append(task)
-    return group, rest
+    return group, rest, calls, n_tokens

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from spec_local.core.calls import Call, Calls, together
+from spec_local.core.calls import Call, Calls, Timer, together
 from spec_local.core.proposal import Proposal
 from spec_local.core.sequence import Context
-from spec_local.core.timer import Timer
 from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics, Step
 from spec_local.engine.ledger import book
 from spec_local.engine.prefill import Prefill

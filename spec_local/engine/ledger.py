@@ -6,7 +6,7 @@ measured: the causes add up to what the user saw. Plain steps are the reference,
 
 from collections.abc import Sequence
 
-from spec_local.core.timer import Timer
+from spec_local.core.calls import Timer
 from spec_local.engine.request import Request
 
 

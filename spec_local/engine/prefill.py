@@ -6,7 +6,7 @@ from typing import Any
 
 from spec_local.core.calls import Call, Task
 from spec_local.core.proposal import ROOT
-from spec_local.core.sequence import Head, MainSequence, ModelSequence, common_prefix
+from spec_local.core.sequence import MainSequence, ModelSequence, common_prefix
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.proposers.base import Proposer
@@ -29,26 +29,6 @@ def check_prompt(main: ModelSequence, prompt: Sequence[int]) -> None:
             len(prompt),
             n_ctx,
         )
-
-
-def commit_path(
-    main: MainSequence,
-    head: Head | None,
-    call: Call[Any],
-    path: Sequence[int],
-    before_states: Callable[[], None] = lambda: None,
-) -> None:
-    """Commit a path of the main model's tree, and hand its hidden states to the head that reads them.
-
-    Args:
-        path: nodes of a call.
-        before_states: called between the two, for what must be rolled back before the head gets the states.
-    """
-    start = len(main.cached)
-    states = main.commit(path)
-    before_states()
-    if head and states is not None:
-        head.receive(start, [call.tokens[node] for node in path], states)
 
 
 class Prefill:
@@ -134,7 +114,10 @@ class Prefill:
 
     def commit(self, call: Call[Any]) -> None:
         """Commit the tokens of a call."""
-        commit_path(self.main, self._head, call, range(len(call.tokens)))
+        start, path = len(self.main.cached), range(len(call.tokens))
+        states = self.main.commit(path)
+        if self._head and states is not None:
+            self._head.receive(start, call.tokens, states)
         self._statistics.prompt_n += len(call.tokens)
         if len(self.main.cached) in {*self._stops, len(self._prompt)}:
             self.main.keep()

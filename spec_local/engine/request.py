@@ -7,14 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from spec_local.core.calls import Call, Logits
+from spec_local.core.calls import Call, Logits, Timer
 from spec_local.core.proposal import EMPTY, ROOT, Limit, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, TokenLogprob, logprob
 from spec_local.core.sequence import MainSequence
-from spec_local.core.timer import Timer
 from spec_local.engine.events import FinishReason, Statistics, Step
-from spec_local.engine.prefill import Prefill, check_prompt, commit_path
+from spec_local.engine.prefill import Prefill, check_prompt
 from spec_local.errors import DeadEnd, InvalidRequest
 from spec_local.proposers.base import Proposer
 from spec_local.verifiers import VERIFIERS
@@ -163,7 +162,9 @@ class Request:
         """Return the main model's call that evaluates the proposal."""
         # The last tokens of the history come first: with n of them, node i of the proposal is node i + n.
         before, proposal = self.history[len(self.main.cached) :], self.proposal
-        parents = [*range(ROOT, len(before) - 1), *(n + len(before) for n in proposal.parents)]
+        n, parents = len(before), list(range(ROOT, len(before) - 1))
+        for parent in proposal.parents:
+            parents.append(n + parent)
         return self.main.call([*before, *proposal.tokens], parents, 1 + len(proposal.tokens))
 
     # 3 Verify
@@ -195,10 +196,14 @@ class Request:
         path, token = self._verifier(
             proposal, distribution, self.main.limits.n_vocab, self._rng, len(self.history)
         )
-        output = [*(proposal.tokens[node] for node in path), token]
-        # Stop at a dead end: the next step raises an error there, as it would without draft tokens.
-        output = output[: next((n for n, node in enumerate(path, 1) if node in dead_ends), None)]
-        output = output[: next((n for n, token in enumerate(output, 1) if self._is_end(token)), None)]
+        output: list[int] = []
+        for node in path:
+            output.append(proposal.tokens[node])
+            # At a dead end, the next step raises an error, as it would without draft tokens.
+            if node in dead_ends or self._is_end(output[-1]):
+                break
+        else:
+            output.append(token)
         logprobs: Sequence[TokenLogprob] = ()
         if self._n_logprobs is not None:
             logprobs = [
@@ -223,15 +228,15 @@ class Request:
             self._sampler.constraint.commit(self.history)
         # The last token is not evaluated: it is the main model's own, or nothing follows it.
         nodes = [*range(n_before), *(node + n_before for node in verified.path[: len(output) - 1])]
-        commit_path(self.main, self.head, call, nodes, self._commit_draft)
+        start = len(self.main.cached)
+        states = self.main.commit(nodes)
+        if proposer:
+            proposer.commit(self.history)  # before the head gets the states
+        if self.head and states is not None:
+            self.head.receive(start, [call.tokens[node] for node in nodes], states)
         n_accepted = min(len(verified.path), len(output))
         self.statistics.count_step(len(output), proposal, n_accepted)
         return Step(output, proposal.without_distributions(), n_accepted, verified.logprobs)
-
-    def _commit_draft(self) -> None:
-        """Discard what the proposer has drafted beyond the history."""
-        if self._proposer:
-            self._proposer.commit(self.history)
 
     def count_time(self, timer: Timer) -> None:
         """Add the time of a step."""
@@ -248,4 +253,5 @@ class Request:
         self.prefill.close()
         with suppress(InvalidRequest):  # closed in mid-answer, or in a forked process: nothing to roll back
             self.main.truncate(min(len(self.main.cached), len(self.history) - 1))
-            self._commit_draft()
+            if self._proposer:
+                self._proposer.commit(self.history)

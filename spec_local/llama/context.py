@@ -61,6 +61,7 @@ class LlamaContext(NativeContext):
 
     Attributes:
         rollback, max_rollback: how the sequences can roll back: see `ModelSequence`.
+        keeps_states: whether it keeps hidden states.
         spare: id of a sequence that is empty between calls.
         saved: copies of parts of the cache, in a prompt cache.
 
@@ -170,6 +171,7 @@ class LlamaContext(NativeContext):
             advice="give a smaller --ctx or another --cache-type",
             fixed_threads=bool(pad_to),  # llama.cpp divides a long context's keys by the number of threads
         )
+        self.keeps_states = self._capture is not None
         if self._capture:
             self._capture.attach(self.native)
         rollback, max_rollback = self._ways_back(unified)
@@ -189,11 +191,6 @@ class LlamaContext(NativeContext):
             return "any", self.n_ctx
         n = int(self.lib.llama_n_rs_seq(self.handle))  # 0 for most architectures, whatever was asked for
         return ("bounded", n) if n else ("fork", 0)
-
-    @property
-    def keeps_states(self) -> bool:
-        """True if it keeps hidden states."""
-        return self._capture is not None
 
     def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
         """Evaluate nodes of some of the sequences in one llama_decode call: see `Context.decode`."""
@@ -232,7 +229,7 @@ class LlamaContext(NativeContext):
                 f"llama.cpp could not evaluate {n_tokens} tokens "
                 f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
             )
-        return self._split_logits(calls)
+        return self._split_logits(calls, n_logits)
 
     def _order(self, calls: Sequence[Call[Any]]) -> Sequence[int] | None:
         """The order in which llama.cpp evaluated the tokens of the batch; None: that of the batch."""
@@ -267,23 +264,21 @@ class LlamaContext(NativeContext):
             n += -n % self.pad_to
         self._batch.set_size(n)
 
-    def _split_logits(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
+    def _split_logits(self, calls: Sequence[Call[Any]], n_logits: int) -> Sequence[Logits]:
         """The logits of each call, which llama.cpp stores in the order of the batch."""
+        logits, end = self._no_logits, 0
+        if n_logits:
+            pointer = self.lib.llama_get_logits(self.native.pointer)
+            if not pointer:
+                raise BackendError("llama.cpp returned no logits: use a model that generates text")
+            logits = self._logits.at(pointer)
         found: list[Logits] = []
-        end, all_logits = 0, self._no_logits
         for call in calls:
-            call.sequence.on_evaluated(len(call.tokens))
+            if self.model.is_recurrent:
+                call.sequence.on_evaluated(len(call.tokens))
             end += len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
-            if call.n_logits and not len(all_logits):
-                all_logits = self._read_logits()
-            found.append(all_logits[end - call.n_logits : end])
+            found.append(logits[end - call.n_logits : end])
         return found
-
-    def _read_logits(self) -> Logits:
-        pointer = self.lib.llama_get_logits(self.handle)
-        if not pointer:
-            raise BackendError("llama.cpp returned no logits: use a model that generates text")
-        return self._logits.at(pointer)
 
 
 def _kept_states(one: int) -> int:

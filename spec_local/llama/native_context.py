@@ -201,10 +201,10 @@ class NativeContext:
         """Call llama_decode, with as many threads as the processor has cores for; returns its code."""
         runtime.clear_log()
         if not self._thread_count:
-            return int(self.lib.llama_decode(self.handle, batch.native))
+            return int(self.lib.llama_decode(self.native.pointer, batch.native))
         with self._thread_count.call() as n:
-            self.lib.llama_set_n_threads(self.handle, n, n)
-            return int(self.lib.llama_decode(self.handle, batch.native))
+            self.lib.llama_set_n_threads(self.native.pointer, n, n)
+            return int(self.lib.llama_decode(self.native.pointer, batch.native))
 
     def _decode_limited(self, calls: Sequence[Call[Any]], batch: Batch) -> int:
         """`_decode`, computing the output matrix only for tokens that the sequences of these calls may draft.
@@ -283,12 +283,14 @@ class Tree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def count(self, parents: Sequence[int]) -> int:
-        """Number of branches after nodes with these parents have been added.
+    def count(self, n: int, parents: Sequence[int]) -> int:
+        """Number of branches after n nodes with these parents have been added.
 
         Raises:
-            InvalidRequest: a parent does not exist.
+            InvalidRequest: a parent is missing, or does not exist.
         """
+        if len(parents) != n:
+            raise InvalidRequest(f"{n} tokens with {len(parents)} parents: give one parent per token")
         ends, n_branches = set(self._ends.values()), len(self._ends)
         for node, parent in enumerate(parents, len(self.tokens)):
             if not -1 <= parent < node:
@@ -348,12 +350,10 @@ class Tree:
         return seq_id
 
     def take(self, path: Sequence[int], position: int) -> None:
-        """Put the cells of a path into the first id, in place of other nodes, from a position on."""
-        source = self.seq_ids[path[-1]] if path else self._first
-        if source != self._first:
-            self._context.remove(self._first, position)
-            self._context.copy(source, self._first, position, self.positions[path[-1]] + 1)
-            self._ends[self._first] = path[-1]
+        """Put the cells of a path of another id into the first one, in place of other nodes."""
+        self._context.remove(self._first, position)
+        self._context.copy(self.seq_ids[path[-1]], self._first, position, self.positions[path[-1]] + 1)
+        self._ends[self._first] = path[-1]
 
     def cut(self, position: int) -> None:
         """Free all cells but those of the first id before a position.
@@ -365,7 +365,8 @@ class Tree:
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         if len(self._ends) > 1:
             self._free(len(self._ends))
-        self.guard(position, position)
+        if self._guard is not None:
+            self.guard(position, position)
 
     def resync(self, position: int) -> None:
         """Free what may have been left by an interruption, from a position on, and forget all nodes."""
@@ -392,9 +393,3 @@ class Tree:
         for each in (self.tokens, self.parents, self.positions, self.seq_ids):
             each.clear()
         self._ends = {self._first: -1}
-
-
-def check_parents(tokens: Sequence[int], parents: Sequence[int]) -> None:
-    """Check that each of the nodes of a tree has a parent."""
-    if len(parents) != len(tokens):
-        raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token")

@@ -35,7 +35,7 @@ class RecurrentSequence(LlamaSequence):
         super().fill_batch(batch, start, call, n_logits)
 
     def on_evaluated(self, n: int) -> None:
-        """See `LlamaSequence.on_evaluated`."""
+        """Note that llama.cpp has evaluated a call with n tokens of this sequence."""
         self._states.on_evaluated(n)
 
     def _check_positions(self, parents: Sequence[int], positions: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from spec_local.core.proposal import check_path
 from spec_local.core.sequence import Limits, RollsBack, States, common_prefix
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.context import LlamaContext
-from spec_local.llama.native_context import Batch, NativeContext, Tree, check_parents
+from spec_local.llama.native_context import Batch, NativeContext, Tree
 from spec_local.llama.native_object import Pointer
 from spec_local.llama.saved import Progress
 from spec_local.prompt_cache.entry import Match
@@ -87,24 +87,23 @@ class NativeSequence:
 
     def _check_open(self) -> None:
         """Raise InvalidRequest if the context or the model is closed."""
-        _ = self.context.native.pointer, self.model.handle
-
-    def _check_vocabulary(self, tokens: Sequence[int]) -> None:
-        """Check that tokens are in the vocabulary."""
-        if min(tokens) < 0 or max(tokens) >= self.limits.n_vocab:
-            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.limits.n_vocab - 1}")
-
-    def _check_room(self, n: int) -> None:
-        """Check that the context has room for n tokens."""
-        if n > (n_ctx := self.limits.n_ctx):
-            raise ContextOverflow(
-                f"the context of {n_ctx} tokens is full: start a new conversation or give a larger --ctx"
-            )
+        _ = self.context.native.pointer, self.model.native.pointer
 
     def _check_length(self, length: int) -> None:
         """Check that the history can be truncated to a length."""
         if not 0 <= length <= len(self.cached):
             raise InvalidRequest(f"cannot truncate {len(self.cached)} tokens to {length}")
+
+    # The errors of a call: it makes the checks itself, as often as tokens are generated.
+
+    def _unknown_token(self) -> InvalidRequest:
+        return InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.limits.n_vocab - 1}")
+
+    def _full(self) -> ContextOverflow:
+        return ContextOverflow(
+            f"the context of {self.limits.n_ctx} tokens is full: "
+            "start a new conversation or give a larger --ctx"
+        )
 
 
 class LlamaSequence(NativeSequence, RollsBack):
@@ -128,6 +127,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         self._tree = Tree(context, self._seq_id, context.max_branches, guard)
         self.cached = []
         self._positions: list[int] = []  # of each token of the history, ascending
+        self._next = 0  # the position after them
         self._first_entry = self._first_node = 0  # of the last call, in its batch and in the tree
 
     def call(
@@ -146,26 +146,24 @@ class LlamaSequence(NativeSequence, RollsBack):
                 self.commit(())
             parents = range(-1, n - 1)
         n_logits = n if n_logits is None else n_logits
-        self._check(tokens, parents, n_logits)
-        if positions is not None:
-            self._check_positions(parents, positions)
-        return Call(self, tokens, parents, n_logits, positions, appends)
-
-    def _check(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
-        self._check_open()
-        limits, n = self.limits, len(tokens)
+        _ = self.context.native.pointer, self.model.native.pointer  # both are open
+        limits = self.limits
         if not 1 <= n <= limits.max_tokens:
             raise InvalidRequest(f"{n} tokens in one call: give 1 to {limits.max_tokens}")
         if not 0 <= n_logits <= min(n, limits.max_logits):
             raise InvalidRequest(f"{n_logits} logits for {n} tokens: give 0 to {min(n, limits.max_logits)}")
-        self._check_vocabulary(tokens)
-        self._check_room(len(self.cached) + len(self._tree.tokens) + n)
-        check_parents(tokens, parents)
-        n_branches = self._tree.count(parents)
+        if min(tokens) < 0 or max(tokens) >= limits.n_vocab:
+            raise self._unknown_token()
+        if len(self.cached) + len(self._tree.tokens) + n > limits.n_ctx:
+            raise self._full()
+        n_branches = self._tree.count(n, parents)
         if n_branches > limits.max_branches:
             if self.model.is_recurrent:
                 raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
             raise InvalidRequest(f"a tree with {n_branches} branches: give at most {limits.max_branches}")
+        if positions is not None:
+            self._check_positions(parents, positions)
+        return Call(self, tokens, parents, n_logits, positions, appends)
 
     def _check_positions(self, parents: Sequence[int], positions: Sequence[int]) -> None:
         """Check that the positions of nodes ascend on each path."""
@@ -176,11 +174,6 @@ class LlamaSequence(NativeSequence, RollsBack):
         if len(positions) != len(parents) or any(a >= b for a, b in zip(above, positions, strict=True)):
             raise InvalidRequest("positions must ascend: give each token a larger one than its parent has")
 
-    @property
-    def _next(self) -> int:
-        """The position after the history."""
-        return self._positions[-1] + 1 if self._positions else 0
-
     def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
         """Add the nodes of a call to the tree and to a batch, which has `start` entries already.
 
@@ -189,9 +182,6 @@ class LlamaSequence(NativeSequence, RollsBack):
         """
         self._first_entry, self._first_node = start, len(self._tree.tokens)
         self._tree.add(batch, start, call, n_logits, self._next)
-
-    def on_evaluated(self, n: int) -> None:
-        """Note that llama.cpp has evaluated a call with n tokens of this sequence."""
 
     def states(self, nodes: Sequence[int]) -> States:
         """Hidden states of tokens of the last call, as in `LlamaContext.states`.
@@ -203,7 +193,8 @@ class LlamaSequence(NativeSequence, RollsBack):
 
     def commit(self, path: Sequence[int]) -> States | None:
         """Commit a path of the tree and discard the rest: see `ModelSequence.commit`."""
-        _kept, tree = self.context.native.pointer, self._tree
+        tree = self._tree
+        _ = self.context.native.pointer  # it is open
         if not path and not tree.tokens:
             return None
         check_path(path, tree.parents)
@@ -225,11 +216,15 @@ class LlamaSequence(NativeSequence, RollsBack):
         """`commit` of a path that has been checked."""
         tree, start = self._tree, self._next
         try:
-            tree.take(path, start)
-            self._append([tree.tokens[node] for node in path], [tree.positions[node] for node in path])
+            if path and tree.seq_ids[path[-1]] != self._seq_id:
+                tree.take(path, start)
+            self._append(
+                list(map(tree.tokens.__getitem__, path)), list(map(tree.positions.__getitem__, path))
+            )
             if len(path) < len(tree.tokens):
                 self._cut(len(self.cached))
-            tree.guard(start, self._next)
+            if self.context.has_guard:
+                tree.guard(start, self._next)
         except BaseException:  # from a signal handler
             self.resync()
             raise
@@ -239,24 +234,27 @@ class LlamaSequence(NativeSequence, RollsBack):
         """Add tokens to the history, whose cells are there."""
         self.cached += tokens
         self._positions += positions
+        self._next = self._positions[-1] + 1 if self._positions else 0
 
     def _drop(self, length: int) -> None:
         """Drop the tree, and the history from a token on, whose cells are gone."""
         del self.cached[length:], self._positions[length:]
+        self._next = self._positions[-1] + 1 if length else 0
         self._tree.clear()
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens, and discard the tree: see `ModelSequence.truncate`."""
-        _kept = self.context.native.pointer
-        self._check_length(length)
-        if self.draft_vocabulary:
+        _ = self.context.native.pointer  # it is open
+        n = len(self.cached)
+        if length != n:
+            self._check_length(length)
             self._forget_text(length)
-        self._keep(length)
+        if length != n or self._tree.tokens:
+            self._keep(length)
 
     def _keep(self, length: int) -> None:
         """Reduce the history to `length` tokens, and discard the tree."""
-        if length < len(self.cached) or self._tree.tokens:
-            self._cut(length)
+        self._cut(length)
 
     def checkpoint(self) -> bool:
         """See `ModelSequence.checkpoint`: no checkpoints are needed, or possible."""
@@ -376,8 +374,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         Args:
             unchanged: whether llama.cpp has not begun to evaluate the call.
         """
-        length = bisect_left(self._positions, self.context.length(self._seq_id))
-        del self.cached[length:], self._positions[length:]
+        self._drop(bisect_left(self._positions, self.context.length(self._seq_id)))
         self._tree.resync(self._next)
 
 

@@ -67,8 +67,10 @@ def walk(proposal: Proposal, draw: Callable[[int, Sequence[int], int], int]) -> 
     while True:
         children = by_parent.get(node, ())
         token = draw(node, children, len(path))
-        child = next((child for child in children if proposal.tokens[child] == token), None)
-        if child is None:
+        for child in children:
+            if proposal.tokens[child] == token:
+                break
+        else:
             return path, token
         path.append(child)
         node = child

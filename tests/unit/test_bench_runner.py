@@ -7,9 +7,8 @@ from spec_local.bench.figures import achieved, best_error, best_speedup
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run, TokenizedPrompt, measure
 from spec_local.bench.variants import variants
-from spec_local.core.calls import run
+from spec_local.core.calls import TimedCall, run
 from spec_local.core.fake import FakeModel
-from spec_local.core.timer import TimedCall
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.policies.cost_model import CostModel

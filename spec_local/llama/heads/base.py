@@ -167,7 +167,8 @@ class HeadSequence(NativeSequence, RollsBack, ABC):
         n = len(tokens)
         if not 1 <= n <= self.limits.max_tokens or not 0 <= n_logits <= min(n, self.limits.max_logits):
             raise InvalidRequest(f"{n} tokens and {n_logits} logits in one call of a head")
-        self._check_vocabulary(tokens)
+        if min(tokens) < 0 or max(tokens) >= self.limits.n_vocab:
+            raise self._unknown_token()
 
     def _joined(self, parts: Sequence[Logits]) -> Logits:
         """The logits of several calls."""
@@ -322,3 +323,9 @@ class CachingSequence(HeadSequence):
             return
         while (start := len(self._cached)) < len(tokens):
             await self.call(tokens[start : start + self.limits.max_tokens], n_logits=0)
+
+
+def check_parents(tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Check that each of the nodes of a tree has a parent."""
+    if len(parents) != len(tokens):
+        raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token")

@@ -19,10 +19,10 @@ from spec_local.core.sequence import States, common_prefix
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, LlamaContext
-from spec_local.llama.heads.base import CachingSequence, HeadContext
+from spec_local.llama.heads.base import CachingSequence, HeadContext, check_parents
 from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
-from spec_local.llama.native_context import Batch, OutputView, check_parents
+from spec_local.llama.native_context import Batch, OutputView
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,8 @@ class BlockSequence(CachingSequence):
             return await self._draft(tokens, parents, n_logits, n_draft)
         self.commit(())
         end = len(self._cached) + len(tokens)
-        self._check_room(end)
+        if end > self.limits.n_ctx:
+            raise self._full()
         logits: Logits = np.empty((0, self.limits.n_vocab), np.float32)
         if n_logits:
             logits = await self._logits_after(tokens, range(end - n_logits + 1, end + 1), n_draft)
@@ -264,7 +265,8 @@ class BlockSequence(CachingSequence):
                 raise InvalidRequest(f"node {len(nodes)} has parent {parent}: give −1 or an earlier node")
             nodes.append(_Node(token, parent, 1 if parent == ROOT else nodes[parent].depth + 1))
         lengths = [len(self._cached) + node.depth for node in nodes]
-        self._check_room(max(lengths))
+        if max(lengths) > self.limits.n_ctx:
+            raise self._full()
         logits: Logits = np.empty((0, self.limits.n_vocab), np.float32)
         if n_logits:
             is_chain = all(node.depth == i + 1 for i, node in enumerate(nodes))

@@ -15,12 +15,12 @@ from spec_local.core.proposal import check_path
 from spec_local.core.sequence import States, common_prefix
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.gguf_tensors import numbers
-from spec_local.llama.heads.base import HeadContext, HeadSequence
+from spec_local.llama.heads.base import HeadContext, HeadSequence, check_parents
 from spec_local.llama.heads.fit import check_fit
 from spec_local.llama.heads.states import State
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.native_context import Batch, OutputView, check_parents
+from spec_local.llama.native_context import Batch, OutputView
 from spec_local.llama.sequence import LlamaSequence
 
 _SEQUENCE_TOKENS, _MIN_TOKENS = (

@@ -23,7 +23,7 @@ from spec_local.llama.context import MAX_SEQUENCES, LlamaContext
 from spec_local.llama.heads.base import CachingSequence, HeadContext
 from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
-from spec_local.llama.native_context import Batch, OutputView, Tree, check_parents
+from spec_local.llama.native_context import Batch, OutputView, Tree
 
 _SEQUENCE_OUTPUTS, _MIN_OUTPUTS = 8, 32  # logits per call: for each sequence, and at least
 
@@ -213,12 +213,12 @@ class OneTokenSequence(CachingSequence):
     def _part(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["OneTokenSequence"]:
         """Prepare one llama_decode: a token with a child in the same call must have a known state."""
         self._check_call(tokens, n_logits)
-        self._check_room(len(self._cached) + len(self._tree) + len(tokens))
+        if len(self._cached) + len(self._tree) + len(tokens) > self.limits.n_ctx:
+            raise self._full()
         return Call(self, tokens, parents, n_logits)
 
     def _check_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        check_parents(tokens, parents)
-        n_branches = self._tree.count(parents)
+        n_branches = self._tree.count(len(tokens), parents)
         if n_branches > self.limits.max_branches:
             raise InvalidRequest(
                 f"a tree with {n_branches} branches: give at most {self.limits.max_branches}"
@@ -323,7 +323,8 @@ class OneTokenSequence(CachingSequence):
         check_path(path, self._tree.parents)
         nodes, outputs, n_before = self._tree.tokens, self._outputs, len(self._cached)
         try:
-            self._tree.take(path, n_before)
+            if path and self._tree.seq_ids[path[-1]] != self._seq_id:
+                self._tree.take(path, n_before)
             for node in path:
                 position, token = len(self._cached), nodes[node]
                 if position == self._n_true and self._is_true(position, token):
