@@ -88,7 +88,7 @@ class RecurrentSequence(LlamaSequence):
         Raises:
             ModelError: the model cannot roll back, and `length` is neither 0 nor that of both.
         """
-        self._append(self._tree.tokens, self._tree.positions)  # the tree is a chain
+        self.cached += self._tree.tokens  # the tree is a chain
         self._tree.clear()
         n = len(self.cached) - length
         if not n:
@@ -184,7 +184,7 @@ class RecurrentSequence(LlamaSequence):
                 self._take_cells(tokens, found, state.length)
             else:
                 self._shorten(0)
-                self._append(tokens[: state.length], range(state.length))
+                self.cached += tokens[: state.length]
             done = len(self.cached) == state.length and self.context.saved.put_state(state, self._seq_id)
         finally:
             if not done:

@@ -6,7 +6,6 @@ of recurrent and hybrid models roll back in another way: `spec_local.llama.recur
 llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -22,6 +21,7 @@ from spec_local.llama.native_object import Pointer
 from spec_local.llama.saved import Progress
 from spec_local.prompt_cache.entry import Match
 
+_MOST_POSITIONS = 1 << 31
 _MIN_RESTORED = 16  # tokens: fewer are read as fast
 
 
@@ -126,8 +126,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         guard = context.first_other + index if context.has_guard else None
         self._tree = Tree(context, self._seq_id, context.max_branches, guard)
         self.cached = []
-        self._positions: list[int] = []  # of each token of the history, ascending
-        self._next = 0  # the position after them
+        self._start = 0  # position of the first token of the history
         self._first_entry = self._first_node = 0  # of the last call, in its batch and in the tree
 
     def call(
@@ -166,13 +165,15 @@ class LlamaSequence(NativeSequence, RollsBack):
         return Call(self, tokens, parents, n_logits, positions, appends)
 
     def _check_positions(self, parents: Sequence[int], positions: Sequence[int]) -> None:
-        """Check that the positions of nodes ascend on each path."""
+        """Check positions: llama.cpp lets a history begin anywhere, and has no gaps after that."""
         if self.pad_to:
             raise InvalidRequest("padded calls number the tokens themselves: give no positions")
         known = [*self._tree.positions, *positions]
-        above = [known[parent] if parent >= 0 else self._next - 1 for parent in parents]
-        if len(positions) != len(parents) or any(a >= b for a, b in zip(above, positions, strict=True)):
-            raise InvalidRequest("positions must ascend: give each token a larger one than its parent has")
+        for parent, position in zip(parents, positions, strict=True):
+            after = known[parent] + 1 if parent >= 0 else self._start + len(self.cached)
+            is_first = parent < 0 and not self.cached
+            if not 0 <= position < _MOST_POSITIONS or (position != after and not is_first):
+                raise InvalidRequest(f"a token is at position {position}: give {after}, after its parent")
 
     def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
         """Add the nodes of a call to the tree and to a batch, which has `start` entries already.
@@ -181,7 +182,7 @@ class LlamaSequence(NativeSequence, RollsBack):
             n_logits: number of the last nodes whose logits are computed.
         """
         self._first_entry, self._first_node = start, len(self._tree.tokens)
-        self._tree.add(batch, start, call, n_logits, self._next)
+        self._tree.add(batch, start, call, n_logits, self._start + len(self.cached))
 
     def states(self, nodes: Sequence[int]) -> States:
         """Hidden states of tokens of the last call, as in `LlamaContext.states`.
@@ -214,32 +215,27 @@ class LlamaSequence(NativeSequence, RollsBack):
 
     def _commit(self, path: Sequence[int]) -> None:
         """`commit` of a path that has been checked."""
-        tree, start = self._tree, self._next
+        tree, start = self._tree, self._start + len(self.cached)
         try:
             if path and tree.seq_ids[path[-1]] != self._seq_id:
                 tree.take(path, start)
-            self._append(
-                list(map(tree.tokens.__getitem__, path)), list(map(tree.positions.__getitem__, path))
-            )
+            if path and not self.cached:
+                self._start = tree.positions[path[0]]
+            self.cached += map(tree.tokens.__getitem__, path)
             if len(path) < len(tree.tokens):
                 self._cut(len(self.cached))
             if self.context.has_guard:
-                tree.guard(start, self._next)
+                tree.guard(start, self._start + len(self.cached))
         except BaseException:  # from a signal handler
             self.resync()
             raise
         tree.clear()
 
-    def _append(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
-        """Add tokens to the history, whose cells are there."""
-        self.cached += tokens
-        self._positions += positions
-        self._next = self._positions[-1] + 1 if self._positions else 0
-
     def _drop(self, length: int) -> None:
         """Drop the tree, and the history from a token on, whose cells are gone."""
-        del self.cached[length:], self._positions[length:]
-        self._next = self._positions[-1] + 1 if length else 0
+        del self.cached[length:]
+        if not length:
+            self._start = 0
         self._tree.clear()
 
     def truncate(self, length: int) -> None:
@@ -283,10 +279,7 @@ class LlamaSequence(NativeSequence, RollsBack):
 
     def _n_shared(self, tokens: Sequence[int]) -> int:
         """Number of the first of these tokens with which the history begins, each at its usual position."""
-        n = common_prefix(self.cached, tokens)
-        if not n or self._positions[n - 1] == n - 1:
-            return n
-        return bisect_left(range(n), 1, key=lambda i: self._positions[i] - i)
+        return 0 if self._start else common_prefix(self.cached, tokens)
 
     def _take_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
         """Make the history the longest known prefix of `tokens`, of up to `most` of them.
@@ -317,7 +310,7 @@ class LlamaSequence(NativeSequence, RollsBack):
             done = False
             try:
                 self._tree.guard(start, end)
-                self._append(tokens[start:end], range(start, end))
+                self.cached += tokens[start:end]
                 self.may_draft(tokens[start:end])
                 done = True
             finally:
@@ -345,7 +338,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         try:
             self.context.copy(seq_id, self._seq_id, 0, len(tokens))
             self._tree.guard(0, len(tokens))
-            self._append(tokens, range(len(tokens)))
+            self.cached += tokens
         finally:
             if len(self.cached) < len(tokens):  # interrupted by a signal handler
                 self.resync()
@@ -354,7 +347,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         """Reduce the cache to `length` tokens, and discard the tree."""
         self._check_rollback(length)
         try:
-            self._tree.cut(self._positions[length] if length < len(self.cached) else self._next)
+            self._tree.cut(self._start + length)
         except BaseException:  # llama.cpp failed, or a signal handler interrupts it
             self.resync()
             raise
@@ -374,8 +367,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         Args:
             unchanged: whether llama.cpp has not begun to evaluate the call.
         """
-        self._drop(bisect_left(self._positions, self.context.length(self._seq_id)))
-        self._tree.resync(self._next)
+        self._drop(max(0, self.context.length(self._seq_id) - self._start))
+        self._tree.resync(self._start + len(self.cached))
 
 
 def _n_first(path: Sequence[int]) -> int:

@@ -298,7 +298,7 @@ def test_the_cache_is_consistent_after_an_interrupt(
 def test_the_error_quotes_llama_cpp(context, monkeypatch):
     """llama.cpp rejects a batch with a gap in the positions."""
     run(context.call(TEXT, n_logits=0))
-    context._append([1], [len(TEXT)])  # now the list is longer than the cache
+    context.cached.append(1)  # now the list is longer than the cache
     with pytest.raises(BackendError, match=r"code -1, .*position"):
         run(context.call([2], n_logits=1))
     assert context.cached == TEXT
