@@ -16,19 +16,20 @@ from common import machine, numbers, parser, table
 from numpy.typing import NDArray
 
 from spec_local import kernels
+from spec_local.core.calls import run
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
-from spec_local.llama.reproducible import open_reproducible_rows
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequence
+from spec_local.llama.reproducible import open_reproducible_sequences
+from spec_local.llama.sequence import LlamaSequence
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
 _TOKENS = 40  # a multiple of the usual sizes
 
 
-def distributions(context: LlamaRow, text: list[int], start: int, n: int) -> NDArray[np.float64]:
+def distributions(context: LlamaSequence, text: list[int], start: int, n: int) -> NDArray[np.float64]:
     """Probabilities after each token, float64 (tokens, vocabulary), from calls of n tokens."""
     rows = [
-        context.evaluate(part, len(part)).copy()
+        run(context.call(part)).copy()
         for i in range(start, start + _TOKENS, n)
         if (part := text[i : min(i + n, start + _TOKENS)])
     ]
@@ -54,12 +55,12 @@ def main() -> None:
         model = Model(path)
         n_ctx = options.context + 2 * _TOKENS  # padding leaves less room
         if options.reproducible:
-            (context,) = open_reproducible_rows(model, 1, n_ctx=n_ctx, threads=options.threads)
+            (context,) = open_reproducible_sequences(model, 1, n_ctx=n_ctx, threads=options.threads)
         else:
-            context = open_row(model, n_ctx=n_ctx, threads=options.threads)
+            context = open_sequence(model, n_ctx=n_ctx, threads=options.threads)
         text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)
-        for i in range(0, options.context, context.max_tokens):
-            context.evaluate(text[i : min(i + context.max_tokens, options.context)], 0)
+        for i in range(0, options.context, context.limits.max_tokens):
+            run(context.call(text[i : min(i + context.limits.max_tokens, options.context)], n_logits=0))
         single = distributions(context, text, options.context, 1)
         apart = [
             0.5 * np.abs(distributions(context, text, options.context, n) - single).sum(axis=1)

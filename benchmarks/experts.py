@@ -18,7 +18,8 @@ from kernels import open_with_and_without
 from shaped_models import SHAPES, TYPES, stored
 
 from spec_local import kernels
-from spec_local.llama.row import LlamaRow
+from spec_local.core.calls import run
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.system.machine import default_threads
 
 _LOGITS = 16  # maximum number of rows of logits; those of a prompt are not needed
@@ -49,12 +50,14 @@ def main() -> None:
     print(machine())
 
 
-def measure(contexts: dict[kernels.Mode, LlamaRow], n_layers: int, sizes: list[int], rounds: int) -> None:
+def measure(
+    contexts: dict[kernels.Mode, LlamaSequence], n_layers: int, sizes: list[int], rounds: int
+) -> None:
     rng = np.random.default_rng(0)
     before = _tokens(rng, contexts["auto"], _CONTEXT)
     for mode, context in contexts.items():
         kernels.use(mode)
-        context.evaluate(before, 1)
+        run(context.call(before, n_logits=1))
     seconds: dict[tuple[kernels.Mode, int], list[float]] = {(mode, n): [] for mode in contexts for n in sizes}
     n_read: dict[int, list[float]] = {n: [] for n in sizes}  # experts, of all rounds
     for round_ in range(-1, rounds):  # the first is the warm-up
@@ -67,7 +70,7 @@ def measure(contexts: dict[kernels.Mode, LlamaRow], n_layers: int, sizes: list[i
                 native = kernels.installed()
                 before_call = native.experts_read if native else 0
                 started = time.perf_counter()
-                context.evaluate(tokens, min(n, _LOGITS))
+                run(context.call(tokens, n_logits=min(n, _LOGITS)))
                 took = time.perf_counter() - started
                 if native:  # each expert has three matrices
                     n_read[n].append((native.experts_read - before_call) / 3 / n_layers)
@@ -82,9 +85,9 @@ def measure(contexts: dict[kernels.Mode, LlamaRow], n_layers: int, sizes: list[i
     table([*COSTS, "experts read per layer"], rows)
 
 
-def _tokens(rng: np.random.Generator, context: LlamaRow, n: int) -> list[int]:
+def _tokens(rng: np.random.Generator, context: LlamaSequence, n: int) -> list[int]:
     """Random tokens, without those that end an answer."""
-    tokens: list[int] = rng.integers(5, context.n_vocab, n).tolist()
+    tokens: list[int] = rng.integers(5, context.limits.n_vocab, n).tolist()
     return tokens
 
 

@@ -22,11 +22,12 @@ from common import parser, table
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench import prompts
 from spec_local.bench.runner import tokenize
+from spec_local.core.calls import run
 from spec_local.datastore.answer_store import answer_store_of
-from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 
 DEPTH = 3
 N_CTX = 4096
@@ -38,15 +39,15 @@ def outcomes(main: Path, head: Path, answers: Sequence[_Answer]) -> Iterator[tup
     model, draft = Model(main), Model(head)
     chosen = choose_head(model, draft)
     assert chosen
-    context = open_row(model, n_ctx=N_CTX, hidden=chosen.hidden)
+    context = open_sequence(model, n_ctx=N_CTX, hidden=chosen.hidden)
     (row,) = chosen.open([context])
     for category, prompt, answer in answers:
         tokens = [*prompt, *answer]
         context.truncate(0)
         row.truncate(0)
-        for start in range(0, len(tokens), context.max_tokens):
-            part = tokens[start : start + context.max_tokens]
-            context.evaluate(part, 0)
+        for start in range(0, len(tokens), context.limits.max_tokens):
+            part = tokens[start : start + context.limits.max_tokens]
+            run(context.call(part, n_logits=0))
             states = context.states(range(len(part)))
             for i, token in enumerate(part, start):
                 first = i + 1 - len(prompt)  # in the answer, of the tokens that are drafted after this one
@@ -56,19 +57,22 @@ def outcomes(main: Path, head: Path, answers: Sequence[_Answer]) -> Iterator[tup
                 row.receive(i, [token], states[i - start : i - start + 1])
 
 
-def drafted(row: HeadRow, history: Sequence[int], wanted: Sequence[int]) -> Iterator[bool]:
+def drafted(row: HeadSequence, history: Sequence[int], wanted: Sequence[int]) -> Iterator[bool]:
     """Yield whether each of successive draft tokens is the main model's, up to the first that is not."""
     unread = history[len(row.cached) :]
-    for start in range(0, len(unread), row.max_tokens):
-        logits = row.evaluate(
-            unread[start : start + row.max_tokens], int(start + row.max_tokens >= len(unread))
+    for start in range(0, len(unread), row.limits.max_tokens):
+        logits = run(
+            row.call(
+                unread[start : start + row.limits.max_tokens],
+                n_logits=int(start + row.limits.max_tokens >= len(unread)),
+            )
         )
     for depth, token in enumerate(wanted[:DEPTH]):
         is_right = int(np.argmax(logits[-1])) == token
         yield is_right
         if not is_right:
             break
-        logits = row.decode_tree([token], [depth - 1], 1)
+        logits = run(row.call([token], [depth - 1], 1))
     row.commit(())
 
 

@@ -26,10 +26,11 @@ from pathlib import Path
 from common import COSTS, costs, machine, note, numbers, parser, table
 
 from spec_local import kernels
+from spec_local.core.calls import run
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequence
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.system.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
@@ -67,15 +68,17 @@ def main() -> None:
     print(machine())
 
 
-def open_with_and_without(path: Path, n_ctx: int, threads: int) -> dict[kernels.Mode, LlamaRow]:
+def open_with_and_without(path: Path, n_ctx: int, threads: int) -> dict[kernels.Mode, LlamaSequence]:
     """The model with and without the kernels; prints which they are."""
-    contexts: dict[kernels.Mode, LlamaRow] = {}
+    contexts: dict[kernels.Mode, LlamaSequence] = {}
     for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
         kernels.use(mode)
         started = time.perf_counter()
         model = Model(path)
         loading = time.perf_counter() - started
-        contexts[mode] = open_row(model, n_ctx=n_ctx, max_tokens=512, max_logits=_LOGITS, threads=threads)
+        contexts[mode] = open_sequence(
+            model, n_ctx=n_ctx, max_tokens=512, max_logits=_LOGITS, threads=threads
+        )
         print(f"{path.name}: kernels {kernels.status()}, loaded in {loading:.1f} s", flush=True)
     return contexts
 
@@ -86,12 +89,12 @@ def text_of(model: Model, n: int) -> list[int]:
     return text * (n // len(text) + 1)
 
 
-def seconds_of_call(context: LlamaRow, tokens: list[int]) -> float:
+def seconds_of_call(context: LlamaSequence, tokens: list[int]) -> float:
     """Seconds of a call with these tokens after those that the context holds, which it then holds again."""
     length, took = len(context.cached), []
     for _ in range(1 if len(tokens) >= _LONG else 4):
         started = time.perf_counter()
-        context.evaluate(tokens, min(len(tokens), _LOGITS))
+        run(context.call(tokens, n_logits=min(len(tokens), _LOGITS)))
         took.append(time.perf_counter() - started)
         context.truncate(length)
     return statistics.median(took[-3:])
@@ -112,12 +115,12 @@ def force(instruction_set: str) -> None:
 
 
 def measure(
-    contexts: dict[kernels.Mode, LlamaRow], text: list[int], sizes: list[int], length: int, rounds: int
+    contexts: dict[kernels.Mode, LlamaSequence], text: list[int], sizes: list[int], length: int, rounds: int
 ) -> None:
     for mode, context in contexts.items():
         kernels.use(mode)
         for i in range(0, length, 512):
-            context.evaluate(text[i : min(i + 512, length)], 1)
+            run(context.call(text[i : min(i + 512, length)], n_logits=1))
     seconds: dict[tuple[kernels.Mode, int], list[float]] = {(mode, n): [] for mode in contexts for n in sizes}
     for round_ in range(-1, rounds):  # the first is the warm-up
         for n in sizes:

@@ -39,7 +39,7 @@ from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
 from spec_local.answers.running import BEFORE
 from spec_local.datastore.answer_store import answer_store_of
 from spec_local.datastore.datastore import Datastore
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 
 _ORDER = 5  # maximum number of tokens that are matched
 _WEIGHTS = np.arange(0, 1, 0.05)
@@ -184,7 +184,7 @@ def _kind(length: int, found: Counter[int]) -> tuple[int, int, int]:
 def _compare_drafts(
     session: Session, kept: Sequence[tuple[list[int], list[int]]], requests: Sequence[str], n: int
 ) -> None:
-    assert isinstance(session.draft, LlamaRow)
+    assert isinstance(session.draft, LlamaSequence)
     known, calibrating = kept[: len(kept) * 3 // 4], kept[len(kept) * 3 // 4 :]
     unseen = []
     for i, request in enumerate(requests):
@@ -231,7 +231,7 @@ def _best_weight(pairs: NDArray[np.float64]) -> float:
     return float(best * min(1, len(pairs) / _ENOUGH))
 
 
-def _positions(draft: LlamaRow, texts: Sequence[tuple[list[int], list[int]]]) -> Iterator[_Position]:
+def _positions(draft: LlamaSequence, texts: Sequence[tuple[list[int], list[int]]]) -> Iterator[_Position]:
     for prompt, answer in texts:
         text = [*prompt, *answer]
         for i, (_, logits) in enumerate(outputs_along(draft, prompt, answer), len(prompt)):

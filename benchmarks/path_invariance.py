@@ -18,11 +18,12 @@ from common import machine, note, numbers, parser, table
 from numpy.typing import NDArray
 
 from spec_local import kernels
-from spec_local.core.language_model import common_prefix
+from spec_local.core.calls import run
 from spec_local.core.proposal import path_to
+from spec_local.core.sequence import common_prefix
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row, open_rows
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequence, open_sequences
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.system.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
@@ -50,7 +51,9 @@ class Differences:
         self.all = max(self.all, float(each.max()))
 
 
-def walk(rows: Sequence[LlamaRow], alone: Sequence[LlamaRow], text: list[int], steps: int) -> Differences:
+def walk(
+    rows: Sequence[LlamaSequence], alone: Sequence[LlamaSequence], text: list[int], steps: int
+) -> Differences:
     """Take random steps, and compare every node with its path in another context.
 
     Args:
@@ -70,7 +73,7 @@ def walk(rows: Sequence[LlamaRow], alone: Sequence[LlamaRow], text: list[int], s
             tokens = [text[len(row.cached)] if rng.random() < 0.5 else rng.choice(text) for _ in parents]
             calls.append(row.call(tokens, parents, len(tokens)))
         for call, logits in zip(calls, rows[0].context.decode(calls), strict=True):
-            row = rows[list(rows).index(call.row)]
+            row = rows[list(rows).index(call.sequence)]
             logits, other = logits.copy(), alone[list(rows).index(row)]
             leaves = set(range(len(call.tokens))) - set(call.parents)
             seen = set[int]()
@@ -78,7 +81,7 @@ def walk(rows: Sequence[LlamaRow], alone: Sequence[LlamaRow], text: list[int], s
                 path = path_to(call.parents, leaf)
                 other.truncate(common_prefix(other.cached, row.cached))
                 missing = [*row.cached[len(other.cached) :], *(call.tokens[node] for node in path)]
-                expected = other.evaluate(missing, len(path))
+                expected = run(other.call(missing, n_logits=len(path)))
                 for node, row_alone in zip(path, expected, strict=True):
                     if node not in seen:
                         found.add(logits[node], row_alone)
@@ -102,8 +105,8 @@ def main() -> None:
         text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)[:1000]
         for n_rows in options.rows:
             size = {"n_ctx": 2 * _CONTEXT, "threads": options.threads, "max_tokens": 2 * _CONTEXT}
-            rows = open_rows(model, n_rows, max_branches=_NODES, max_logits=64, **size)
-            alone = [open_row(model, **size) for _ in rows]
+            rows = open_sequences(model, n_rows, max_branches=_NODES, max_logits=64, **size)
+            alone = [open_sequence(model, **size) for _ in rows]
             found = walk(rows, alone, text, options.steps)
             same = f"{found.n_identical / found.n:.4%}"
             lines.append([path.stem, n_rows, found.n, f"{found.top:.2g}", f"{found.all:.2g}", same])

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from spec_local import kernels
 from spec_local.bench import prompts
+from spec_local.core.calls import run
 from spec_local.core.proposal import ROOT
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row, open_rows
+from spec_local.llama.open import open_sequence, open_sequences
 from spec_local.prompt_cache.cache import PromptCache
 from spec_local.system.machine import default_threads
 
@@ -31,11 +32,11 @@ Logits = list[NDArray[np.float32]]
 
 def alone(model: Model, texts: Sequence[list[int]], size: int, options: dict[str, int]) -> Logits:
     """The logits after each prompt, read in calls of `size` tokens."""
-    row, found = open_row(model, max_tokens=512, **options), []
+    row, found = open_sequence(model, max_tokens=512, **options), []
     for text in texts:
         row.truncate(0)
         for start in range(0, len(text), size):
-            logits = row.evaluate(text[start : start + size], 1)
+            logits = run(row.call(text[start : start + size], n_logits=1))
         found.append(logits[-1].copy())
     row.close()
     return found
@@ -46,7 +47,7 @@ def together(model: Model, texts: Sequence[list[int]], options: dict[str, int]) 
     found = {}
     for first in range(0, len(texts), _ROWS):  # itertools.batched needs Python 3.12
         group = list(enumerate(texts))[first : first + _ROWS]
-        rows = open_rows(model, len(group), max_tokens=512, max_logits=_ROWS, **options)
+        rows = open_sequences(model, len(group), max_tokens=512, max_logits=_ROWS, **options)
         while left := [
             (i, text, row) for (i, text), row in zip(group, rows, strict=True) if len(row.cached) < len(text)
         ]:
@@ -67,13 +68,13 @@ def restored(model: Model, texts: Sequence[list[int]], options: dict[str, int]) 
     found = []
     for text in texts:
         cache = PromptCache(1 << 30)
-        row, other = (open_row(model, max_tokens=512, **options) for _ in range(2))
+        row, other = (open_sequence(model, max_tokens=512, **options) for _ in range(2))
         for each in (row, other):
             each.context.saved.prompts = cache.prompts("", each.context.saved.block, "")
-        row.evaluate(text[:-1], 1)
+        run(row.call(text[:-1], n_logits=1))
         row.save()
         other.reuse(text[:-1])
-        found.append(other.evaluate(text[len(other.cached) :], 1)[-1].copy())
+        found.append(run(other.call(text[len(other.cached) :], n_logits=1))[-1].copy())
         row.close()
         other.close()
     return found

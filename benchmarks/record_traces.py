@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.prompts import load, select
+from spec_local.core.calls import run
 from spec_local.core.draft_vocabulary import USUAL_FIRST, DraftVocabulary
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.base import WINDOWS
 
 TRACES = Path(__file__).with_name("traces.json")
@@ -39,7 +40,7 @@ def answer_of(session: Session, prompt: Sequence[int], n: int, policy: str = "of
 
 
 def outputs_along(
-    draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int]
+    draft: LlamaSequence, prompt: Sequence[int], answer: Sequence[int]
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yield, for each token of the answer, the token before it and the draft model's logits after that.
 
@@ -48,28 +49,28 @@ def outputs_along(
     draft.truncate(0)
     text = [*prompt, *answer]
     start = len(prompt) - 1
-    for first in range(0, start, draft.max_tokens):
-        draft.evaluate(text[first : min(first + draft.max_tokens, start)], 0)
-    for first in range(start, len(text) - 1, draft.max_logits):
-        chunk = text[first : min(first + draft.max_logits, len(text) - 1)]
-        yield from zip(chunk, draft.evaluate(chunk, len(chunk)), strict=True)
+    for first in range(0, start, draft.limits.max_tokens):
+        run(draft.call(text[first : min(first + draft.limits.max_tokens, start)], n_logits=0))
+    for first in range(start, len(text) - 1, draft.limits.max_logits):
+        chunk = text[first : min(first + draft.limits.max_logits, len(text) - 1)]
+        yield from zip(chunk, run(draft.call(chunk)), strict=True)
 
 
 def predict(
-    draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int], known: Sequence[int]
+    draft: LlamaSequence, prompt: Sequence[int], answer: Sequence[int], known: Sequence[int]
 ) -> tuple[list[int], list[float]]:
     """The draft model's most probable token at each position of the answer, and its probability.
 
     known: tokens that it may draft although they are not among the first of its vocabulary.
     """
     vocabulary = draft.model.vocabulary
-    drafted = DraftVocabulary(draft.n_vocab, USUAL_FIRST, [vocabulary.eos, vocabulary.eot])
+    drafted = DraftVocabulary(draft.limits.n_vocab, USUAL_FIRST, [vocabulary.eos, vocabulary.eot])
     drafted.read(known)
     best: list[int] = []
     confidences: list[float] = []
     for token, logits in outputs_along(draft, prompt, answer):
         drafted.read([token])
-        ids = np.arange(draft.n_vocab) if drafted.tokens is None else drafted.tokens
+        ids = np.arange(draft.limits.n_vocab) if drafted.tokens is None else drafted.tokens
         row = logits[ids]
         best.append(int(ids[row.argmax()]))
         confidences.append(float(1.0 / np.exp(row - row.max(), dtype=np.float64).sum()))
@@ -77,7 +78,7 @@ def predict(
 
 
 def predictions(
-    draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int], known: Sequence[int]
+    draft: LlamaSequence, prompt: Sequence[int], answer: Sequence[int], known: Sequence[int]
 ) -> dict[str, list[int]]:
     """What a trace records of the draft model; see `predict`."""
     best, confidences = predict(draft, prompt, answer, known)

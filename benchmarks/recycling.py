@@ -21,7 +21,7 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
 from spec_local.proposers.base import Limit
@@ -83,7 +83,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     model = Model(options.main)
-    context = open_row(
+    context = open_sequence(
         model,
         n_ctx=options.ctx,
         max_logits=options.nodes + 1,

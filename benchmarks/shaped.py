@@ -29,9 +29,10 @@ from traces import Floats, Group, Trace, recorded
 
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.calibration.sample_text import sample_tokens
+from spec_local.core.calls import run
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
@@ -95,7 +96,7 @@ def measured(path: Path, context: int, rounds: int, threads: int, *, drafts: boo
     model = Model(path)
     loading = time.perf_counter() - started
     rows = 1 if drafts else None
-    row = open_row(model, n_ctx=2048, max_tokens=_PROMPT, max_logits=rows or 64, threads=threads)
+    row = open_sequence(model, n_ctx=2048, max_tokens=_PROMPT, max_logits=rows or 64, threads=threads)
     try:
         if drafts:
             limit_drafts(row, model.vocabulary)
@@ -103,7 +104,7 @@ def measured(path: Path, context: int, rounds: int, threads: int, *, drafts: boo
         note(f"measuring {path.name}")
         read = list(itertools.islice(itertools.cycle(text), context))
         for start in range(0, len(read), _PROMPT):
-            row.evaluate(read[start : start + _PROMPT], 0)
+            run(row.call(read[start : start + _PROMPT], n_logits=0))
         calls = measure(row, SIZES, rounds, rows, text, precision=0.1)
         prompt = measure_prefill(row, text)
         note("")

@@ -29,10 +29,10 @@ from traces import TRACES, Floats, Group, Trace, groups
 from spec_local.bench.theory import best_seconds, run_lengths
 from spec_local.calibration.known_costs import ON_CPU
 from spec_local.core.calls import Call, Logits
-from spec_local.core.language_model import Rollback, RowMethods
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.core.sequence import Limits, RollsBack
 from spec_local.engine.engine import Engine, Planner
 from spec_local.engine.events import Failed, Prefilled
 from spec_local.engine.request import Request
@@ -191,17 +191,20 @@ class Own:
     share: float = 0.0
 
 
+_N_CTX, _MAX_LOGITS = 4096, MAX_DRAFT + 1
+
+
 class ReplayContext:
     """One of the models on a virtual machine, whose rows share calls of the size that a session has."""
 
     max_tokens = 96
 
-    def __init__(self, role: Role, machine: Machine, n_rows: int = 1) -> None:
+    def __init__(self, role: Role, machine: Machine, n_parallel: int = 1) -> None:
         self.role, self._machine = role, machine
-        self.max_logits = Replay.max_logits if n_rows == 1 else self.max_tokens
+        self.max_logits = _MAX_LOGITS if n_parallel == 1 else self.max_tokens
 
     def decode(self, calls: Sequence[Call["Replay"]]) -> Sequence[Logits]:
-        rows, positions = zip(*(call.row.evaluated(call) for call in calls), strict=True)
+        rows, positions = zip(*(call.sequence.evaluated(call) for call in calls), strict=True)
         n, n_read = (sum(len(c.tokens) for c in calls if c.n_logits <= most) for most in (self.max_logits, 0))
         self._machine.call(self.role, n, max(positions), n_read)
         self._charge([call for call in calls if call.n_logits or self.role == "draft"], n)
@@ -216,13 +219,13 @@ class ReplayContext:
         n_more = sum(len(call.tokens) for call in calls) - n_fixed
         more = float(table[n] - (table[n - n_more] if n > n_more else 0.0)) / max(1, n_more)
         for call in calls:
-            own = call.row.own
+            own = call.sequence.own
             own.seconds += share + more * (len(call.tokens) - is_main)
             own.share = share
 
 
-class Replay(RowMethods):
-    """A `Row` for chains that replays a trace.
+class Replay(RollsBack):
+    """A `MainSequence` for chains that replays a trace.
 
     Args:
         before: tokens that the session generated before this answer.
@@ -232,11 +235,8 @@ class Replay(RowMethods):
         window: the part of the history that a draft model has read.
     """
 
-    n_ctx, max_tokens, max_logits, max_branches = 4096, ReplayContext.max_tokens, MAX_DRAFT + 1, 1
-    rollback: Rollback = "any"
-
     def __init__(self, context: ReplayContext, trace: Trace, before: int = 0, own: Own | None = None) -> None:
-        self.n_vocab = trace.n_vocab
+        self.limits = Limits(trace.n_vocab, _N_CTX, context.max_tokens, _MAX_LOGITS, max_rollback=_N_CTX)
         self.cached: list[int] = []
         self.window = Window()
         self.context, self.trace, self.own = context, trace, own or Own()
@@ -244,10 +244,21 @@ class Replay(RowMethods):
         self._tree: list[int] = []
         self._before = before - self._start
 
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["Replay"]:
-        known = len(self._tree)
+    def call(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        n_logits: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        n_draft: int | None = None,
+    ) -> Call["Replay"]:
+        appends, known = parents is None, len(self._tree)
+        if parents is None:
+            self._tree, known, parents = [], 0, range(-1, len(tokens) - 1)
+        n_logits = len(tokens) if n_logits is None else n_logits
         assert list(parents) == list(range(known - 1, known - 1 + len(tokens)))
-        return Call(self, tokens, parents, n_logits)
+        return Call(self, tokens, parents, n_logits, positions, appends)
 
     def evaluated(self, call: Call["Replay"]) -> tuple[Logits, int]:
         """The logits of this row's part of a call, and its position: see `Machine.calls`."""
@@ -400,7 +411,7 @@ class WholeHistory(DraftModel):
 
 
 def draft_model(model: Replay, kind: type[DraftModel] = WholeHistory) -> DraftModel:
-    return kind(model, GREEDY, Chain("coupled"), n_vocab=model.n_vocab, window=model.window)
+    return kind(model, GREEDY, Chain("coupled"), n_vocab=model.limits.n_vocab, window=model.window)
 
 
 def _plain(model: Replay) -> None:

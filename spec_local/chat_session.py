@@ -17,7 +17,7 @@ from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message
 from spec_local.chat.template import ChatTemplate
-from spec_local.core.language_model import common_prefix
+from spec_local.core.sequence import common_prefix
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.reasoning.markers import Splitter

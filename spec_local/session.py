@@ -32,7 +32,7 @@ from spec_local.chat.messages import Message, Tool
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
-from spec_local.core.language_model import LanguageModel
+from spec_local.core.sequence import ModelSequence
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
@@ -40,9 +40,9 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.devices import DeviceOption
-from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.model import Model
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
@@ -94,14 +94,14 @@ class Session:
     @checked
     def __init__(
         self,
-        main: Annotated[LlamaRow, BeforeValidator(_loaded)],
-        draft: LlamaRow | HeadRow | None = None,
-        more: Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]] = (),
+        main: Annotated[LlamaSequence, BeforeValidator(_loaded)],
+        draft: LlamaSequence | HeadSequence | None = None,
+        more: Sequence[tuple[LlamaSequence, LlamaSequence | HeadSequence | None]] = (),
         prompt_cache: PromptCache | None = None,
     ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
-        if isinstance(draft, LlamaRow) and difference(main.model.vocabulary, draft.model.vocabulary):
+        if isinstance(draft, LlamaSequence) and difference(main.model.vocabulary, draft.model.vocabulary):
             self.vocabulary_map = vocabulary_map(main.model, draft.model)
         self.main = main
         self.draft = draft
@@ -124,11 +124,14 @@ class Session:
         self._answers = RunningAnswers(self._slots, self._factory, self._saver, self._lock.is_ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
 
-    def _drafter(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> LanguageModel | None:
+    def _drafter(
+        self, main: LlamaSequence, draft: LlamaSequence | HeadSequence | None
+    ) -> ModelSequence | None:
         if not draft or not self.vocabulary_map:
             return draft
-        model = IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
-        if model.draft_tokens is not None and not len(model.draft_tokens):
+        model = IntersectionModel(draft, self.vocabulary_map, main.limits.n_vocab)
+        drafted = model.limits.draft_tokens
+        if drafted is not None and not len(drafted):
             draft.limit(None)  # no token that is shared is among the first ones
         return model
 
@@ -275,7 +278,7 @@ class Session:
         """What is obviously wrong with a draft model that was given, or, once, that it has other tokens."""
         main, draft, vocabulary_map = self.main.model, self.draft, self.vocabulary_map
         coverage = vocabulary_map.share if vocabulary_map else 1.0
-        if given and isinstance(draft, LlamaRow):
+        if given and isinstance(draft, LlamaSequence):
             from spec_local.models.pairs import advice  # takes 30 ms
 
             sizes = main.size, draft.model.size

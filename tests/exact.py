@@ -18,7 +18,7 @@ def main_probability(main, sampler, prompt, tokens):
     """Probability with which the main model continues a prompt with these tokens."""
     found, history = 1.0, list(prompt)
     for token in tokens:
-        found *= sampler.distribution(main.logits(history), history).dense(main.n_vocab)[token]
+        found *= sampler.distribution(main.logits(history), history).dense(main.limits.n_vocab)[token]
         history.append(token)
     return found
 
@@ -28,7 +28,7 @@ def assert_main_distribution(outcomes, main, sampler, prompt, n=3):
 
     outcomes: probability of each answer by its tokens, from `enumerate_outcomes`.
     """
-    for tokens in itertools.product(range(main.n_vocab), repeat=n):
+    for tokens in itertools.product(range(main.limits.n_vocab), repeat=n):
         expected = main_probability(main, sampler, prompt, tokens)
         assert outcomes.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
 
@@ -41,7 +41,7 @@ def assert_independent(outcomes, main, samplers, prompts, lengths):
     expected = [
         {
             tokens: main_probability(main, sampler, prompt, tokens)
-            for tokens in itertools.product(range(main.n_vocab), repeat=n)
+            for tokens in itertools.product(range(main.limits.n_vocab), repeat=n)
         }
         for sampler, prompt, n in zip(samplers, prompts, lengths, strict=True)
     ]

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from spec_local.core.language_model import common_prefix
+from spec_local.core.sequence import common_prefix
 from spec_local.llama.tiny import write_tiny_model
 from tests.tiny_architectures import write_tiny
 

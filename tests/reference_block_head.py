@@ -12,7 +12,7 @@ _FLOATS = ctypes.POINTER(ctypes.c_float)
 class ReferenceBlockHead:
     """A head (a `Model`) with a context of its own.
 
-    main: a `LlamaRow` of the main model. block: its `BlockFormat`.
+    main: a `LlamaSequence` of the main model. block: its `BlockFormat`.
 
     Attributes:
         n_drafted: number of draft tokens in a block.

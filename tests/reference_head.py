@@ -12,7 +12,7 @@ _FLOATS = ctypes.POINTER(ctypes.c_float)
 class ReferenceHead:
     """An EAGLE-3 head, or the layers for multi-token prediction if `head` is the main model itself.
 
-    head: a `Model`. main: a `LlamaRow` of the main model.
+    head: a `Model`. main: a `LlamaSequence` of the main model.
     """
 
     def __init__(self, head, main, n_ctx=256):

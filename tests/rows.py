@@ -28,10 +28,10 @@ def new_row(main, prompt, make=None, rule="exact-match", *, rng, how=None, draft
     make: creates the proposer, given the sampler, the size of the vocabulary and the draft model's row.
     """
     sampler = Sampler(how or UNCHANGED)
-    given = {"model": draft.new_row()} if draft else {}
-    proposer = make(sampler, main.n_vocab, **given) if make else None
+    given = {"model": draft.new_sequence()} if draft else {}
+    proposer = make(sampler, main.limits.n_vocab, **given) if make else None
     return Request(
-        main.new_row(),
+        main.new_sequence(),
         prompt,
         sampler=sampler,
         rng=rng,

@@ -37,7 +37,7 @@ from spec_local.chat_session import ChatSession
 from spec_local.engine.events import Failed
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
@@ -150,7 +150,7 @@ def open_session(rng, models, threads):
     parts = []
     for path in filter(None, (main, draft)):
         parts.append(Model(path))
-        parts.append(open_row(parts[-1], max_branches=branches, **known))
+        parts.append(open_sequence(parts[-1], max_branches=branches, **known))
     return [*parts, Session(*parts[1::2])]
 
 

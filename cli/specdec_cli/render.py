@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from spec_local.engine.events import Statistics
-    from spec_local.llama.row import LlamaRow
+    from spec_local.llama.sequence import LlamaSequence
     from spec_local.session import Done, Session
     from spec_local.settings import GenerationSettings
 
@@ -175,7 +175,7 @@ def console(stream: TextIO, **options: Any) -> "Console":
     return Console(file=terminal.raw(stream), markup=False, emoji=False, highlight=False, **options)
 
 
-def threads(main: "LlamaRow") -> str:
+def threads(main: "LlamaSequence") -> str:
     """Return the number of threads of the main model, with its unit."""
     return counted(main.threads, "thread")
 

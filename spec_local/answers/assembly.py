@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import Sampler
+from spec_local.core.sequence import ModelSequence
 from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.errors import InvalidRequest
-from spec_local.llama.heads.base import HeadRow
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.heads.base import HeadSequence
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.lookups import LOOKUPS
 from spec_local.lookups.base import Lookup
 from spec_local.lookups.forced import ForcedTokens
@@ -44,17 +44,17 @@ class Slot:
     history that the draft model has read.
     """
 
-    main: LlamaRow
-    draft: LlamaRow | HeadRow | None
-    drafter: LanguageModel | None
+    main: LlamaSequence
+    draft: LlamaSequence | HeadSequence | None
+    drafter: ModelSequence | None
     recycling: Recycling
     experience: dict[Kind, Experience] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
 
     @property
-    def head(self) -> HeadRow | None:
+    def head(self) -> HeadSequence | None:
         """The draft, if it is a head."""
-        return self.draft if isinstance(self.draft, HeadRow) else None
+        return self.draft if isinstance(self.draft, HeadSequence) else None
 
     def clear(self) -> None:
         """Free all cells."""
@@ -95,7 +95,7 @@ class ProposerFactory:
             return []
         if settings.proposer != "auto":
             return [settings.proposer]
-        if self._main.rollback == "none":
+        if self._main.limits.rollback == "none":
             return []
         if settings.policy != "adaptive":
             return ["draft" if self._draft else "suffix"]
@@ -104,9 +104,9 @@ class ProposerFactory:
     def _shared_costs(self, slot: Slot) -> tuple[RowCosts, RowCosts | None]:
         main, draft = self._costs(slot)
         if not self._shared:
-            blocks = slot.head is not None and slot.head.drafts_blocks
+            blocks = slot.head is not None and slot.head.limits.drafts_blocks
             drafts = RowCosts(draft, drafts_blocks=blocks) if draft else None
-            self._shared = RowCosts(main, slot.main.max_rollback), drafts
+            self._shared = RowCosts(main, slot.main.limits.max_rollback), drafts
         return self._shared
 
     def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
@@ -146,7 +146,7 @@ class ProposerFactory:
         if "draft" in names and not self._draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
-            if slot.head and slot.head.max_branches < 2 <= self._main.max_branches:
+            if slot.head and slot.head.limits.max_branches < 2 <= self._main.limits.max_branches:
                 raise InvalidRequest("this head drafts chains only: use the shape chain")
             if any(row.model.is_recurrent for row in (self._main, self._draft) if row):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: use the shape chain")
@@ -170,7 +170,7 @@ class ProposerFactory:
     def _could_gain(self, slot: Slot) -> bool:
         """Return whether the adaptive policy may ask the head."""
         main, draft = self._shared_costs(slot)
-        return not draft or not slot.head or could_gain(main.at(1), draft, slot.head.max_draft)
+        return not draft or not slot.head or could_gain(main.at(1), draft, slot.head.limits.max_draft)
 
     def _lookup(self, name: str, calibrated: bool, recycling: Recycling) -> Lookup:
         if name == recycling.name:
@@ -209,7 +209,7 @@ class ProposerFactory:
                 costs=lambda: self._shared_costs(slot),
                 experience=self._known(settings, slot),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
-                max_draft=slot.head.max_draft if slot.head else None,
+                max_draft=slot.head.limits.max_draft if slot.head else None,
                 max_tokens=settings.max_tokens,
                 clock=clock,
             )
@@ -243,7 +243,7 @@ class ProposerFactory:
     @property
     def _branches(self) -> int:
         """Maximum number of branches that both contexts support."""
-        return min(row.max_branches for row in (self._main, self._draft) if row)
+        return min(row.limits.max_branches for row in (self._main, self._draft) if row)
 
     def _may_branch(self, settings: GenerationSettings) -> bool:
         """Return whether the policy may choose trees instead of chains."""

@@ -16,9 +16,9 @@ from spec_local.answers.saving import PromptSaver
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint, State
-from spec_local.core.language_model import common_prefix
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.core.sequence import common_prefix
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt

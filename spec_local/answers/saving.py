@@ -8,12 +8,12 @@ from contextlib import suppress
 from spec_local import kernels
 from spec_local.answers.assembly import Slot
 from spec_local.errors import InvalidRequest
-from spec_local.llama.heads.base import CachingRow, HeadRow
-from spec_local.llama.heads.chained import ChainedRow
+from spec_local.llama.heads.base import CachingSequence, HeadSequence
+from spec_local.llama.heads.chained import ChainedSequence
 from spec_local.llama.identity import content_key
 from spec_local.llama.memory import free_memory
-from spec_local.llama.row import LlamaRow
 from spec_local.llama.saved import SavedParts, can_be_saved
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.prompt_cache.cache import PromptCache
 from spec_local.system import machine
 
@@ -47,14 +47,16 @@ class PromptSaver:
         if not cache:
             return
         main, draft = slots[0].main, slots[0].draft
-        if main.rollback == "none" or not can_be_saved(main.model):
+        if main.limits.rollback == "none" or not can_be_saved(main.model):
             return
         facts = conditions(main)
         self._saved += _attach([slot.main for slot in slots], cache, facts)
-        if isinstance(draft, CachingRow) and not isinstance(draft, ChainedRow):
+        if isinstance(draft, CachingSequence) and not isinstance(draft, ChainedSequence):
             facts |= {"head": content_key(draft.model.path), "kind": type(draft.context).__name__}
             self._saved += _attach([slot.draft for slot in slots], cache, facts)
-        elif isinstance(draft, LlamaRow) and draft.rollback != "none" and can_be_saved(draft.model):
+        elif (
+            isinstance(draft, LlamaSequence) and draft.limits.rollback != "none" and can_be_saved(draft.model)
+        ):
             _attach([slot.draft for slot in slots], cache, conditions(draft))
 
     def begin(self, *, saves: bool = True) -> None:
@@ -90,7 +92,7 @@ class PromptSaver:
         has_room = True
         with suppress(InvalidRequest):  # the models were closed in mid-answer
             for row in rows:
-                if isinstance(row, LlamaRow | CachingRow):
+                if isinstance(row, LlamaSequence | CachingSequence):
                     progress = row.save(most=1)
                     if progress == "some":
                         return True
@@ -115,7 +117,7 @@ class PromptSaver:
 
 
 def _attach(
-    rows: Sequence[LlamaRow | HeadRow | None], cache: PromptCache, facts: dict[str, object]
+    rows: Sequence[LlamaSequence | HeadSequence | None], cache: PromptCache, facts: dict[str, object]
 ) -> list[SavedParts]:
     """Let the contexts of rows look up prompts from now on; facts: on which the bytes depend."""
     identity, found = json.dumps(facts, sort_keys=True), list[SavedParts]()
@@ -125,7 +127,7 @@ def _attach(
     return found
 
 
-def conditions(row: LlamaRow) -> dict[str, object]:
+def conditions(row: LlamaSequence) -> dict[str, object]:
     """Everything that the bytes of a cache depend on. They do not depend on `n_ctx` and `max_branches`."""
     model = row.model
     return {

@@ -18,10 +18,10 @@ from spec_local.bench.variants import PLAIN, Variant
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.calls import Logits, run
-from spec_local.core.language_model import LanguageModel, common_prefix, prefill
 from spec_local.core.proposal import MAX_DRAFT
+from spec_local.core.sequence import ModelSequence, common_prefix, prefill
 from spec_local.engine.events import FinishReason, Prefilled, Statistics
-from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.model import Model
 from spec_local.lookups.recycling import Recycling
 from spec_local.session import Done, Session, Text
@@ -271,7 +271,7 @@ def _outcome(
 
 
 def first_difference(
-    main: LanguageModel, prompt: Sequence[int], plain: Sequence[Run], other: Sequence[Run]
+    main: ModelSequence, prompt: Sequence[int], plain: Sequence[Run], other: Sequence[Run]
 ) -> Difference | None:
     """Compare the runs of a prompt in pairs; the first that differ are explained by the model's logits."""
     for ours, theirs in zip(plain, other, strict=True):
@@ -282,9 +282,9 @@ def first_difference(
     return None
 
 
-def _next_logits(main: LanguageModel, history: Sequence[int]) -> Logits:
+def _next_logits(main: ModelSequence, history: Sequence[int]) -> Logits:
     run(prefill(main, history[:-1]))
-    logits: Logits = main.evaluate(history[-1:], 1)[0]
+    logits: Logits = run(main.call(history[-1:]))[0]
     return logits
 
 
@@ -307,7 +307,7 @@ def _hindsight(
         drafts = "draft" in session.proposers(settings)
         if settings.shape != "chain" or not all(answer.tokens for answer, _ in answers):
             continue
-        if drafts and isinstance(session.draft, HeadRow):
+        if drafts and isinstance(session.draft, HeadSequence):
             continue  # the hidden states that it needs are gone
         found[variant.name] = []
         for answer, prices in answers:
@@ -319,7 +319,7 @@ def _hindsight(
             if drafts and session.drafter:
                 if (key := tuple(answer.tokens)) not in drafted:
                     drafted[key] = theory.draft_run_lengths(
-                        session.drafter, prompt.tokens, key, session.main.n_vocab
+                        session.drafter, prompt.tokens, key, session.main.limits.n_vocab
                     )
                 lengths["draft"] = drafted[key]
             found[variant.name].append(theory.hindsight(answer.steps, lengths, prices))

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spec_local.core.calls import run
-from spec_local.core.language_model import LanguageModel, prefill
+from spec_local.core.calls import TimedCall, run
 from spec_local.core.proposal import MAX_DRAFT, Limit
-from spec_local.core.timer import TimedCall
+from spec_local.core.sequence import ModelSequence, prefill
 from spec_local.lookups.base import Lookup
 from spec_local.policies.cost_model import CostModel
 
@@ -163,7 +162,7 @@ def run_lengths(correct: Sequence[bool]) -> list[int]:
 
 
 def draft_run_lengths(
-    draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], n_vocab: int
+    draft: ModelSequence, prompt: Sequence[int], answer: Sequence[int], n_vocab: int
 ) -> list[int]:
     """Run lengths of the draft model's most probable tokens, in as few calls as its rows of logits allow.
 
@@ -176,12 +175,13 @@ def draft_run_lengths(
     tokens = [*prompt, *answer]
     start = len(prompt) - 1  # the token after which the answer begins
     correct = [False] * len(answer)  # stays False beyond the draft model's context
-    if start < draft.n_ctx:
+    n_ctx = draft.limits.n_ctx
+    if start < n_ctx:
         run(prefill(draft, tokens[:start]))
-    size = min(draft.max_logits, draft.max_tokens)
-    for first in range(start, min(len(tokens) - 1, draft.n_ctx), size):
-        chunk = tokens[first : min(first + size, len(tokens) - 1, draft.n_ctx)]
-        proposed = draft.evaluate(chunk, len(chunk))[:, :n_vocab].argmax(axis=1)
+    size = min(draft.limits.max_logits, draft.limits.max_tokens)
+    for first in range(start, min(len(tokens) - 1, n_ctx), size):
+        chunk = tokens[first : min(first + size, len(tokens) - 1, n_ctx)]
+        proposed = run(draft.call(chunk))[:, :n_vocab].argmax(axis=1)
         following = np.asarray(tokens[first + 1 : first + 1 + len(chunk)])
         correct[first - start : first - start + len(chunk)] = (proposed == following).tolist()
     return run_lengths(correct)

@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
-from spec_local.llama.heads.base import HeadRow
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.runtime import fingerprint
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.cost_model import CostModel, without_falls
 from spec_local.system.files import write_atomically
 from spec_local.system.folders import user_folder
@@ -71,7 +71,7 @@ class Conditions:
     n_first: int = 0
 
     @classmethod
-    def of(cls, row: LlamaRow | HeadRow) -> "Conditions":
+    def of(cls, row: LlamaSequence | HeadSequence) -> "Conditions":
         """The conditions of a context."""
         return cls(
             row.model.path,
@@ -79,15 +79,15 @@ class Conditions:
             row.threads,
             row.n_ctx,
             row.cache_type,
-            row.max_tokens,
-            row.max_branches > 1,
-            isinstance(row, HeadRow),
+            row.limits.max_tokens,
+            row.limits.max_branches > 1,
+            isinstance(row, HeadSequence),
             row.model.workers,
             row.draft_vocabulary.n_first if row.draft_vocabulary else 0,
         )
 
 
-def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
+def path_of(conditions: LlamaSequence | HeadSequence | Conditions) -> Path:
     """The file for costs measured under these conditions.
 
     Raises:
@@ -109,7 +109,7 @@ def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
     return user_folder("cache") / "costs" / f"{name}.json"
 
 
-def read(conditions: LlamaRow | HeadRow | Conditions) -> StoredCosts | None:
+def read(conditions: LlamaSequence | HeadSequence | Conditions) -> StoredCosts | None:
     """Costs of earlier sessions, without what is impossible.
 
     None if there are none or their file is damaged.
@@ -122,7 +122,7 @@ def read(conditions: LlamaRow | HeadRow | Conditions) -> StoredCosts | None:
     return None
 
 
-def load(conditions: LlamaRow | HeadRow | Conditions) -> CostModel | None:
+def load(conditions: LlamaSequence | HeadSequence | Conditions) -> CostModel | None:
     """Costs of earlier sessions if all have been measured, and none are estimates."""
     found = measured(conditions)
     return found.costs if found else None
@@ -139,14 +139,14 @@ def of_drafting(conditions: Conditions) -> StoredCosts | None:
     return measured(replace(conditions, n_first=USUAL_FIRST)) or measured(conditions)
 
 
-def measured(conditions: LlamaRow | HeadRow | Conditions) -> StoredCosts | None:
+def measured(conditions: LlamaSequence | HeadSequence | Conditions) -> StoredCosts | None:
     """`load`, with when and how the costs were measured."""
     found = read(conditions)
     return found if found and not found.costs.estimates else None
 
 
 def save(
-    conditions: LlamaRow | HeadRow | Conditions,
+    conditions: LlamaSequence | HeadSequence | Conditions,
     costs: CostModel,
     checked: float | None = None,
     others: float = 0.0,
@@ -176,5 +176,5 @@ def save(
         write_atomically(path_of(conditions), content.model_dump_json().encode())
 
 
-def _conditions(conditions: LlamaRow | HeadRow | Conditions) -> Conditions:
+def _conditions(conditions: LlamaSequence | HeadSequence | Conditions) -> Conditions:
     return conditions if isinstance(conditions, Conditions) else Conditions.of(conditions)

@@ -8,8 +8,8 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from spec_local.calibration import cost_store
-from spec_local.llama.heads.base import HeadRow
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.heads.base import HeadSequence
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.acceptance_model import AcceptanceModel, Calibration, Evidence, RecentRate
 from spec_local.policies.base import WINDOWS
 from spec_local.policies.experience import Answers, Kind, Learned
@@ -64,7 +64,9 @@ class _File(JsonRecord):
     known: Annotated[list[_Known], Field(max_length=_MAX_KINDS)]
 
 
-def load(main: LlamaRow, draft: LlamaRow | HeadRow | None, now: float | None = None) -> Learned:
+def load(
+    main: LlamaSequence, draft: LlamaSequence | HeadSequence | None, now: float | None = None
+) -> Learned:
     """What earlier runs learned, the less certain the older it is; nothing if the file is damaged.
 
     now: seconds since 1970; None: the time.
@@ -81,7 +83,7 @@ def load(main: LlamaRow, draft: LlamaRow | HeadRow | None, now: float | None = N
     return learned
 
 
-def save(main: LlamaRow, draft: LlamaRow | HeadRow | None, learned: Learned) -> None:
+def save(main: LlamaSequence, draft: LlamaSequence | HeadSequence | None, learned: Learned) -> None:
     """Write what was learned. Nothing happens if the cache folder is not writable, or nothing was learned."""
     if not learned.answers:
         return
@@ -99,7 +101,7 @@ def save(main: LlamaRow, draft: LlamaRow | HeadRow | None, learned: Learned) -> 
         write_atomically(_path(main, draft), content.model_dump_json().encode())
 
 
-def _path(main: LlamaRow, draft: LlamaRow | HeadRow | None) -> Path:
+def _path(main: LlamaSequence, draft: LlamaSequence | HeadSequence | None) -> Path:
     """A file for each pair and each condition of its costs, which decide what is gained."""
     paths = [cost_store.path_of(row) for row in (main, draft) if row]
     return paths[0].parent.with_name("learned") / ("-".join(path.stem for path in paths) + ".json")

@@ -12,8 +12,8 @@ from spec_local.calibration.kernel_times import slower_than_measured
 from spec_local.calibration.measure import measure
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.llama.heads.base import HeadRow
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.heads.base import HeadSequence
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.cost_model import CostModel
 from spec_local.system.machine import OtherPrograms, is_busy
 
@@ -42,7 +42,9 @@ class KnownCosts:
         self._since: list[StoredCosts] = []  # of each model, at the start
         self._programs = OtherPrograms()
 
-    def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
+    def of(
+        self, main: LlamaSequence, draft: LlamaSequence | HeadSequence | None
+    ) -> tuple[CostModel, CostModel | None]:
         """`calls`; if need be, from disk or estimated from a few calls in these contexts, not in use."""
         if not self.calls:
             known = [_known(row, rows) for row, rows in ((main, None), (draft, 1)) if row]
@@ -52,8 +54,8 @@ class KnownCosts:
 
     def measured(
         self,
-        main: LlamaRow,
-        draft: LlamaRow | HeadRow | None,
+        main: LlamaSequence,
+        draft: LlamaSequence | HeadSequence | None,
         stopped: Callable[[], bool] | None = None,
     ) -> tuple[CostModel, CostModel | None]:
         """`calls` without estimates: if need be, measured in these contexts in a second or two.
@@ -76,7 +78,7 @@ class KnownCosts:
                     table.drop_estimates()  # of sizes for which there was no time
         return costs, draft_costs
 
-    def save(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> None:
+    def save(self, main: LlamaSequence, draft: LlamaSequence | HeadSequence | None) -> None:
         """Write `calls` to disk, if they are known, and forget them."""
         if not self.calls:
             return
@@ -89,7 +91,7 @@ class KnownCosts:
         self.calls = None
 
 
-def _known(row: LlamaRow | HeadRow, rows: int | None) -> StoredCosts:
+def _known(row: LlamaSequence | HeadSequence, rows: int | None) -> StoredCosts:
     """Costs of a context. If they were checked now, `others` is 0."""
     now, estimates = time.time(), _estimates(row)
     if found := cost_store.read(row):
@@ -107,17 +109,17 @@ def _known(row: LlamaRow | HeadRow, rows: int | None) -> StoredCosts:
     return StoredCosts(CostModel(first.costs, estimates), now, 0.0)
 
 
-def _estimates(row: LlamaRow | HeadRow) -> dict[int, float]:
+def _estimates(row: LlamaSequence | HeadSequence) -> dict[int, float]:
     return ON_GPU if row.model.is_on_gpu else ON_CPU
 
 
-def _timed(row: LlamaRow | HeadRow, sizes: tuple[int, ...], rows: int | None) -> CostModel:
+def _timed(row: LlamaSequence | HeadSequence, sizes: tuple[int, ...], rows: int | None) -> CostModel:
     return _measured(row, rows, sizes=sizes, rounds=1)
 
 
-def _measured(row: LlamaRow | HeadRow, rows: int | None, **options: Any) -> CostModel:
+def _measured(row: LlamaSequence | HeadSequence, rows: int | None, **options: Any) -> CostModel:
     """`measure` a context; a head evaluates tokens as it does those whose states it has received."""
     if row.n_ctx - len(row.cached) < MAX_DRAFT:
         row.truncate(0)  # too little room for a good measurement; the history is evaluated again
-    with row.known_states() if isinstance(row, HeadRow) else nullcontext():
+    with row.known_states() if isinstance(row, HeadSequence) else nullcontext():
         return measure(row, rows=rows, text=sample_tokens(row), **options)

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from spec_local.core.language_model import LanguageModel
+from spec_local.core.calls import run
+from spec_local.core.sequence import ModelSequence
 from spec_local.errors import ContextOverflow
 from spec_local.policies.cost_model import CostModel, without_falls
 
@@ -15,7 +16,7 @@ _REPEATS = 3  # times that unclear sizes are measured again: a disturbance of a 
 
 
 def measure(
-    model: LanguageModel,
+    model: ModelSequence,
     sizes: Sequence[int] = (1, 2, 4, 8, 16, 3, 5, 32, 64),
     rounds: int = 3,
     rows: int | None = None,
@@ -60,11 +61,12 @@ def measure(
     if not sizes or min(sizes) < 1 or rounds < 1:
         raise ValueError(f"cannot measure {rounds} rounds of {list(sizes)} tokens")
     cached = model.cached
-    room = model.n_ctx - len(cached)
-    largest = min(model.max_tokens, room, model.max_logits if rows is None else model.max_tokens)
+    limits = model.limits
+    room = limits.n_ctx - len(cached)
+    largest = min(limits.max_tokens, room, limits.max_logits if rows is None else limits.max_tokens)
     if largest < 1:
         raise ContextOverflow(
-            f"no room to measure: all {model.n_ctx} tokens of the context are used; measure before prefill"
+            f"no room to measure: all {limits.n_ctx} tokens of the context are used; measure before prefill"
         )
     tokens = itertools.cycle(text or [cached[-1] if cached else 0])
     costs = CostModel()
@@ -75,7 +77,7 @@ def measure(
         called = list(itertools.islice(tokens, n))
         start = clock()
         try:
-            model.decode_tree(called, range(-1, n - 1), rows)
+            run(model.call(called, range(-1, n - 1), rows))
             return clock() - start
         finally:
             model.commit(())
@@ -145,7 +147,7 @@ def _still_unclear(impossible: Sequence[int]) -> str:
 
 
 def measure_prefill(
-    model: LanguageModel, text: Sequence[int] = (), clock: Callable[[], float] = time.perf_counter
+    model: ModelSequence, text: Sequence[int] = (), clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Tokens per second of prompt processing: the faster of two full calls. The history is unchanged.
 
@@ -158,16 +160,17 @@ def measure_prefill(
     """
     model.checkpoint()
     length = len(model.cached)
-    n = min(model.max_tokens, model.n_ctx - length)
+    limits = model.limits
+    n = min(limits.max_tokens, limits.n_ctx - length)
     if n < 1:
         raise ContextOverflow(
-            f"no room to measure: all {model.n_ctx} tokens of the context are used; measure before prefill"
+            f"no room to measure: all {limits.n_ctx} tokens of the context are used; measure before prefill"
         )
     seconds = []
     prompt = list(itertools.islice(itertools.cycle(text or [0]), n))
     for _ in range(2):
         start = clock()
-        model.evaluate(prompt, 0)
+        run(model.call(prompt, n_logits=0))
         seconds.append(clock() - start)
         model.truncate(length)
     return n / min(seconds) if min(seconds) else math.inf

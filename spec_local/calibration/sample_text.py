@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from spec_local.llama.heads.base import HeadRow
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.heads.base import HeadSequence
+from spec_local.llama.sequence import LlamaSequence
 
 _TEXT = """\
 The ferry left the harbour at seven, an hour before the fog came in from the north. Most passengers stayed \
@@ -24,6 +24,6 @@ year, which explains why small owners shared vessels: a loss then ruined none of
 """
 
 
-def sample_tokens(row: LlamaRow | HeadRow) -> Sequence[int]:
+def sample_tokens(row: LlamaSequence | HeadSequence) -> Sequence[int]:
     """Prose and code as tokens of the context's model; empty for a head, whose file may have no tokenizer."""
-    return () if isinstance(row, HeadRow) else row.model.vocabulary.tokenize(_TEXT)
+    return () if isinstance(row, HeadSequence) else row.model.vocabulary.tokenize(_TEXT)

@@ -11,7 +11,7 @@ from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.heads.choose import Chosen
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import Plan, plan_chain
@@ -72,7 +72,7 @@ def tune(
     for n in threads:
         log(f"measuring {model.path.name} with {n} thread{'s' if n > 1 else ''}")
         with ExitStack() as stack:
-            row = open_row(
+            row = open_sequence(
                 model,
                 n_ctx=n_ctx,
                 max_logits=max_logits,

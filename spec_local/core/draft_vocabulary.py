@@ -19,7 +19,7 @@ _MOST_MISSING = 0.08  # share of the last tokens: above, all can be drafted, unt
 
 
 class DraftVocabulary:
-    """The tokens that one row of a draft model may draft: the first ids, some others, and those of its text.
+    """The tokens that one draft may draw from: the first ids, some others, and those of its text.
 
     The ids of a tokenizer follow the order of its merges, so that low ones are frequent. Text in another
     language than most of its training data uses others: where many of the last tokens were missing, all can

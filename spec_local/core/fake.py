@@ -7,6 +7,7 @@ import copy
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
@@ -16,27 +17,27 @@ from numpy.typing import NDArray
 from spec_local.core.calls import Call, Logits
 from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.kept_states import KeptStates
-from spec_local.core.language_model import Rollback, RowMethods, States, common_prefix
-from spec_local.core.proposal import check_path
+from spec_local.core.proposal import ROOT, check_path
+from spec_local.core.sequence import Limits, Rollback, RollsBack, States, common_prefix
 from spec_local.errors import ContextOverflow, InvalidRequest
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 class FakeContext:
-    """A `Context` of fake rows.
+    """A `Context` of fake sequences.
 
     Args:
         max_tokens, max_logits: limits of a call.
 
     Attributes:
-        calls: number of tokens of each call, by row.
+        calls: number of tokens of each call, by sequence.
         kept: histories whose states are kept.
     """
 
     def __init__(self, n_vocab: int, max_tokens: int, max_logits: int) -> None:
         self.max_tokens, self.max_logits = max_tokens, max_logits
-        self.rows: list[FakeModel] = []
+        self.sequences: list[FakeModel] = []
         self.calls: list[list[int]] = []
         self.kept: set[tuple[int, ...]] = set()
         self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
@@ -44,27 +45,27 @@ class FakeContext:
     def decode(self, calls: Sequence[Call["FakeModel"]]) -> Sequence[Logits]:
         n_logits = sum(call.n_logits for call in calls)
         if sum(len(call.tokens) for call in calls) > self.max_tokens or n_logits > self.max_logits:
-            raise InvalidRequest("too many tokens or rows of logits in one call")
-        if len({id(call.row) for call in calls}) < len(calls):
-            raise InvalidRequest("two calls of one row")
+            raise InvalidRequest("too many tokens or logits in one call")
+        if len({id(call.sequence) for call in calls}) < len(calls):
+            raise InvalidRequest("two calls of one sequence")
         self.calls.append([len(call.tokens) for call in calls])
         self._buffer[:] = np.nan  # as in llama.cpp, a call overwrites the logits of the one before
         found, start = [], 0
         for call in calls:
             end = start + call.n_logits
-            call.row.fill(call, self._buffer[start:end])
+            call.sequence.fill(call, self._buffer[start:end])
             found.append(self._buffer[start:end])
             start = end
         return found
 
 
 def fake_state(history: Sequence[int]) -> tuple[float, float]:
-    """The hidden state of a fake model after this history."""
+    """The hidden state of a fake model after this history: its length, and a sum that tells it apart."""
     return len(history), sum((i + 1) * (token + 1) for i, token in enumerate(history))
 
 
-class FakeModel(RowMethods):
-    """A row of a fake model: a `Row`. Logits are a random function of the last `order` tokens.
+class FakeModel(RollsBack):
+    """A sequence of a fake model: a `MainSequence`. Logits are a random function of the last `order` tokens.
 
     It raises an error wherever llama.cpp would fail.
 
@@ -74,12 +75,12 @@ class FakeModel(RowMethods):
         noise: deviation of the logits from those at noise 0, for a draft model that resembles its main model.
         scale: standard deviation of the logits; a large one gives confident predictions.
         order: number of tokens that the next one depends on.
-        n_ctx, max_tokens, max_logits, max_branches: limits, see `LanguageModel`.
-        rollback, max_rollback: how it rolls back, see `LanguageModel`.
-        draft_vocabulary: the tokens that have logits, of this row alone; None: all.
+        n_ctx, max_tokens, max_logits, max_branches, rollback, max_rollback: see `Limits`.
+        draft_vocabulary: the tokens that have logits, of this sequence alone; None: all.
 
     Attributes:
-        calls: number of tokens of each call of this row.
+        calls: number of tokens of each call of this sequence.
+        positions: of each token of the history.
     """
 
     def __init__(
@@ -98,26 +99,40 @@ class FakeModel(RowMethods):
         max_rollback: int = 0,
         draft_vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        self.n_vocab, self.n_ctx = n_vocab, n_ctx
+        is_free = rollback == "any"
+        self.limits = Limits(
+            n_vocab,
+            n_ctx,
+            max_tokens,
+            max_logits,
+            max_branches if is_free else 1,
+            rollback,
+            n_ctx if is_free else max_rollback,
+            draft_tokens=draft_vocabulary.tokens if draft_vocabulary else None,
+        )
         self._draft_vocabulary = draft_vocabulary
-        self.max_tokens, self.max_logits = max_tokens, max_logits
-        self.rollback = rollback
-        self.max_branches = max_branches if rollback == "any" else 1
-        self._max_rollback = max_rollback
         self._states = KeptStates(max_rollback)
         self._seed, self._noise, self._scale, self._order = seed, noise, scale, order
         self._tokens: list[int] = []
         self._tree: list[tuple[int, int]] = []  # token and parent of each node
+        self.positions: list[int] = []
+        self._tree_positions: list[int] = []
         self.calls: list[int] = []
         self.context = FakeContext(n_vocab, max_tokens, max_logits)
-        self.context.rows.append(self)
+        self.context.sequences.append(self)
 
-    def new_row(self) -> "FakeModel":
-        """Another row of the same model, which shares its calls."""
-        row = copy.copy(self)
-        row._tokens, row._tree, row.calls, row._states = [], [], [], KeptStates(self._max_rollback)
-        self.context.rows.append(row)
-        return row
+    def new_sequence(self) -> "FakeModel":
+        """Another sequence of the same model, which shares its calls."""
+        new = copy.copy(self)
+        new._tokens, new._tree, new.calls = [], [], []
+        new.positions, new._tree_positions = [], []
+        new._states = KeptStates(0 if self.limits.rollback == "any" else self.limits.max_rollback)
+        self.context.sequences.append(new)
+        return new
+
+    @property
+    def n_vocab(self) -> int:
+        return self.limits.n_vocab
 
     @property
     def cached(self) -> Sequence[int]:
@@ -132,79 +147,102 @@ class FakeModel(RowMethods):
             values += self._noise * np.random.default_rng([*key, 1]).normal(size=self.n_vocab)
         return (values * self._scale).astype(np.float32)
 
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["FakeModel"]:
-        if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= min(len(tokens), self.max_logits):
-            raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call")
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+    def call(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        n_logits: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        n_draft: int | None = None,
+    ) -> Call["FakeModel"]:
+        appends, limits = parents is None, self.limits
+        if parents is None:
+            self.commit(())
+            parents = range(ROOT, len(tokens) - 1)
+        n_logits = len(tokens) if n_logits is None else n_logits
+        if not 1 <= len(tokens) <= limits.max_tokens or not 0 <= n_logits <= min(
+            len(tokens), limits.max_logits
+        ):
+            raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} logits in one call")
+        if min(tokens) < 0 or max(tokens) >= limits.n_vocab:
             raise InvalidRequest("a token is outside the vocabulary")
         if len(parents) != len(tokens):
             raise InvalidRequest(f"{len(tokens)} tokens have {len(parents)} parents")
         n_before = len(self._tree)
         for node, parent in enumerate(parents, n_before):
-            if not -1 <= parent < node:
+            if not ROOT <= parent < node:
                 raise InvalidRequest("the parent of a node does not exist")
         n_nodes = n_before + len(tokens)
-        inner = {parent for _, parent in self._tree}.union(parents) - {-1}
-        if n_nodes - len(inner) > self.max_branches:
-            raise InvalidRequest(f"a tree of more than {self.max_branches} branches")
-        if len(self._tokens) + n_nodes > self.n_ctx:
+        inner = {parent for _, parent in self._tree}.union(parents) - {ROOT}
+        if n_nodes - len(inner) > limits.max_branches:
+            raise InvalidRequest(f"a tree of more than {limits.max_branches} branches")
+        if len(self._tokens) + n_nodes > limits.n_ctx:
             raise ContextOverflow("the context is full")
-        return Call(self, tokens, parents, n_logits)
+        return Call(self, tokens, parents, n_logits, self._numbered(parents, positions), appends)
 
-    def fill(self, call: Call[Any], rows: Logits) -> None:
+    def _numbered(self, parents: Sequence[int], positions: Sequence[int] | None) -> Sequence[int]:
+        """The positions of new nodes."""
+        known, last = self._tree_positions.copy(), self.positions[-1] if self.positions else -1
+        for i, parent in enumerate(parents):
+            above = last if parent == ROOT else known[parent]
+            known.append(above + 1 if positions is None else positions[i])
+            if known[-1] <= above or (positions is not None and len(positions) != len(parents)):
+                raise InvalidRequest("positions must ascend")
+        return known[len(self._tree_positions) :]
+
+    def fill(self, call: Call[Any], logits: Logits) -> None:
         """Add the nodes of a call to the tree, and write their logits."""
         self.calls.append(len(call.tokens))
         self._states.on_evaluated(len(call.tokens))
         self._tree += zip(call.tokens, call.parents, strict=True)
-        for row in range(call.n_logits):
-            path, node = [], len(self._tree) - call.n_logits + row
-            while node >= 0:
-                path.append(self._tree[node][0])
-                node = self._tree[node][1]
-            rows[row] = self.logits([*self._tokens, *reversed(path)])
+        self._tree_positions += call.positions or ()
+        for i in range(call.n_logits):
+            logits[i] = self.logits(self._history_of(len(self._tree) - call.n_logits + i))
         if self._draft_vocabulary:
-            self._draft_vocabulary.read(call.tokens)
-            if (tokens := self._draft_vocabulary.tokens) is not None:
-                rows[:, np.setdiff1d(np.arange(self.n_vocab), tokens)] = np.nan
+            self._may_draft(call.tokens)
+            if (tokens := self.limits.draft_tokens) is not None:
+                logits[:, np.setdiff1d(np.arange(self.n_vocab), tokens)] = np.nan
 
-    @property
-    def draft_tokens(self) -> NDArray[np.intp] | None:
-        return self._draft_vocabulary.tokens if self._draft_vocabulary else None
+    def _history_of(self, node: int) -> list[int]:
+        """The history, and the tokens of a node and those above it."""
+        path = []
+        while node >= 0:
+            token, node = self._tree[node]
+            path.append(token)
+        return [*self._tokens, *reversed(path)]
 
-    def states(self, nodes: Sequence[int]) -> States:
-        """Of each of these nodes its number of tokens and a sum over them, which tells histories apart."""
-        found = np.empty((len(nodes), 2), np.float32)
-        for i, node in enumerate(nodes):
-            path, n = [], node + len(self._tree) - self.calls[-1]
-            while n >= 0:
-                path.append(self._tree[n][0])
-                n = self._tree[n][1]
-            found[i] = fake_state([*self._tokens, *reversed(path)])
-        return found
+    def _may_draft(self, tokens: Sequence[int]) -> None:
+        if self._draft_vocabulary:
+            self._draft_vocabulary.read(tokens)
+            self.limits = replace(self.limits, draft_tokens=self._draft_vocabulary.tokens)
 
-    def commit(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> States:
         check_path(path, [parent for _, parent in self._tree])
-        if self.rollback != "any":
+        states = [fake_state(self._history_of(node)) for node in path]
+        if self.limits.rollback != "any":
             self._take_back(len(self._tokens) + len(path))
         else:
             self._tokens.extend(self._tree[node][0] for node in path)
-            self._tree.clear()
+            self.positions += [self._tree_positions[node] for node in path]
+            self._clear()
+        return np.array(states, np.float32)
+
+    def _clear(self) -> None:
+        self._tree.clear()
+        self._tree_positions.clear()
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self._tokens):
             raise InvalidRequest(f"cannot truncate {len(self._tokens)} tokens to {length}")
-        if self.rollback != "any":
+        if self.limits.rollback != "any":
             self._take_back(length)
         else:
-            del self._tokens[length:]
-            self._tree.clear()
-
-    @property
-    def max_rollback(self) -> int:
-        return self.n_ctx if self.rollback == "any" else self._max_rollback
+            del self._tokens[length:], self.positions[length:]
+            self._clear()
 
     def checkpoint(self) -> bool:
-        if self.rollback == "any":
+        if self.limits.rollback == "any":
             return True
         if self._tree:
             raise InvalidRequest("a tree has no checkpoint")
@@ -217,17 +255,22 @@ class FakeModel(RowMethods):
 
     def stops(self, tokens: Sequence[int]) -> Sequence[int]:
         """The length of all tokens, if it cannot roll back to any."""
-        return () if self.rollback in ("any", "none") or len(self._tokens) == len(tokens) else [len(tokens)]
+        return (
+            ()
+            if self.limits.rollback in ("any", "none") or len(self._tokens) == len(tokens)
+            else [len(tokens)]
+        )
 
     def keep(self) -> None:
-        """See `LanguageModel.keep`: for all rows."""
-        if self.rollback not in ("any", "none"):
+        """See `ModelSequence.keep`: for all sequences."""
+        if self.limits.rollback not in ("any", "none"):
             self.context.kept.add(tuple(self._tokens))
 
     def _take_back(self, length: int) -> None:
-        """As `spec_local.llama.recurrent.RecurrentRow` does."""
+        """As `spec_local.llama.recurrent.RecurrentSequence` does."""
         self._tokens.extend(token for token, _ in self._tree)  # the tree is a chain
-        self._tree.clear()
+        self.positions += self._tree_positions
+        self._clear()
         n = len(self._tokens) - length
         if not n:
             return
@@ -236,19 +279,24 @@ class FakeModel(RowMethods):
         else:
             length = self._states.nearest(length)
             self._states.on_replaced()
-        del self._tokens[length:]
+        del self._tokens[length:], self.positions[length:]
 
-    def reuse(self, tokens: Sequence[int]) -> None:
-        if self.rollback == "any":
-            best = max(self.context.rows, key=lambda row: common_prefix(row._tokens, tokens))
-            n = common_prefix(best._tokens, tokens)
-            if n > common_prefix(self._tokens, tokens):
-                self._tokens[:] = tokens[:n]
+    def reuse(self, tokens: Sequence[int], text: Sequence[int] = ()) -> int:
+        if self.limits.rollback == "any":
+            known = (common_prefix(each._tokens, tokens) for each in self.context.sequences)
+            if (n := max(known)) > common_prefix(self._tokens, tokens):
+                self._replace(tokens[:n])
         self.truncate(common_prefix(self._tokens, tokens))
         kept = max((k for k in self.context.kept if tuple(tokens[: len(k)]) == k), key=len, default=())
         if len(kept) > len(self._tokens):
-            self._tokens[:] = kept
+            self._replace(kept)
             self._states.on_replaced()
+        self._may_draft(text)
+        return len(self._tokens)
+
+    def _replace(self, tokens: Sequence[int]) -> None:
+        self._tokens[:] = tokens
+        self.positions[:] = range(len(tokens))
 
 
 class FakeState:

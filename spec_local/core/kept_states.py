@@ -10,7 +10,7 @@ cannot simply be removed. There are two substitutes:
 
 
 class KeptStates:
-    """The kept states of one row; the row's model does what this class decides.
+    """The kept states of one sequence; its model does what this class decides.
 
     Args:
         max_rollback: number of tokens of a call, from its end, before each of which the state is kept.
@@ -32,7 +32,7 @@ class KeptStates:
         self._n_removable = 0
 
     def on_evaluated(self, n: int) -> None:
-        """Note that a call with n tokens of the row has succeeded."""
+        """Note that a call with n tokens of the sequence has succeeded."""
         self._n_removable, self.has_rolled_back = min(n - 1, self._max_rollback), False
 
     def on_copied(self) -> None:

@@ -12,9 +12,9 @@ from spec_local.errors import InvalidRequest
 
 ROOT = -1
 MAX_DRAFT = 64
-"""Maximum number of draft tokens per step: the main model's context reserves a row of logits for each."""
+"""Maximum number of draft tokens per step: the main model's context reserves logits for each."""
 MAX_STAGED = 8
-"""Maximum number of staged tokens per call: the draft model's context reserves a row of logits for each."""
+"""Maximum number of staged tokens per call: the draft model's context reserves logits for each."""
 
 Drawing = Literal["chosen", "one", "with replacement", "without replacement"]
 """The way in which the children of a node were selected; it determines the verifiers that are lossless.

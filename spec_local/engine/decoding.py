@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from spec_local.core import language_model
+from spec_local.core.sequence import MainSequence
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed
 from spec_local.engine.prefill import check_prompt
@@ -14,7 +14,7 @@ __all__ = ["check_prompt", "decode"]
 
 
 def decode(
-    main: language_model.Row,
+    main: MainSequence,
     prompt: Sequence[int],
     *,
     clock: Callable[[], float] = time.perf_counter,

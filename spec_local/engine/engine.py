@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from spec_local.core.calls import Call, Calls, together
-from spec_local.core.language_model import Context
+from spec_local.core.calls import Call, Calls, Timer, together
 from spec_local.core.proposal import Proposal
-from spec_local.core.timer import Timer
+from spec_local.core.sequence import Context
 from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics, Step
 from spec_local.engine.ledger import book
 from spec_local.engine.prefill import Prefill
@@ -26,11 +25,11 @@ RequestCalls = list[tuple[Request, Call[Any]]]
 class Planner(Protocol):
     """Decides how much of the requests' proposals is verified: `spec_local.policies.sharing.SharedCalls`."""
 
-    def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
+    def begin(self, n_parallel: int, n_read: int, n_others: int, n_running: int, /) -> None:
         """Called before the requests propose and the draft model reads prompts.
 
         Args:
-            n_rows: requests that share a call; while all are still reading prompts, those that will.
+            n_parallel: requests that share a call; while all are still reading prompts, those that will.
             n_read: other tokens of this call: of prompts, and accepted tokens that are evaluated again.
             n_others: requests that are evaluated in calls of their own.
             n_running: requests that share a call as soon as all prompts have been read.

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
+from spec_local.core.calls import TimedCall
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
-from spec_local.core.timer import TimedCall
 from spec_local.errors import InternalError, SpecLocalError
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]

@@ -6,7 +6,7 @@ measured: the causes add up to what the user saw. Plain steps are the reference,
 
 from collections.abc import Sequence
 
-from spec_local.core.timer import Timer
+from spec_local.core.calls import Timer
 from spec_local.engine.request import Request
 
 
@@ -27,7 +27,7 @@ def book(
     draft_model = timer.parts.get("draft model", 0.0)
     drafting = timer.parts.get("propose", 0.0) + draft_model
     drafted = any(request.proposal.tokens for request, _ in steps)
-    n_calls = sum(n_rows > 0 for n_rows, _ in calls)  # several if requests do not share a context
+    n_calls = sum(n_decoding > 0 for n_decoding, _ in calls)  # several if requests do not share a context
     for request, n_tokens in steps:
         if (plain := request.plain_s) is None:
             continue
@@ -52,8 +52,8 @@ def _reading(timer: Timer, calls: Sequence[tuple[int, int]], plain: float) -> fl
     """
     seconds = 0.0
     main = [call for call in timer.calls if call.part == "main model"]
-    for call, (n_rows, n_read) in zip(main, calls, strict=True):
+    for call, (n_decoding, n_read) in zip(main, calls, strict=True):
         if n_read:
-            n_more = call.n - n_read - n_rows
-            seconds += call.seconds - (plain if n_rows else 0.0) - n_more * call.seconds / call.n
+            n_more = call.n - n_read - n_decoding
+            seconds += call.seconds - (plain if n_decoding else 0.0) - n_more * call.seconds / call.n
     return seconds

@@ -1,12 +1,12 @@
 """Reading a prompt into the caches of both models, before the first step of a request."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spec_local.core.calls import Call, Task
-from spec_local.core.head import Head
-from spec_local.core.language_model import LanguageModel, Row, common_prefix
 from spec_local.core.proposal import ROOT
+from spec_local.core.sequence import MainSequence, ModelSequence, common_prefix
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.proposers.base import Proposer
@@ -14,7 +14,7 @@ from spec_local.proposers.base import Proposer
 _MIN_SHARED = 16  # tokens of another request's prompt that are worth waiting for
 
 
-def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
+def check_prompt(main: ModelSequence, prompt: Sequence[int]) -> None:
     """Raise an error for a prompt that is empty or too long.
 
     Raises:
@@ -23,34 +23,12 @@ def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
     """
     if not prompt:
         raise InvalidRequest("the prompt is empty: give some text")
-    if len(prompt) > main.n_ctx:
+    if len(prompt) > (n_ctx := main.limits.n_ctx):
         raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens but the context only {main.n_ctx}: "
-            "shorten it or raise --ctx",
+            f"the prompt has {len(prompt)} tokens but the context only {n_ctx}: shorten it or raise --ctx",
             len(prompt),
-            main.n_ctx,
+            n_ctx,
         )
-
-
-def commit_path(
-    main: Row,
-    head: Head | None,
-    call: Call[Any],
-    path: Sequence[int],
-    before_states: Callable[[], None] = lambda: None,
-) -> None:
-    """Commit a path of the main model's tree, and hand its hidden states to the head that reads them.
-
-    Args:
-        path: nodes of a call.
-        before_states: called between the two, for what must be rolled back before the head gets the states.
-    """
-    start = len(main.cached)
-    states = main.states(path) if head else None  # a copy: committing may call the model
-    main.commit(path)
-    before_states()
-    if head and states is not None:
-        head.receive(start, [call.tokens[node] for node in path], states)
 
 
 class Prefill:
@@ -60,7 +38,7 @@ class Prefill:
     that keeps states, reading may end some tokens earlier: see `stops`.
 
     Args:
-        main: the main model's row.
+        main: the main model's sequence.
         history: the prompt.
         proposer: reads the prompt, too; None: plain decoding.
         statistics: of the request.
@@ -72,7 +50,7 @@ class Prefill:
 
     def __init__(
         self,
-        main: Row,
+        main: MainSequence,
         history: Sequence[int],
         proposer: Proposer | None,
         statistics: Statistics,
@@ -96,19 +74,18 @@ class Prefill:
             return False
         known = max(len(self.main.cached), len(other.main.cached))
         n = common_prefix(self._prompt, other._prompt)
-        if self.main.rollback != "any":
+        if self.main.limits.rollback != "any":
             n = max((stop for stop in other._stops if stop <= n), default=0)
         return n >= known + _MIN_SHARED
 
     def reuse_cache(self) -> None:
-        """Reuse the longest cached prefix of the prompt, from this row or another one."""
+        """Reuse the longest cached prefix of the prompt, from this sequence or another one."""
         main, head = self.main, self._head
-        if head and main.rollback != "any" and self._statistics.prompt_n:
+        if head and main.limits.rollback != "any" and self._statistics.prompt_n:
             return  # the head may lack the states of what is reused: all tokens read so far would be lost
         known = self._prompt
         if head:
-            head.reuse(known)
-            known = known[: head.n_received]  # the main model evaluates the others for their states
+            known = known[: head.reuse(known)]  # the main model evaluates the others for their states
         main.reuse(known)
         if not self._stops and (stops := main.stops(self._prompt)):
             self._stops, self._prompt = stops, self._prompt[: stops[-1]]
@@ -137,7 +114,10 @@ class Prefill:
 
     def commit(self, call: Call[Any]) -> None:
         """Commit the tokens of a call."""
-        commit_path(self.main, self._head, call, range(len(call.tokens)))
+        start, path = len(self.main.cached), range(len(call.tokens))
+        states = self.main.commit(path)
+        if self._head and states is not None:
+            self._head.receive(start, call.tokens, states)
         self._statistics.prompt_n += len(call.tokens)
         if len(self.main.cached) in {*self._stops, len(self._prompt)}:
             self.main.keep()
@@ -164,7 +144,8 @@ class Prefill:
             self._draft = Task(self._proposer.prefill(self._history))
         if self._draft.call:
             try:
-                logits = await self._draft.call
+                # The task itself appends the tokens.
+                logits = await replace(self._draft.call, appends=False)
             except SpecLocalError as error:
                 self._draft.resume(error)
             else:

@@ -7,14 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from spec_local.core import language_model
-from spec_local.core.calls import Call, Logits
+from spec_local.core.calls import Call, Logits, Timer
 from spec_local.core.proposal import EMPTY, ROOT, Limit, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, TokenLogprob, logprob
-from spec_local.core.timer import Timer
+from spec_local.core.sequence import MainSequence
 from spec_local.engine.events import FinishReason, Statistics, Step
-from spec_local.engine.prefill import Prefill, check_prompt, commit_path
+from spec_local.engine.prefill import Prefill, check_prompt
 from spec_local.errors import DeadEnd, InvalidRequest
 from spec_local.proposers.base import Proposer
 from spec_local.verifiers import VERIFIERS
@@ -45,7 +44,7 @@ class Request:
     next call evaluates them again.
 
     Args:
-        main: the main model's row. A prefix of the prompt that is in its cache is reused.
+        main: the main model's sequence. A prefix of the prompt that is in its cache is reused.
         prompt: token ids, at least one.
         sampler: the main model's sampler. A sampler with a constraint can be used for one answer only.
         rng: the source of all randomness.
@@ -67,7 +66,7 @@ class Request:
 
     def __init__(
         self,
-        main: language_model.Row,
+        main: MainSequence,
         prompt: Sequence[int],
         *,
         sampler: Sampler,
@@ -90,7 +89,7 @@ class Request:
         self.statistics = Statistics()
         self.proposal = EMPTY
         self._sampler, self._rng = sampler, rng
-        self._proposer = proposer if draft_max and main.rollback != "none" else None
+        self._proposer = proposer if draft_max and main.limits.rollback != "none" else None
         self.head = self._proposer.head if self._proposer else None
         """See `Proposer`."""
         self._verifier = verifier
@@ -112,7 +111,7 @@ class Request:
             return "stop"
         if self._n_left <= 0:
             reason = "length"
-        elif len(self.history) > self.main.n_ctx:
+        elif len(self.history) > self.main.limits.n_ctx:
             reason = "context"
         if not self.prefill.is_done or not reason:
             return "cancelled" if self._cancelled() else None
@@ -139,16 +138,16 @@ class Request:
         """Draft tokens for a call of up to `max_tokens` tokens."""
         if self.head:  # steps without a draft may have left tokens to read
             await self.head.read()
-        main, n_before = self.main, self.n_unevaluated
-        nodes = min(main.n_ctx - len(self.history), max_tokens - n_before)
+        main, limits, n_before = self.main, self.main.limits, self.n_unevaluated
+        nodes = min(limits.n_ctx - len(self.history), max_tokens - n_before)
         if n_before > 1 + _MAX_REREAD:
             nodes = 0
-        elif nodes > main.max_rollback and self._proposer and not main.checkpoint():
-            nodes = main.max_rollback
+        elif nodes > limits.max_rollback and self._proposer and not main.checkpoint():
+            nodes = limits.max_rollback
         depth = min(self._draft_max, self._n_left - 1, nodes)
         self.proposal = EMPTY
         if self._proposer and depth > 0:
-            limit = Limit(depth, nodes, self.main.max_branches)
+            limit = Limit(depth, nodes, limits.max_branches)
             self.proposal = await self._proposer.propose(self.history, limit, self._rng)
 
     def shorten(self, proposal: Proposal) -> None:
@@ -163,7 +162,9 @@ class Request:
         """Return the main model's call that evaluates the proposal."""
         # The last tokens of the history come first: with n of them, node i of the proposal is node i + n.
         before, proposal = self.history[len(self.main.cached) :], self.proposal
-        parents = [*range(ROOT, len(before) - 1), *(n + len(before) for n in proposal.parents)]
+        n, parents = len(before), list(range(ROOT, len(before) - 1))
+        for parent in proposal.parents:
+            parents.append(n + parent)
         return self.main.call([*before, *proposal.tokens], parents, 1 + len(proposal.tokens))
 
     # 3 Verify
@@ -192,11 +193,17 @@ class Request:
                 dead_ends.add(node)
                 return Distribution.certain(0)
 
-        path, token = self._verifier(proposal, distribution, self.main.n_vocab, self._rng, len(self.history))
-        output = [*(proposal.tokens[node] for node in path), token]
-        # Stop at a dead end: the next step raises an error there, as it would without draft tokens.
-        output = output[: next((n for n, node in enumerate(path, 1) if node in dead_ends), None)]
-        output = output[: next((n for n, token in enumerate(output, 1) if self._is_end(token)), None)]
+        path, token = self._verifier(
+            proposal, distribution, self.main.limits.n_vocab, self._rng, len(self.history)
+        )
+        output: list[int] = []
+        for node in path:
+            output.append(proposal.tokens[node])
+            # At a dead end, the next step raises an error, as it would without draft tokens.
+            if node in dead_ends or self._is_end(output[-1]):
+                break
+        else:
+            output.append(token)
         logprobs: Sequence[TokenLogprob] = ()
         if self._n_logprobs is not None:
             logprobs = [
@@ -221,15 +228,15 @@ class Request:
             self._sampler.constraint.commit(self.history)
         # The last token is not evaluated: it is the main model's own, or nothing follows it.
         nodes = [*range(n_before), *(node + n_before for node in verified.path[: len(output) - 1])]
-        commit_path(self.main, self.head, call, nodes, self._commit_draft)
+        start = len(self.main.cached)
+        states = self.main.commit(nodes)
+        if proposer:
+            proposer.commit(self.history)  # before the head gets the states
+        if self.head and states is not None:
+            self.head.receive(start, [call.tokens[node] for node in nodes], states)
         n_accepted = min(len(verified.path), len(output))
         self.statistics.count_step(len(output), proposal, n_accepted)
         return Step(output, proposal.without_distributions(), n_accepted, verified.logprobs)
-
-    def _commit_draft(self) -> None:
-        """Discard what the proposer has drafted beyond the history."""
-        if self._proposer:
-            self._proposer.commit(self.history)
 
     def count_time(self, timer: Timer) -> None:
         """Add the time of a step."""
@@ -246,4 +253,5 @@ class Request:
         self.prefill.close()
         with suppress(InvalidRequest):  # closed in mid-answer, or in a forked process: nothing to roll back
             self.main.truncate(min(len(self.main.cached), len(self.history) - 1))
-            self._commit_draft()
+            if self._proposer:
+                self._proposer.commit(self.history)

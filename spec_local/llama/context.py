@@ -1,67 +1,67 @@
-"""A llama.cpp context, whose rows share each call: weights and KV cache in one llama_decode.
+"""A llama.cpp context, whose sequences share each call: weights and KV cache in one llama_decode.
 
-Each row has sequence ids of its own (see `spec_local.llama.row`), and all rows use one pool of cells:
-with a cache for each row, llama.cpp evaluates rows with different numbers of tokens one after another, and
-reads the weights each time.
+Each sequence has ids of its own in llama.cpp (see `spec_local.llama.native_context`), and all use one pool of
+cells: with a cache for each, llama.cpp evaluates those with different numbers of tokens one after another,
+and reads the weights each time.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from spec_local.core.calls import Call, Logits
-from spec_local.core.language_model import Rollback, States
+from spec_local.core.sequence import Limits, Rollback, States
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.batch import Batch, BatchRow
-from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.memory import check_free_memory, free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_context import NativeContext
+from spec_local.llama.native_context import Batch, NativeContext, OutputView
 from spec_local.llama.saved import SavedParts
 from spec_local.llama.ubatch_order import evaluation_order
 from spec_local.system import machine
 
 MAX_SEQUENCES = 255
-"""Sequence ids of the rows: llama.cpp has 256 (LLAMA_MAX_SEQ), of which one is kept empty between calls."""
-_CACHE_STEP = 256  # llama.cpp rounds each row's cache up to a multiple of this
+"""Sequence ids: llama.cpp has 256 (LLAMA_MAX_SEQ), of which one is kept empty between calls."""
+_CACHE_STEP = 256  # llama.cpp rounds each sequence's cache up to a multiple of this
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
 
 
 class LlamaContext(NativeContext):
-    """A llama.cpp context with a number of rows: a `Context`.
+    """A llama.cpp context with a number of sequences: a `Context`.
 
     Only one thread may use it at a time, which `spec_local.session.Session` ensures.
 
     Args:
         model: kept open as long as the context.
-        n_ctx: maximum number of tokens of a row, committed tokens and tree nodes together.
-        n_rows: number of rows, 1 to 255; there is room in the cache for all of them at their maximum.
-        max_branches: maximum number of leaves of a row's tree, 1 to 255. llama.cpp has that many sequence
-            ids for them, which the rows divide among themselves.
+        n_ctx: maximum number of tokens of a sequence, committed tokens and tree nodes together.
+        n_parallel: number of sequences, 1 to 255; the cache has room for all of them at their maximum.
+        max_branches: maximum number of leaves of a tree, 1 to 255. llama.cpp has that many sequence ids for
+            them, which the sequences divide among themselves.
         max_tokens: maximum number of tokens per call. It is also llama.cpp's physical batch size, so that
             each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
             buffers grow with it, and Ctrl-C waits for the call to end.
-        max_logits: maximum number of rows of logits per call; llama.cpp reserves memory for them.
+        max_logits: maximum number of tokens with logits per call; llama.cpp reserves memory for them.
         threads: number of threads, for single tokens and batches; None: one per usable core.
         cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
         flash_attention: None lets llama.cpp choose; a quantized cache requires it.
         pad_to: fill up each call with dummy tokens to a multiple of this number, so that logits depend only
-            on the tokens before them (see `spec_local.llama.reproducible`). Only for a single row. `n_ctx` is
-            reduced to leave room for them; `max_tokens` must be a multiple of it, and `max_logits` is the
-            same number.
+            on the tokens before them (see `spec_local.llama.reproducible`). Only for a single sequence.
+            `n_ctx` is reduced to leave room for them; `max_tokens` must be a multiple of it, and `max_logits`
+            is the same number.
         max_rollback: of a recurrent model, keep the states before so many of a call's last tokens, so that
             these can be rolled back without evaluating others again; fewer if the states would take more than
             an eighth of the free memory, and none where llama.cpp does not support it. Only for a single
-            row: where several share a call, llama.cpp moves the state of a row, but not those kept for it.
-        unified: False: a cache for each row. It is for many rows that are evaluated in ascending order and
-            with the same number of tokens: attention then does not read the cells of other rows. Such rows
+            sequence: where several share a call, llama.cpp moves the state of one, but not those kept for it.
+        unified: False: a cache for each sequence. It is for many that are evaluated in ascending order and
+            with the same number of tokens: attention then does not read the cells of others. Such sequences
             cannot roll back, and share no cells.
         hidden: the hidden states to keep from each call; None: none.
 
     Attributes:
-        rollback, max_rollback: how the rows can roll back: see `LanguageModel`.
+        rollback, max_rollback: how the sequences can roll back: see `ModelSequence`.
+        keeps_states: whether it keeps hidden states.
         spare: id of a sequence that is empty between calls.
         saved: copies of parts of the cache, in a prompt cache.
 
@@ -76,7 +76,7 @@ class LlamaContext(NativeContext):
         model: Model,
         *,
         n_ctx: int = 4096,
-        n_rows: int = 1,
+        n_parallel: int = 1,
         max_branches: int = 1,
         max_tokens: int = 96,
         max_logits: int = 65,
@@ -91,10 +91,10 @@ class LlamaContext(NativeContext):
         threads = machine.default_threads() if threads is None else threads
         for name, value, low, high in [
             ("the context length", n_ctx, pad_to or 1, 1 << 24),
-            ("the number of rows", n_rows, 1, 1 if pad_to else MAX_SEQUENCES),
+            ("the number of sequences", n_parallel, 1, 1 if pad_to else MAX_SEQUENCES),
             ("the number of branches", max_branches, 1, MAX_SEQUENCES),
             ("the batch size", max_tokens, 1, 1 << 16),
-            ("the number of logit rows", max_logits, 1, 1 << 16),
+            ("the number of logits", max_logits, 1, 1 << 16),
             ("the number of threads", threads, 1, 512),
             ("the number of kept states", max_rollback, 0, 64),
         ]:
@@ -108,41 +108,41 @@ class LlamaContext(NativeContext):
             hidden.check(model)
         if not unified:
             n_ctx = -(-n_ctx // _CACHE_STEP) * _CACHE_STEP
-        n_cells = n_rows * n_ctx
+        n_cells = n_parallel * n_ctx
         self.max_tokens = max_tokens = min(max_tokens, n_cells - n_cells % (pad_to or 1))
-        if unified and n_rows > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
+        if unified and n_parallel > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
             raise InvalidRequest(
-                f"{n_rows} rows of {n_ctx} tokens exceed the {model.n_ctx_original} tokens beyond which this "
-                "model rotates positions differently: give fewer rows or a smaller --ctx"
+                f"{n_parallel} sequences of {n_ctx} tokens exceed the {model.n_ctx_original} tokens beyond "
+                "which this model rotates positions differently: give fewer sequences or a smaller --ctx"
             )
         # With a sliding window, llama.cpp reuses a cell that has left the window of its only
         # sequence, and the holes that a tree leaves make it search there. A second sequence, the
         # guard, keeps the committed tokens.
         self.has_guard = unified and model.has_window and not model.is_recurrent
         n_checkpoints = int(unified and model.is_recurrent)
-        # Sequence ids: those of the rows' branches, of the guards or checkpoints, and the spare one.
+        # Sequence ids: those of the sequences' branches, of the guards or checkpoints, and the spare one.
         n_others = self.has_guard + n_checkpoints
-        if n_rows * (1 + n_others) > MAX_SEQUENCES:
+        if n_parallel * (1 + n_others) > MAX_SEQUENCES:
             raise InvalidRequest(
-                f"the number of rows is {n_rows}: give 1 to {MAX_SEQUENCES // (1 + n_others)}"
+                f"the number of sequences is {n_parallel}: give 1 to {MAX_SEQUENCES // (1 + n_others)}"
             )
         max_branches = 1 if model.is_recurrent or not unified else max_branches
-        self.max_branches = max_branches = min(max_branches, MAX_SEQUENCES // n_rows - n_others)
-        self.first_other = n_rows * max_branches
-        self.spare = self.first_other + n_rows * n_others
+        self.max_branches = max_branches = min(max_branches, MAX_SEQUENCES // n_parallel - n_others)
+        self.first_other = n_parallel * max_branches
+        self.spare = self.first_other + n_parallel * n_others
         self.n_sequences = n_sequences = self.spare + bool(unified or pad_to)
         state_bytes = n_sequences * model.state_bytes
-        if n_checkpoints and n_rows == 1:
+        if n_checkpoints and n_parallel == 1:
             # llama.cpp asserts that a physical batch is larger than what it keeps together of a sequence.
             max_rollback = max(0, min(max_rollback, max_tokens - 2, _kept_states(state_bytes)))
         else:
             max_rollback = 0
         self.kv_bytes = model.kv_bytes(n_cells, CACHE_TYPES[cache_type]) + state_bytes * (1 + max_rollback)
         need = self.kv_bytes + 2 * n_cells * min(max_tokens, n_cells)  # the attention mask, in f16
-        if n_rows == 1:
+        if n_parallel == 1:
             check_free_memory(need, f"for a context of {n_ctx} tokens")
         else:
-            purpose = f"for {n_rows} answers at the same time, in contexts of {n_ctx} tokens"
+            purpose = f"for {n_parallel} answers at the same time, in contexts of {n_ctx} tokens"
             check_free_memory(need, purpose, "let fewer run at the same time, or give a smaller --ctx")
         self._unified, self.pad_to = unified, pad_to
         self.n_ctx = n_ctx - (pad_to or 1) + 1
@@ -150,8 +150,8 @@ class LlamaContext(NativeContext):
         params = runtime.library().llama_context_default_params()
         params.n_ctx = n_cells
         params.n_batch = params.n_ubatch = max_tokens
-        # llama.cpp reserves a buffer of n_outputs_max rows, asserts that it suffices, and requires
-        # at least one row per sequence.
+        # llama.cpp reserves a buffer for n_outputs_max outputs, asserts that it suffices, and requires
+        # at least one per sequence.
         params.n_outputs_max = max(self.max_logits, n_sequences)
         params.n_seq_max = n_sequences
         params.n_rs_seq = max_rollback
@@ -171,15 +171,20 @@ class LlamaContext(NativeContext):
             advice="give a smaller --ctx or another --cache-type",
             fixed_threads=bool(pad_to),  # llama.cpp divides a long context's keys by the number of threads
         )
+        self.keeps_states = self._capture is not None
         if self._capture:
             self._capture.attach(self.native)
-        self.rollback, self.max_rollback = self._ways_back(unified)
+        rollback, max_rollback = self._ways_back(unified)
+        self.limits = Limits(
+            self.n_vocab, self.n_ctx, max_tokens, self.max_logits, max_branches, rollback, max_rollback
+        )
         self.saved = SavedParts(self, self.spare, has_states=model.is_recurrent)
         self._batch = Batch(self.lib, max_tokens, max_branches)
-        self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
+        self._logits = OutputView(self.native, self.max_logits, self.n_vocab)
+        self._no_logits: Logits = np.empty((0, self.n_vocab), np.float32)
 
     def _ways_back(self, unified: bool) -> tuple[Rollback, int]:
-        """Return `LanguageModel.rollback` and `LanguageModel.max_rollback` of the rows."""
+        """Return `Limits.rollback` and `Limits.max_rollback` of the sequences."""
         if not unified:
             return "none", 0
         if not self.model.is_recurrent:
@@ -187,21 +192,22 @@ class LlamaContext(NativeContext):
         n = int(self.lib.llama_n_rs_seq(self.handle))  # 0 for most architectures, whatever was asked for
         return ("bounded", n) if n else ("fork", 0)
 
-    def decode(self, calls: Sequence[Call[BatchRow]]) -> Sequence[Logits]:
-        """Evaluate nodes of some of the rows in one llama_decode call: see `Context.decode`."""
-        n_tokens = sum(len(call.tokens) for call in calls)
-        n_logits = sum(call.n_logits for call in calls)
+    def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
+        """Evaluate nodes of some of the sequences in one llama_decode call: see `Context.decode`."""
+        n_tokens = n_logits = 0
+        for call in calls:
+            n_tokens += len(call.tokens)
+            n_logits += call.n_logits
         if not 1 <= n_tokens <= self.max_tokens:
             raise InvalidRequest(f"{n_tokens} tokens in one call: give 1 to {self.max_tokens}")
         if n_logits > self.max_logits:
-            raise InvalidRequest(f"{n_logits} rows of logits in one call: give at most {self.max_logits}")
+            raise InvalidRequest(f"{n_logits} logits in one call: give at most {self.max_logits}")
         code, done = -1, False
         try:
             self._fill_batch(calls)
             if self._capture:
                 self._capture.begin()
-            with self._only_drafted(calls):
-                code = self._decode(self._batch)
+            code = self._decode_limited(calls, self._batch) if self.is_limited else self._decode(self._batch)
             if self._capture and not code:
                 self._capture.finish(self._batch.native.n_tokens, self._order(calls))
             if self.pad_to:
@@ -212,7 +218,7 @@ class LlamaContext(NativeContext):
                 if self.pad_to:
                     self.remove(self.spare, 0)
                 for call in calls:
-                    call.row.resync(unchanged=code == 1)
+                    call.sequence.resync(unchanged=code == 1)
         if code == 1:
             raise ContextOverflow(
                 f"the KV cache has no room for {n_tokens} more tokens: "
@@ -223,14 +229,14 @@ class LlamaContext(NativeContext):
                 f"llama.cpp could not evaluate {n_tokens} tokens "
                 f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
             )
-        return self._split_logits(calls)
+        return self._split_logits(calls, n_logits)
 
-    def _order(self, calls: Sequence[Call[BatchRow]]) -> Sequence[int] | None:
+    def _order(self, calls: Sequence[Call[Any]]) -> Sequence[int] | None:
         """The order in which llama.cpp evaluated the tokens of the batch; None: that of the batch."""
         if len(calls) == 1 or (self._unified and not self.model.is_recurrent):
             return None
         adjacent = not self._unified or not self.model.is_hybrid
-        return evaluation_order(self._batch.sequences(), adjacent=adjacent)
+        return evaluation_order(self._batch.seq_ids(), adjacent=adjacent)
 
     def states(self, indices: Sequence[int]) -> States:
         """A copy of the hidden states of the last call's tokens at these indices of its batch.
@@ -241,14 +247,14 @@ class LlamaContext(NativeContext):
         """
         if not self._capture:
             raise InvalidRequest("this context keeps no hidden states: open it with hidden=HiddenStates(…)")
-        return self._capture.rows(indices)
+        return self._capture.at(indices)
 
-    def _fill_batch(self, calls: Sequence[Call[BatchRow]]) -> None:
+    def _fill_batch(self, calls: Sequence[Call[Any]]) -> None:
         n = 0
         for call in calls:
-            # The kernel of the output matrix, too, depends on the number of rows: padded calls compute all.
+            # The kernel of the output matrix, too, depends on how much is computed: padded calls compute all.
             n_logits = len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
-            call.row.fill_batch(self._batch, n, call, n_logits)
+            call.sequence.fill_batch(self._batch, n, call, n_logits)
             n += len(call.tokens)
         if self.pad_to:
             # The dummy tokens are in the spare sequence, and come last so that the cells of the others are
@@ -258,23 +264,21 @@ class LlamaContext(NativeContext):
             n += -n % self.pad_to
         self._batch.set_size(n)
 
-    def _split_logits(self, calls: Sequence[Call[BatchRow]]) -> Sequence[Logits]:
+    def _split_logits(self, calls: Sequence[Call[Any]], n_logits: int) -> Sequence[Logits]:
         """The logits of each call, which llama.cpp stores in the order of the batch."""
-        rows: list[Logits] = []
-        end = 0
+        logits, end = self._no_logits, 0
+        if n_logits:
+            pointer = self.lib.llama_get_logits(self.native.pointer)
+            if not pointer:
+                raise BackendError("llama.cpp returned no logits: use a model that generates text")
+            logits = self._logits.at(pointer)
+        found: list[Logits] = []
         for call in calls:
-            call.row.on_evaluated(len(call.tokens))
+            if self.model.is_recurrent:
+                call.sequence.on_evaluated(len(call.tokens))
             end += len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
-            rows.append(self._read_logits(end)[end - call.n_logits :])
-        return rows
-
-    def _read_logits(self, n: int) -> Logits:
-        if not n:
-            return np.empty((0, self.n_vocab), np.float32)
-        pointer = self.lib.llama_get_logits(self.handle)
-        if not pointer:
-            raise BackendError("llama.cpp returned no logits: use a model that generates text")
-        return self._logits.at(pointer)[:n]
+            found.append(logits[end - call.n_logits : end])
+        return found
 
 
 def _kept_states(one: int) -> int:

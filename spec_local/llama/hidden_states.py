@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.model import Model
+from spec_local.llama.native_context import OutputView
 from spec_local.llama.native_object import NativeObject
 
 # How llama.cpp names the output of a layer, where it is not "l_out".
@@ -50,7 +50,7 @@ class HiddenStates:
             if model.architecture not in NEXTN_ARCHITECTURES:
                 raise InvalidRequest(f"{model.path.name} has no layers for multi-token prediction")
             return
-        # In the last layer, llama.cpp computes only the rows of tokens whose logits are wanted.
+        # In the last layer, llama.cpp computes only the outputs of tokens whose logits are wanted.
         if any(not 0 <= layer < model.n_layers - 1 for layer in self.layers):
             raise InvalidRequest(
                 f"layers {', '.join(map(str, self.layers))} were requested: "
@@ -85,7 +85,7 @@ class Capture(Protocol):
             BaseException: what was raised during the call, such as KeyboardInterrupt from a signal handler.
         """
 
-    def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
+    def at(self, indices: Sequence[int]) -> NDArray[np.float32]:
         """A copy of the states of the last call's tokens at these indices, float32 (len(indices), width)."""
 
 
@@ -138,7 +138,7 @@ class _Layers:
         return True
 
     def _copy(self, number: int, tensor: int) -> None:
-        # If llama.cpp splits a call, the rows arrive one part after another.
+        # If llama.cpp splits a call, they arrive one part after another.
         states, start = self._states[number], int(self._counts[number])
         n_bytes = self._ggml.ggml_nbytes(tensor)
         n, rest = divmod(n_bytes, states[0].nbytes)
@@ -166,7 +166,7 @@ class _Layers:
                     "use another draft, or --draft none"
                 )
 
-    def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
+    def at(self, indices: Sequence[int]) -> NDArray[np.float32]:
         if self._order is not None:
             places = np.argsort(self._order)  # where the states of each token are
             indices = places[list(indices)].tolist()
@@ -180,7 +180,7 @@ def _native_capture(
 
     Args:
         prefix: prefix of the outputs' names, before the number of the layer.
-        states: float32 (len(layers), rows, width). counts: int64 (len(layers),).
+        states: float32 (len(layers), n, width). counts: int64 (len(layers),).
     """
     if not (native := kernels.installed()):
         return None
@@ -206,14 +206,14 @@ class _Nextn:
     def __init__(self, model: Model, max_tokens: int) -> None:
         self._extensions = runtime.extensions()
         self._name, self._shape = model.path.name, (max_tokens, model.n_embd)
-        self._view: FloatRows | None = None
+        self._view: OutputView | None = None
         self._context: NativeObject | None = None
 
     def prepare(self, params: Any) -> None:
         pass
 
     def attach(self, context: NativeObject) -> None:
-        self._context, self._view = context, FloatRows(context, *self._shape)
+        self._context, self._view = context, OutputView(context, *self._shape)
         # Not masked: the states of all tokens, not only of those whose logits are wanted.
         self._extensions.llama_set_embeddings_nextn(context.pointer, True, False)
 
@@ -223,7 +223,7 @@ class _Nextn:
     def finish(self, n_tokens: int, order: Sequence[int] | None) -> None:
         pass
 
-    def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
+    def at(self, indices: Sequence[int]) -> NDArray[np.float32]:
         assert self._context is not None
         assert self._view is not None
         pointer = self._extensions.llama_get_embeddings_nextn(self._context.pointer)

@@ -1,8 +1,13 @@
-"""Bases of the contexts of ordinary models and heads, and of their rows."""
+"""A ``llama_context``: the arrays that its calls read and write, and the cells of its KV cache.
 
+In llama.cpp, a token attends to a cell if both share a sequence id and the cell's position is not later. Each
+branch of a tree of draft tokens therefore has an id: it is forked from its parent's without copying data, and
+a token with several children belongs to the ids of all of them.
+"""
+
+import ctypes
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +16,119 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.core.calls import Call
 from spec_local.core.draft_vocabulary import DraftVocabulary
-from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime, thread_count
-from spec_local.llama.batch import Batch
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject, Pointer
+
+
+class Batch:
+    """A llama_batch that is reused for all calls: NumPy arrays, which llama.cpp reads in place.
+
+    Args:
+        lib: the low-level API.
+        capacity: maximum number of tokens.
+        max_sequences: maximum number of llama.cpp's sequences that a token can belong to.
+        width: size of the vector that each entry has beside its token; 0: none.
+        has_tokens: whether the entries have tokens; False: only vectors.
+        n_positions: positions of each entry: 4 for vectors of models that rotate by several (M-RoPE), else 1.
+
+    Attributes:
+        native: the structure to pass to llama_decode, after `set_size`.
+        vectors: float32 (capacity, width), which the caller sets.
+    """
+
+    def __init__(
+        self,
+        lib: Any,
+        capacity: int,
+        max_sequences: int = 1,
+        *,
+        width: int = 0,
+        has_tokens: bool = True,
+        n_positions: int = 1,
+    ) -> None:
+        seq_ids = np.zeros((capacity, max_sequences), np.int32)
+        self.vectors: NDArray[np.float32] = np.zeros((capacity, width), np.float32)
+        arrays: dict[str, np.ndarray[Any, Any]] = {
+            "token": np.zeros(capacity, np.int32),
+            "pos": np.zeros(capacity * n_positions, np.int32),
+            "logits": np.zeros(capacity, np.int8),
+            "n_seq_id": np.ones(capacity, np.int32),
+            "seq_id": seq_ids.ctypes.data + np.arange(capacity, dtype=np.uint64) * seq_ids.strides[0],
+        }
+        self.native = lib.llama_batch()
+        given = {name: array for name, array in arrays.items() if has_tokens or name != "token"}
+        if width:
+            given["embd"] = self.vectors
+        for name, array in given.items():
+            setattr(self.native, name, ctypes.cast(array.ctypes.data, dict(self.native._fields_)[name]))
+        self._arrays, self._n_positions = arrays, n_positions  # the structure holds only their addresses
+        # For the few entries of a call, a memoryview is several times as fast as NumPy.
+        self._tokens, self._positions, self._wants_logits, self._n_seq_ids = (
+            arrays[name].data for name in ("token", "pos", "logits", "n_seq_id")
+        )
+        self._seq_ids, self._seq_id_array = seq_ids.data, seq_ids
+
+    def put(self, i: int, token: int, position: int, seq_id: int, wants_logits: bool) -> None:
+        """Set entry `i`: a token of one of llama.cpp's sequences, and whether to compute its logits."""
+        self.put_all(i, (token,), (position,), (seq_id,), int(wants_logits))
+
+    def put_all(
+        self, i: int, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_logits: int
+    ) -> None:
+        """Set the entries from `i` on; compute the logits of the last `n_logits` of these."""
+        first_wanted = i + len(tokens) - n_logits
+        for token, position, seq_id in zip(tokens, positions, seq_ids, strict=True):
+            self._tokens[i] = token
+            self._positions[i] = position
+            self._wants_logits[i] = i >= first_wanted
+            self._n_seq_ids[i] = 1
+            self._seq_ids[i, 0] = seq_id
+            i += 1
+
+    def add_sequence(self, i: int, seq_id: int) -> None:
+        """Add the token of entry `i` to another one of llama.cpp's sequences."""
+        self._seq_ids[i, self._n_seq_ids[i]] = seq_id
+        self._n_seq_ids[i] += 1
+
+    def seq_ids(self) -> list[int]:
+        """The first of llama.cpp's sequences of each token."""
+        found: list[int] = self._seq_id_array[: self.native.n_tokens, 0].tolist()
+        return found
+
+    def set_size(self, n: int) -> None:
+        """Set the number of entries; of 4 positions, those of a text are the same, and the last one is 0."""
+        self.native.n_tokens = n
+        if self._n_positions > 1:
+            positions = self._arrays["pos"]
+            positions[n : 3 * n] = np.tile(positions[:n], 2)
+            positions[3 * n : 4 * n] = 0
+
+
+class OutputView:
+    """A view of an output buffer, such as that of the logits. llama.cpp may move it from call to call.
+
+    Args:
+        owner: the context that the buffer belongs to; it is freed later than the view.
+        n, width: number of vectors in the buffer, and their width.
+    """
+
+    def __init__(self, owner: NativeObject, n: int, width: int) -> None:
+        self._owner, self._shape = owner, (n, width)
+        self._view: NDArray[np.float32] = np.empty((0, width), np.float32)
+        self._address = 0
+
+    def at(self, pointer: Any) -> NDArray[np.float32]:
+        """Return the vectors at a pointer to float, float32 (n, width)."""
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:
+            n, width = self._shape
+            floats = (ctypes.c_float * (n * width)).from_address(address)
+            floats.owner = self._owner  # type: ignore[attr-defined]  # keeps the memory alive
+            flat: NDArray[np.float32] = np.frombuffer(memoryview(floats), np.float32)
+            self._view, self._address = flat.reshape(n, width), address
+        return self._view
 
 
 class NativeContext:
@@ -33,7 +146,8 @@ class NativeContext:
     Attributes:
         lib: llama.cpp's low-level API.
         native: owner of the ``llama_context``.
-        rows: the rows (weak references).
+        sequences: weak references to them.
+        is_limited: whether calls may compute a part of the output matrix: see `NativeSequence.limit`.
 
     Raises:
         BackendError: llama.cpp could not create the context.
@@ -41,6 +155,7 @@ class NativeContext:
 
     n_ctx: int
     max_tokens: int
+    max_logits: int
 
     def __init__(
         self,
@@ -57,7 +172,8 @@ class NativeContext:
     ) -> None:
         self.model, self.n_vocab = model, model.vocabulary.n_tokens
         self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
-        self.rows: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.sequences: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.is_limited = False
         self.lib = lib = runtime.library()
         params.n_threads = params.n_threads_batch = threads
         params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
@@ -75,7 +191,7 @@ class NativeContext:
             )
         self.native = NativeObject(lib.llama_free, handle, "context", model.handle, *parents)
         self._thread_count = None if fixed_threads or model.is_on_gpu else thread_count.adaptive(threads)
-        self._memory_address: int = lib.llama_get_memory(self.handle)
+        self._memory: int = lib.llama_get_memory(self.handle)
 
     def close(self) -> None:
         """Free the memory; logits that were returned must not be used any more."""
@@ -85,32 +201,30 @@ class NativeContext:
         """Call llama_decode, with as many threads as the processor has cores for; returns its code."""
         runtime.clear_log()
         if not self._thread_count:
-            return int(self.lib.llama_decode(self.handle, batch.native))
+            return int(self.lib.llama_decode(self.native.pointer, batch.native))
         with self._thread_count.call() as n:
-            self.lib.llama_set_n_threads(self.handle, n, n)
-            return int(self.lib.llama_decode(self.handle, batch.native))
+            self.lib.llama_set_n_threads(self.native.pointer, n, n)
+            return int(self.lib.llama_decode(self.native.pointer, batch.native))
 
-    @contextmanager
-    def _only_drafted(self, calls: Sequence[Call[Any]]) -> Iterator[None]:
-        """Within the block, compute only the output rows of tokens that the rows of these calls may draft.
+    def _decode_limited(self, calls: Sequence[Call[Any]], batch: Batch) -> int:
+        """`_decode`, computing the output matrix only for tokens that the sequences of these calls may draft.
 
-        Those that the rows read now are among them.
+        Those that the sequences read now are among them.
         """
         tiles: list[NDArray[np.int32] | None] = []
         for call in calls:
-            vocabulary: DraftVocabulary | None = call.row.draft_vocabulary
+            vocabulary: DraftVocabulary | None = call.sequence.draft_vocabulary
             if vocabulary:
-                vocabulary.read(call.tokens)
+                call.sequence.may_draft(call.tokens)
             if call.n_logits:
                 tiles.append(vocabulary.tiles if vocabulary else None)
         chosen = [each for each in tiles if each is not None]
         native = kernels.installed()
         if not native or not chosen or len(chosen) < len(tiles):
-            yield
-            return
+            return self._decode(batch)
         native.choose_rows(self.n_vocab, chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen)))
         try:
-            yield
+            return self._decode(batch)
         finally:
             native.choose_rows(0, None)
 
@@ -122,107 +236,160 @@ class NativeContext:
     @property
     def memory(self) -> Pointer:
         """llama.cpp's pointer to the KV cache."""
-        return self.native.inner(self._memory_address)
+        return self.native.inner(self._memory)
 
-    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
+    # The pointer to the context keeps the cache, of which llama.cpp gets the address, during a call.
+
+    def copy(self, source: int, seq_id: int, start: int, end: int) -> None:
         """Add the cells of a sequence at positions from `start` to `end` − 1 to another one; −1: all."""
-        self.lib.llama_memory_seq_cp(self.memory, source, sequence, start, end)
+        _kept = self.native.pointer
+        self.lib.llama_memory_seq_cp(self._memory, source, seq_id, start, end)
 
-    def remove(self, sequence: int, start: int) -> bool:
+    def remove(self, seq_id: int, start: int) -> bool:
         """Remove a sequence's cells from a position on; returns whether llama.cpp did so."""
-        return bool(self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1))
+        _kept = self.native.pointer
+        return bool(self.lib.llama_memory_seq_rm(self._memory, seq_id, start, -1))
 
-    def length(self, sequence: int) -> int:
-        """Number of tokens of a sequence in the cache."""
-        return int(self.lib.llama_memory_seq_pos_max(self.memory, sequence)) + 1
+    def length(self, seq_id: int) -> int:
+        """The position after the last one of a sequence in the cache."""
+        _kept = self.native.pointer
+        return int(self.lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
 
 
-class NativeRow:
-    """A row of a `NativeContext`.
+class Tree:
+    """The tree of draft tokens of one sequence, and llama.cpp's ids of its branches.
 
     Args:
-        context: what the rows have in common.
-        sequence: the row's first sequence id, that of its history.
+        context: the cells of its cache belong to the ids.
+        first: id of the history. Those of the branches follow.
+        limit: maximum number of branches, the first one included.
+        guard: id that contains only the history, for models with a sliding window; None: there is no window.
+            Without it, llama.cpp would reuse cells that have left the window, even for draft tokens that are
+            then rejected.
+
+    Attributes:
+        tokens, parents, positions: of each node, in the order in which they were added.
+        seq_ids: of each node one that contains it and all its ancestors.
     """
 
-    context: NativeContext
-    can_be_limited = True
-    """True if its calls can compute a part of the output rows: see `limit`."""
-    draft_vocabulary: DraftVocabulary | None = None
-    """The tokens whose output rows its calls compute; None: all. The main model's rows have none."""
+    def __init__(self, context: NativeContext, first: int, limit: int, guard: int | None = None) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.positions: list[int] = []
+        self.seq_ids: list[int] = []
+        self._context, self._first, self._limit, self._guard = context, first, limit, guard
+        self._ends = {first: -1}  # the last node of each id in use; -1: no node
 
-    def __init__(self, context: NativeContext, sequence: int) -> None:
-        self.context, self.model = context, context.model
-        self.threads, self.cache_type = context.threads, context.cache_type
-        self.n_vocab, self.n_ctx, self.max_tokens = context.n_vocab, context.n_ctx, context.max_tokens
-        self._sequence = sequence
-        self._cached: list[int] = []
-        context.rows.add(self)
+    def __len__(self) -> int:
+        return len(self.tokens)
 
-    def close(self) -> None:
-        """Free the memory of all rows; logits that were returned must not be used any more."""
-        self.context.close()
+    def count(self, n: int, parents: Sequence[int]) -> int:
+        """Number of branches after n nodes with these parents have been added.
 
-    @property
-    def draft_tokens(self) -> NDArray[np.intp] | None:
-        """See `LanguageModel.draft_tokens`."""
-        return self.draft_vocabulary.tokens if self.draft_vocabulary else None
-
-    def expect(self, tokens: Sequence[int]) -> None:
-        """See `LanguageModel.expect`."""
-        if self.draft_vocabulary:
-            self.draft_vocabulary.read(tokens)
-
-    def limit(self, vocabulary: DraftVocabulary | None) -> None:
-        """Compute only the output rows of these tokens (None: all) in calls from now on.
-
-        Without specdec's kernels, calls compute all rows, and only drafts are limited.
+        Raises:
+            InvalidRequest: a parent is missing, or does not exist.
         """
-        self.draft_vocabulary = vocabulary
+        if len(parents) != n:
+            raise InvalidRequest(f"{n} tokens with {len(parents)} parents: give one parent per token")
+        ends, n_branches = set(self._ends.values()), len(self._ends)
+        for node, parent in enumerate(parents, len(self.tokens)):
+            if not -1 <= parent < node:
+                raise InvalidRequest(f"node {node} has parent {parent}: give -1 to {node - 1}")
+            if parent in ends:
+                ends.remove(parent)
+            else:
+                n_branches += 1
+            ends.add(node)
+        return n_branches
 
-    def _forget_text(self, length: int) -> None:
-        """Draft no tokens of earlier texts if a history is cut to `length` tokens, less than half of it."""
-        if self.draft_vocabulary and 2 * length < len(self._cached):
-            self.draft_vocabulary.restart()
-            self.draft_vocabulary.read(self._cached[:length])
+    def add(self, batch: Batch, start: int, call: Call[Any], n_logits: int, position: int) -> None:
+        """Add a call's nodes to the tree and to a batch, and fork ids where they branch off.
 
-    @property
-    def is_open(self) -> bool:
-        return self.context.native.is_open
+        Args:
+            start: number of entries that the batch already has.
+            n_logits: number of the last nodes whose logits are computed.
+            position: the one after the history.
+        """
+        n_before = node = len(self.tokens)
+        forked: list[tuple[int, int]] = []  # nodes that belong to another id, too
+        for i, parent in enumerate(call.parents):
+            at, seq_id = position, self._first
+            if parent >= 0:
+                at, seq_id = self.positions[parent] + 1, self.seq_ids[parent]
+            if self._ends[seq_id] != parent:
+                seq_id = self._fork(parent, n_before, position, forked)
+            self._ends[seq_id] = node
+            self.parents.append(parent)
+            self.positions.append(call.positions[i] if call.positions else at)
+            self.seq_ids.append(seq_id)
+            node += 1
+        self.tokens.extend(call.tokens)
+        batch.put_all(start, call.tokens, self.positions[n_before:], self.seq_ids[n_before:], n_logits)
+        for node, seq_id in forked:
+            batch.add_sequence(start + node - n_before, seq_id)
 
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.context.handle
+    def add_unevaluated(self, token: int) -> None:
+        """Add the first token of an empty history without an entry in a batch: it gets no cell."""
+        self._ends[self._first] = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(-1)
+        self.positions.append(0)
+        self.seq_ids.append(self._first)
 
-    @property
-    def cached(self) -> Sequence[int]:
-        """The tokens of the history that have been evaluated. Do not change them."""
-        return self._cached
+    def _fork(self, node: int, n_before: int, position: int, forked: list[tuple[int, int]]) -> int:
+        """Create an id that ends with `node`; nodes from `n_before` on are not evaluated yet."""
+        seq_id = self._first + len(self._ends)
+        while node >= n_before:
+            forked.append((node, seq_id))
+            node = self.parents[node]
+        source, end = self._first, position
+        if node >= 0:
+            source, end = self.seq_ids[node], self.positions[node] + 1
+        if end:
+            self._context.copy(source, seq_id, 0, end)
+        return seq_id
 
-    def _check_open(self) -> None:
-        """Raise InvalidRequest if the context or the model is closed."""
-        _ = self.handle, self.model.handle
+    def take(self, path: Sequence[int], position: int) -> None:
+        """Put the cells of a path of another id into the first one, in place of other nodes."""
+        self._context.remove(self._first, position)
+        self._context.copy(self.seq_ids[path[-1]], self._first, position, self.positions[path[-1]] + 1)
+        self._ends[self._first] = path[-1]
 
-    def _check_vocabulary(self, tokens: Sequence[int]) -> None:
-        """Check that tokens are in the vocabulary."""
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
+    def cut(self, position: int) -> None:
+        """Free all cells but those of the first id before a position.
 
-    def _check_room(self, n: int) -> None:
-        """Check that the context has room for n tokens."""
-        if n > self.n_ctx:
-            raise ContextOverflow(
-                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
-            )
+        Raises:
+            BackendError: llama.cpp could not do so.
+        """
+        if not self._context.remove(self._first, position):
+            raise BackendError("llama.cpp could not discard the last tokens: please report it")
+        if len(self._ends) > 1:
+            self._free(len(self._ends))
+        if self._guard is not None:
+            self.guard(position, position)
 
-    def _check_length(self, length: int) -> None:
-        """Check that the history can be truncated to a length."""
-        if not 0 <= length <= len(self._cached):
-            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+    def resync(self, position: int) -> None:
+        """Free what may have been left by an interruption, from a position on, and forget all nodes."""
+        self._free(self._limit)
+        self._context.remove(self._first, position)
+        self.guard(0, position)
+        self.clear()
 
+    def _free(self, n: int) -> None:
+        """Free the cells of the first n ids but the first one."""
+        for seq_id in range(self._first + 1, self._first + n):
+            self._context.remove(seq_id, 0)
 
-def check_parents(tokens: Sequence[int], parents: Sequence[int]) -> None:
-    """Check that each of the nodes of a tree has a parent."""
-    if len(parents) != len(tokens):
-        raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token")
+    def guard(self, start: int, end: int) -> None:
+        """Extend the guard from the positions before `start` to those before `end`."""
+        if self._guard is None:
+            return
+        self._context.remove(self._guard, start)
+        if start < end:
+            self._context.copy(self._first, self._guard, start, end)
+
+    def clear(self) -> None:
+        """Forget all nodes; the cells must have been freed."""
+        for each in (self.tokens, self.parents, self.positions, self.seq_ids):
+            each.clear()
+        self._ends = {self._first: -1}

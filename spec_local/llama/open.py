@@ -1,21 +1,21 @@
-"""Open a llama.cpp context, and get its rows: of the kind that suits the model."""
+"""Open a llama.cpp context, and get its sequences: of the kind that suits the model."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.model import Model
-from spec_local.llama.recurrent import RecurrentRow
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.recurrent import RecurrentSequence
+from spec_local.llama.sequence import LlamaSequence
 
 
-def open_row(model: Model, **options: Any) -> LlamaRow:
-    """Create a llama.cpp context with one row; see `LlamaContext` for the options and errors."""
-    return open_rows(model, 1, **options)[0]
+def open_sequence(model: Model, **options: Any) -> LlamaSequence:
+    """Create a llama.cpp context with one sequence; see `LlamaContext` for the options and errors."""
+    return open_sequences(model, 1, **options)[0]
 
 
-def open_rows(model: Model, n_rows: int, **options: Any) -> Sequence[LlamaRow]:
-    """Create a llama.cpp context and return its rows; see `LlamaContext` for the options and errors."""
-    context = LlamaContext(model, n_rows=n_rows, **options)
-    kind = RecurrentRow if model.is_recurrent else LlamaRow
-    return [kind(context, i) for i in range(n_rows)]
+def open_sequences(model: Model, n_parallel: int, **options: Any) -> Sequence[LlamaSequence]:
+    """Create a llama.cpp context and return its sequences; see `LlamaContext` for the options and errors."""
+    context = LlamaContext(model, n_parallel=n_parallel, **options)
+    kind = RecurrentSequence if model.is_recurrent else LlamaSequence
+    return [kind(context, i) for i in range(n_parallel)]

@@ -2,8 +2,8 @@
 
 Usually they also depend on the number of tokens in the call, because llama.cpp selects its kernels by it. A
 seed then gives another text when other tokens are drafted. In calls of certain sizes, filled up with dummy
-tokens, all rows are computed alike. Which sizes these are depends on the processor and on the model's types,
-and is found by trying.
+tokens, all outputs are computed alike. Which sizes these are depends on the processor and on the model's
+types, and is found by trying.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local import kernels
+from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequence
+from spec_local.llama.sequence import LlamaSequence
 
 # The maximum number of tokens per call. Apple's BLAS is used from 32 tokens on; attention differs from 64 on.
 _MOST = 24
@@ -30,13 +31,13 @@ _N = sum(_CALLS)
 _EXPERT_TEXTS = 6
 
 
-def open_reproducible_rows(
-    model: Model, n_rows: int, *, n_ctx: int, max_branches: int = 1, **options: Any
-) -> Sequence[LlamaRow]:
+def open_reproducible_sequences(
+    model: Model, n_parallel: int, *, n_ctx: int, max_branches: int = 1, **options: Any
+) -> Sequence[LlamaSequence]:
     """Create contexts in which a token's logits depend only on the tokens before it.
 
-    Each row is a llama.cpp context of its own: in a shared cache, llama.cpp's attention would add up in
-    another order. Several rows therefore take as long as one after another.
+    Each sequence is a llama.cpp context of its own: in a shared cache, llama.cpp's attention would add up in
+    another order. Several therefore take as long as one after another.
 
     The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600).
 
@@ -60,25 +61,25 @@ def open_reproducible_rows(
         ):
             continue
         create = partial(
-            open_row, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
+            open_sequence, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
         )
         trial = create(n_ctx=4 * _N)
         try:
             texts = np.random.default_rng(0).integers(
-                0, trial.n_vocab, (_EXPERT_TEXTS if model.n_experts else 1, _N)
+                0, trial.limits.n_vocab, (_EXPERT_TEXTS if model.n_experts else 1, _N)
             )
-            if not all(_same_rows(trial, text.tolist()) for text in texts):
+            if not all(_same_logits(trial, text.tolist()) for text in texts):
                 continue
-            if trial.max_branches > 1 and not _same_rows_in_tree(trial, texts[0].tolist()):
+            if trial.limits.max_branches > 1 and not _same_in_tree(trial, texts[0].tolist()):
                 raise InvalidRequest(
                     f"reproducible trees are not possible with a {trial.cache_type} cache and specdec's "
                     "kernels: add --kernels off, --cache-type f16 or --shape chain"
                 )
         finally:
             trial.close()
-        return [create(n_ctx=n_ctx) for _ in range(n_rows)]
-    if model.is_recurrent:  # rows that cannot roll back, for which nothing is drafted
-        return [open_row(model, n_ctx=n_ctx, unified=False, **options) for _ in range(n_rows)]
+        return [create(n_ctx=n_ctx) for _ in range(n_parallel)]
+    if model.is_recurrent:  # sequences that cannot roll back, for which nothing is drafted
+        return [open_sequence(model, n_ctx=n_ctx, unified=False, **options) for _ in range(n_parallel)]
     raise ModelError(
         f"the output of {model.path.name} cannot be made reproducible on this machine: use Q4_K_M, Q6_K or "
         "Q8_0 weights, with specdec's CPU kernels (see specdec doctor)"
@@ -94,43 +95,49 @@ def _sizes() -> list[tuple[int, int]]:
     return [*((1, most) for most in sorted({_MOST, *limits}, reverse=True)), (_MULTIPLE, _MOST)]
 
 
-def _same_rows(row: LlamaRow, text: list[int]) -> bool:
+def _same_logits(sequence: LlamaSequence, text: list[int]) -> bool:
     """Return whether calls of the largest size and of various sizes give the same logits."""
     calls = [0, *accumulate(_CALLS)]
-    return _same(_rows(row, text, calls), _rows(row, text, _largest_calls(row, 0)))
+    return _same(_logits(sequence, text, calls), _logits(sequence, text, _largest_calls(sequence, 0)))
 
 
-def _same_rows_in_tree(row: LlamaRow, text: list[int]) -> bool:
+def _same_in_tree(sequence: LlamaSequence, text: list[int]) -> bool:
     """Return whether a path through a tree, and the tokens after it, have the same logits as a chain.
 
     The path's nodes have 1, 2, 0, 1, 2, 0 … siblings.
     """
-    expected = _rows(row, text, _largest_calls(row, 0))
-    row.truncate(0)
+    expected = _logits(sequence, text, _largest_calls(sequence, 0))
+    sequence.truncate(0)
     tokens: list[int] = []
     parents: list[int] = []
     path: list[int] = []
-    while len(tokens) < row.max_tokens:
-        n_free = min(row.max_tokens - len(tokens), row.max_branches + len(path) - len(tokens)) - 1
+    while len(tokens) < sequence.limits.max_tokens:
+        n_free = (
+            min(
+                sequence.limits.max_tokens - len(tokens),
+                sequence.limits.max_branches + len(path) - len(tokens),
+            )
+            - 1
+        )
         n_siblings = min((len(path) + 1) % 3, n_free)
         parents += [path[-1] if path else -1] * (n_siblings + 1)
         tokens += [*text[_N - n_siblings :][:n_siblings], text[len(path)]]
         path.append(len(tokens) - 1)
-    found = [row.decode_tree(tokens, parents)[path].copy()]
-    row.commit(path)
+    found = [run(sequence.call(tokens, parents))[path].copy()]
+    sequence.commit(path)
     if len(path) < _N:
-        found.append(_rows(row, text, _largest_calls(row, len(path))))
+        found.append(_logits(sequence, text, _largest_calls(sequence, len(path))))
     return _same(np.concatenate(found), expected)
 
 
-def _largest_calls(row: LlamaRow, start: int) -> list[int]:
-    return [*range(start, _N, row.max_tokens), _N]
+def _largest_calls(sequence: LlamaSequence, start: int) -> list[int]:
+    return [*range(start, _N, sequence.limits.max_tokens), _N]
 
 
-def _rows(row: LlamaRow, text: list[int], ends: list[int]) -> NDArray[np.float32]:
+def _logits(sequence: LlamaSequence, text: list[int], ends: list[int]) -> NDArray[np.float32]:
     """Return the logits after each token from ends[0] on, from calls that end at the other lengths."""
-    row.truncate(ends[0])
-    return np.concatenate([row.evaluate(text[a:b], b - a).copy() for a, b in pairwise(ends)])
+    sequence.truncate(ends[0])
+    return np.concatenate([run(sequence.call(text[a:b])).copy() for a, b in pairwise(ends)])
 
 
 def _same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:

@@ -1,4 +1,4 @@
-"""Copies of parts of a context's cache in main memory, from which a row can be filled again.
+"""Copies of parts of a context's cache in main memory, from which a sequence can be filled again.
 
 llama.cpp writes the state of a sequence: its cells, and the state of recurrent layers after its last token.
 The spare sequence of a context, which is empty between calls, holds the part that is copied: sequences share
@@ -60,7 +60,7 @@ class SavedParts:
 
     Attributes:
         prompts: the part of the prompt cache for this context; None: nothing is copied.
-        saves_all: whether rows also copy what they are about to lose, and not only between answers.
+        saves_all: whether sequences also copy what they are about to lose, and not only between answers.
         block: number of tokens whose cells are copied at once.
         has_cells: whether tokens have cells: not in models with recurrent layers only.
     """
@@ -80,7 +80,7 @@ class SavedParts:
         """Return what the prompt cache has of a text."""
         return self.prompts.find(tokens) if self.prompts else Match((), ())
 
-    def save(self, tokens: Sequence[int], sequence: int, most: int | None = None) -> Progress:
+    def save(self, tokens: Sequence[int], seq_id: int, most: int | None = None) -> Progress:
         """Copy the cells of a sequence that the prompt cache lacks.
 
         Args:
@@ -92,19 +92,19 @@ class SavedParts:
         lacking = self.prompts.lacking(tokens)
         for start, end in lacking[:most]:
             try:
-                data = self._cells(sequence, start, end)
+                data = self._cells(seq_id, start, end)
             except (BackendError, ContextOverflow):  # it is only a cache
                 return "none"
             if not self.prompts.add_cells(tokens[:end], start, data):
                 return "none"
         return "all" if most is None or len(lacking) <= most else "some"
 
-    def save_state(self, tokens: Sequence[int], sequence: int) -> Progress:
+    def save_state(self, tokens: Sequence[int], seq_id: int) -> Progress:
         """Copy the recurrent state after the tokens of a sequence, if the prompt cache lacks it."""
         if not self.prompts or self.prompts.has_state(tokens):
             return "all"
         try:
-            data = self._get(sequence, _RECURRENT)
+            data = self._get(seq_id, _RECURRENT)
         except (BackendError, ContextOverflow):
             return "none"
         if not self.prompts.add_state(tokens, data):
@@ -114,7 +114,7 @@ class SavedParts:
             self.prompts.drop(states[length].entry)
         return "all"
 
-    def put_cells(self, found: FoundCells, sequence: int, end: int) -> bool:
+    def put_cells(self, found: FoundCells, seq_id: int, end: int) -> bool:
         """Append cells to a sequence, up to token `end` − 1; one of a recurrent model loses its state.
 
         Returns:
@@ -130,24 +130,24 @@ class SavedParts:
             data = np.concatenate([data, self._no_state])
         try:
             if done := self._set(data, self._spare, _WHOLE):
-                context.copy(self._spare, sequence, found.start, end)
+                context.copy(self._spare, seq_id, found.start, end)
             return done
         finally:
             context.remove(self._spare, 0)
 
-    def put_state(self, found: FoundState, sequence: int) -> bool:
+    def put_state(self, found: FoundState, seq_id: int) -> bool:
         """Replace the state of the recurrent layers; False: it is no longer there."""
         data = self.prompts.read(found.entry) if self.prompts else None
-        return data is not None and self._set(data, sequence, _RECURRENT)
+        return data is not None and self._set(data, seq_id, _RECURRENT)
 
-    def drop_state(self, sequence: int) -> None:
+    def drop_state(self, seq_id: int) -> None:
         """Drop the state of the recurrent layers, so that the last cells can be removed."""
-        self._context.copy(self._spare, sequence, -1, -1)  # of a sequence that has neither cells nor state
+        self._context.copy(self._spare, seq_id, -1, -1)  # of a sequence that has neither cells nor state
 
-    def _cells(self, sequence: int, start: int, end: int) -> Saved:
+    def _cells(self, seq_id: int, start: int, end: int) -> Saved:
         context = self._context
         try:
-            context.copy(sequence, self._spare, start, end)
+            context.copy(seq_id, self._spare, start, end)
             found = self._get(self._spare, _WHOLE)
             # The state of recurrent layers follows: that after the last token of the sequence.
             if not self._has_states:
@@ -156,23 +156,23 @@ class SavedParts:
         finally:
             context.remove(self._spare, 0)
 
-    def _size(self, sequence: int, part: int) -> int:
+    def _size(self, seq_id: int, part: int) -> int:
         context = self._context
-        return int(context.lib.llama_state_seq_get_size_ext(context.handle, sequence, part))
+        return int(context.lib.llama_state_seq_get_size_ext(context.handle, seq_id, part))
 
-    def _get(self, sequence: int, part: int) -> Saved:
-        context, n = self._context, self._size(sequence, part)
+    def _get(self, seq_id: int, part: int) -> Saved:
+        context, n = self._context, self._size(seq_id, part)
         check_free_memory(n, "to keep a part of the cache")
         data = np.empty(n, np.uint8)
         runtime.clear_log()
-        copied = context.lib.llama_state_seq_get_data_ext(context.handle, _bytes(data), n, sequence, part)
+        copied = context.lib.llama_state_seq_get_data_ext(context.handle, _bytes(data), n, seq_id, part)
         if copied != n:
             raise BackendError(f"llama.cpp could not copy a part of its cache ({runtime.failure_reason()})")
         return data
 
-    def _set(self, data: Saved, sequence: int, part: int) -> bool:
+    def _set(self, data: Saved, seq_id: int, part: int) -> bool:
         context = self._context
-        n = context.lib.llama_state_seq_set_data_ext(context.handle, _bytes(data), len(data), sequence, part)
+        n = context.lib.llama_state_seq_set_data_ext(context.handle, _bytes(data), len(data), seq_id, part)
         return int(n) == len(data)
 
 

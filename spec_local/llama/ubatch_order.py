@@ -1,6 +1,6 @@
 """The order in which llama.cpp evaluates the tokens of a batch that it splits into parts (ubatches).
 
-For recurrent layers, and for rows with a cache each, every sequence of a part must have the same number of
+For recurrent layers, and where sequences have a cache each, every one of a part must have the same number of
 tokens (``split_equal`` in llama-batch.cpp). llama.cpp puts the logits back into the order of the batch, but a
 callback receives the outputs of layers part by part.
 """

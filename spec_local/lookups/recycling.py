@@ -20,8 +20,8 @@ from itertools import pairwise
 import numpy as np
 
 from spec_local.core.calls import Logits
-from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import Limit, Proposal
+from spec_local.core.sequence import common_prefix
 from spec_local.lookups.best_first import best_first
 
 _SUCCESSORS = 8  # kept per token; other tokens follow in 1 % of the cases

@@ -8,8 +8,8 @@ a tree.
 from collections.abc import Sequence
 
 from spec_local.core.calls import Logits
-from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import EMPTY, Limit, Proposal
+from spec_local.core.sequence import common_prefix
 from spec_local.lookups.automaton import SuffixAutomaton
 from spec_local.lookups.base import ONCE, match_confidence
 from spec_local.lookups.best_first import best_first

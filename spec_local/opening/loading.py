@@ -14,14 +14,14 @@ from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLoca
 from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_rows
-from spec_local.llama.reproducible import open_reproducible_rows
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequences
+from spec_local.llama.reproducible import open_reproducible_sequences
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.setup.probe import check_model_file
 from spec_local.opening.preload import take
 from spec_local.system.machine import default_threads
@@ -61,7 +61,7 @@ class LoadSettings:
     find_draft: bool = False
 
 
-Rows = Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]]
+Rows = Sequence[tuple[LlamaSequence, LlamaSequence | HeadSequence | None]]
 """A context of the main model, and one of the draft model or head, for each answer at the same time."""
 
 
@@ -171,7 +171,7 @@ def _load_rows(
         if n_rows is None:
             n_rows = rows_that_fit(row_bytes(models, lengths, settings.cache_type), free_memory())
         mains, *others = _contexts(models, lengths, n_rows, head, settings, stack)
-        drafts: Sequence[LlamaRow | HeadRow | None] = others[0] if others else [None] * n_rows
+        drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_rows
         if head:
             drafts = head.open(mains)
             stack.callback(drafts[0].close)
@@ -206,11 +206,11 @@ def _contexts(
     head: Chosen | None,
     settings: LoadSettings,
     stack: ExitStack,
-) -> list[Sequence[LlamaRow]]:
+) -> list[Sequence[LlamaSequence]]:
     """For each model, a context for each row."""
-    found: list[Sequence[LlamaRow]] = []
+    found: list[Sequence[LlamaSequence]] = []
     for model, length in zip(models, lengths, strict=True):
-        create = open_reproducible_rows if settings.reproducible and not found else open_rows
+        create = open_reproducible_sequences if settings.reproducible and not found else open_sequences
         least = max(settings.branches, MAX_STAGED + 1) if found else MAX_DRAFT + 1
         max_tokens = max(_MAX_TOKENS, _ROW_TOKENS * n_rows)
         opened = create(

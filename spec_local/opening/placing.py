@@ -12,7 +12,7 @@ from spec_local.calibration.placement import DeviceCosts, Placement, choose
 from spec_local.errors import SpecLocalError
 from spec_local.llama import gguf_header
 from spec_local.llama.devices import DEVICES, GPU_LAYERS, Device
-from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.memory import free_memory
 from spec_local.opening.loading import DEFAULT_CONTEXT, LoadSettings, load
 from spec_local.policies.cost_model import CallCosts
@@ -75,14 +75,14 @@ def _measured(
     if not row or not of_draft:
         return DeviceCosts(of_main)
     drafting: CallCosts = of_draft
-    if isinstance(row, HeadRow):
-        key = _of_head(row.model.path, main, settings, device, drafts_blocks=row.drafts_blocks)
-        drafting = RowCosts(of_draft, drafts_blocks=row.drafts_blocks)
+    if isinstance(row, HeadSequence):
+        key = _of_head(row.model.path, main, settings, device, drafts_blocks=row.limits.drafts_blocks)
+        drafting = RowCosts(of_draft, drafts_blocks=row.limits.drafts_blocks)
     else:
         key = _conditions(row.model.path, settings, device)
     n_first = row.draft_vocabulary.n_first if row.draft_vocabulary else 0
     cost_store.save(replace(key, n_first=n_first), of_draft, others=others)
-    return DeviceCosts(of_main, drafting, isinstance(row, HeadRow))
+    return DeviceCosts(of_main, drafting, isinstance(row, HeadSequence))
 
 
 def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Device) -> DeviceCosts | None:

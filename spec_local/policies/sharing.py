@@ -27,7 +27,7 @@ class RowCosts:
 
     Args:
         costs: seconds of a call by number of tokens; kept up to date while there is one row.
-        max_rollback: see `LanguageModel`. More draft tokens are priced as if all of them had to be evaluated
+        max_rollback: see `ModelSequence`. More draft tokens are priced as if all of them had to be evaluated
             again, since that can happen to the accepted ones.
         drafts_blocks: see `CallCosts`.
 

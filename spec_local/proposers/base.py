@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from spec_local.core.calls import Logits
-from spec_local.core.head import Head
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import Rng
+from spec_local.core.sequence import Head
 
 __all__ = ["Limit", "Proposer"]
 
@@ -43,7 +43,7 @@ class Proposer(Protocol):
         """Note that only this part of the last proposal is verified."""
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
-        """Receive the main model's logits (n, V), a view: row i scores the token after tokens[i].
+        """Receive the main model's logits (n, V), a view: the i-th score the token after tokens[i].
 
         The first token is the last of the history; the others are those of the proposal, rejected ones
         included.

@@ -9,7 +9,7 @@ one wherever they are (Xiao et al. 2023, arXiv 2309.17453).
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
-from spec_local.core.head import Head
-from spec_local.core.language_model import LanguageModel, common_prefix, prefill
 from spec_local.core.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, chosen
+from spec_local.core.sequence import Head, ModelSequence, common_prefix, prefill
 from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
 from spec_local.policies.base import WINDOWS, Reading
@@ -59,7 +58,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: ModelSequence,
         sampler: Sampler,
         shape: Shape,
         *,
@@ -90,17 +89,15 @@ class DraftModel:
         whole = self._readable(history)
         history = self._part(whole)
         # A prompt beyond the draft model's own context cannot be continued: see propose.
-        if len(history) < self.model.n_ctx:
+        if len(history) < self.model.limits.n_ctx:
             # A draft model with a different vocabulary may need more tokens for the same text.
             with contextlib.suppress(ContextOverflow):
-                await prefill(self.model, history[:-1])
-        if history is not whole:
-            self.model.expect(whole)
+                await prefill(self.model, history[:-1], whole if history is not whole else ())
 
     def recall(self, history: Sequence[int]) -> None:
         """Reuse what is known of a history, so that `readings` are of the rest; a head does so by itself."""
         part = self._part(self._readable(history))
-        if not self.head and len(part) < self.model.n_ctx:
+        if not self.head and len(part) < self.model.limits.n_ctx:
             self.model.reuse(part[:-1])
 
     def drafted(self, output: Sequence[int]) -> Sequence[int]:
@@ -120,7 +117,7 @@ class DraftModel:
 
     def readings(self, history: Sequence[int]) -> list[Reading]:
         """The parts of the history to draft from, as in `Offer.readings`; the cache has a prefix of it."""
-        n, n_ctx, start = len(history), self.model.n_ctx, self._window.start
+        n, n_ctx, start = len(history), self.model.limits.n_ctx, self._window.start
         n_read = len(self.model.cached)
         if start >= n or (start and 2 * n_read <= n - start):  # of an earlier text, mostly
             start = n_read = 0
@@ -161,14 +158,13 @@ class DraftModel:
         self._use(reading, len(history))
         model, whole = self.model, self._readable(history)
         history = self._part(whole)
-        room = model.n_ctx - len(history) + 1
+        own = model.limits
+        room = own.n_ctx - len(history) + 1
         if room < 1:
             return Proposal()
-        branches = min(limit.branches, model.max_branches, model.max_tokens, model.max_logits, room)
-        depth = min(limit.depth, room, self.head.max_draft if self.head else room)
+        branches = min(limit.branches, own.max_branches, own.max_tokens, own.max_logits, room)
+        depth = min(limit.depth, room, own.max_draft)
         limit = Limit(depth, min(limit.nodes, room), branches)
-        if self.head:
-            self.head.begin_draft(depth)
         model.truncate(common_prefix(model.cached, history[:-1]))
         self._used = shape or self.shape
         self._tree = _DraftTree(self, whole, history, limit)
@@ -201,9 +197,8 @@ class DraftModel:
 
     def _readable(self, history: Sequence[int]) -> Sequence[int]:
         """The history in draft model tokens: main model padding beyond its vocabulary becomes token 0."""
-        if self.model.n_vocab >= self.n_vocab:
-            return history
-        return [token if token < self.model.n_vocab else 0 for token in history]
+        n_vocab = self.model.limits.n_vocab
+        return history if n_vocab >= self.n_vocab else [t if t < n_vocab else 0 for t in history]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +229,13 @@ class _DraftTree:
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
         self._lookups, self._max_staged = draft.lookups, draft.n_staged
-        self._drafts_blocks = draft.head is not None and draft.head.drafts_blocks
         self._whole, self._history, self._limit = whole, history, limit
         self._recent = list(whole[-self._sampler.window :]) if self._sampler.window else []
         self._evaluated = {ROOT: ROOT}  # the model's number of each evaluated node
         # A chain is evaluated without nodes, and rejected tokens are truncated. Of the last call for it:
         self._n_before = 0  # draft tokens that were in the chain
         self._staged: Sequence[int] = []
-        self._rows: Logits = np.empty((0, 0), np.float32)  # after the chain, and after each staged token
+        self._found: Logits = np.empty((0, 0), np.float32)  # after the chain, and after each staged token
         self._drafted: NDArray[np.intp] | None = None  # the tokens that have logits in the last call
 
     def add(self, token: int, parent: int) -> int:
@@ -251,21 +245,19 @@ class _DraftTree:
 
     async def next_output(self) -> _ChainOutput:
         drafted = self.tokens[self._n_before :]
-        is_known = len(drafted) < len(self._rows) and drafted == self._staged[: len(drafted)]
+        is_known = len(drafted) < len(self._found) and drafted == self._staged[: len(drafted)]
         n_read = 0 if is_known else await self._extend()
-        logits, last = self._rows[len(self.tokens) - self._n_before], len(self.tokens) - 1
+        logits, last = self._found[len(self.tokens) - self._n_before], len(self.tokens) - 1
         q = self._sampler.distribution(logits, self._sampler_history(last), self._drafted)
         return _ChainOutput(q, n_read, logits, self._drafted)
 
     async def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
-        rows = zip(await self._evaluate(nodes), nodes, strict=True)
-        return [self._sampler.distribution(row, self._sampler_history(n), self._drafted) for row, n in rows]
+        found = zip(await self._evaluate(nodes), nodes, strict=True)
+        return [self._sampler.distribution(x, self._sampler_history(n), self._drafted) for x, n in found]
 
     async def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
-        rows = zip(await self._evaluate(nodes), nodes, strict=True)
-        return [
-            self._sampler.most_probable(row, k, self._sampler_history(n), self._drafted) for row, n in rows
-        ]
+        found = zip(await self._evaluate(nodes), nodes, strict=True)
+        return [self._sampler.most_probable(x, k, self._sampler_history(n), self._drafted) for x, n in found]
 
     def evaluated_path(self, tokens: Sequence[int]) -> list[int]:
         """The model's numbers of the nodes on the longest evaluated path that is a prefix of these tokens."""
@@ -275,12 +267,12 @@ class _DraftTree:
     async def _evaluate(self, nodes: Sequence[int]) -> Logits:
         if nodes[0] == ROOT:  # comes first, and alone
             unread = await self._unread()
-            logits = await self._model.evaluate_async(unread, 1)
+            logits = await self._call(unread, 1)
         else:
             tokens = [self.tokens[n] for n in nodes]
             parents = [self._evaluated[self.parents[n]] for n in nodes]
             try:
-                logits = await self._model.decode_tree_async(tokens, parents)
+                logits = await self._model.call(tokens, parents, n_draft=self._limit.depth)
             except ContextOverflow:  # the model has discarded all nodes
                 self._evaluated = {ROOT: ROOT}
                 raise
@@ -300,21 +292,24 @@ class _DraftTree:
         self._stage(len(unread))
         self._n_before = len(self.tokens)
         try:
-            logits = await model.evaluate_async([*unread, *self._staged], 1 + len(self._staged))
+            logits = await self._call([*unread, *self._staged], 1 + len(self._staged))
         except ContextOverflow:  # a main model token may be several tokens of a different vocabulary
             if not self._staged:
                 raise
             self._staged = []
             model.truncate(n_cached)
-            logits = await model.evaluate_async(unread, 1)
-        self._rows = self._received(logits)
-        if self._drafts_blocks:
+            logits = await self._call(unread, 1)
+        self._found = self._received(logits)
+        if self._model.limits.drafts_blocks:
             return 0 if self.tokens else self._limit.depth
         return len(model.cached) - n_cached
 
+    def _call(self, tokens: Sequence[int], n_logits: int) -> Awaitable[Logits]:
+        return self._model.call(tokens, n_logits=n_logits, n_draft=self._limit.depth)
+
     def _received(self, logits: Logits) -> Logits:
         """The logits of a call without padding, after noting which tokens have any."""
-        tokens = self._model.draft_tokens
+        tokens = self._model.limits.draft_tokens
         self._drafted = None if tokens is None else tokens[: tokens.searchsorted(self._n_vocab)]
         return logits[:, : self._n_vocab]
 
@@ -327,9 +322,10 @@ class _DraftTree:
         model = self._model
         if self.tokens:
             return self.tokens[-1:]
-        while self.n_history - len(model.cached) > model.max_tokens:
+        most = model.limits.max_tokens
+        while self.n_history - len(model.cached) > most:
             start = len(model.cached)
-            await model.evaluate_async(self._history[start : start + model.max_tokens], 0)
+            await model.call(self._history[start : start + most], n_logits=0)
         return self._history[len(model.cached) :]
 
     def _stage(self, n_unread: int) -> None:
@@ -337,13 +333,14 @@ class _DraftTree:
         model = self._model
         self._staged = []
         left = self._limit.depth - len(self.tokens) - 1  # the last draft token is not evaluated
-        n_max = min(self._max_staged, left, model.max_logits - 1, model.max_tokens - n_unread)
-        if not self._lookups or n_max < 1 or model.rollback != "any":
+        own = model.limits
+        n_max = min(self._max_staged, left, own.max_logits - 1, own.max_tokens - n_unread)
+        if not self._lookups or n_max < 1 or own.rollback != "any":
             return
         history = [*self._whole, *self.tokens] if self.tokens else self._whole
         limit = Limit(n_max, n_max, 1)
         found = next(filter(None, (lookup.find(history, limit).tokens for lookup in self._lookups)), ())
-        n_vocab = min(model.n_vocab, self._n_vocab)
+        n_vocab = min(own.n_vocab, self._n_vocab)
         self._staged = list(takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found[:n_max]))
 
     def _sampler_history(self, node: int) -> Sequence[int]:

@@ -8,13 +8,14 @@ model tokens, so that every verifier stays lossless and no other module depends 
 
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
-from spec_local.core.language_model import LanguageModel, Rollback, RowMethods
+from spec_local.core.sequence import Limits, ModelSequence, RollsBack, common_prefix
 from spec_local.errors import InvalidRequest, VocabularyMismatch
 
 _TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
@@ -154,8 +155,8 @@ def _same_role(main: _TokenIndex, draft: _TokenIndex) -> Iterable[tuple[int, int
     yield from ((main.controls[n], draft.controls[n]) for n in main.controls.keys() & draft.controls.keys())
 
 
-class IntersectionModel(RowMethods):
-    """A `LanguageModel` with the main model's vocabulary, computed by a draft model with a different one.
+class IntersectionModel(RollsBack):
+    """A `ModelSequence` with the main model's vocabulary, computed by a draft model with a different one.
 
     Args:
         model: the draft model; others may truncate its cache, but not extend it.
@@ -163,56 +164,43 @@ class IntersectionModel(RowMethods):
         n_vocab: columns of the main model's logits; −inf for tokens that are not shared.
     """
 
-    def __init__(self, model: LanguageModel, vocabulary_map: VocabularyMap, n_vocab: int) -> None:
-        self.n_vocab = n_vocab
-        self._model, self._map = model, vocabulary_map
+    def __init__(self, model: ModelSequence, vocabulary_map: VocabularyMap, n_vocab: int) -> None:
+        self._model, self._map, self._n_vocab = model, vocabulary_map, n_vocab
         self._history: list[int] = []
         self._ends: list[int] = []  # for each token of the history: draft model tokens up to its end
         self._nodes: list[
             tuple[int, list[int]]
         ] = []  # of the tree: the token, and its nodes in the draft model
-        self._logits: Logits = np.full((model.max_logits, n_vocab), -np.inf, np.float32)
+        self._logits: Logits = np.full((model.limits.max_logits, n_vocab), -np.inf, np.float32)
         # Of the shared tokens, those that have logits in the draft model's last call, in both vocabularies,
-        # and its `draft_tokens` that they follow from.
+        # and its `Limits.draft_tokens` that they follow from.
         self._ours, self._theirs = vocabulary_map.main_ids, vocabulary_map.draft_ids
         self._drafted: NDArray[np.intp] | None = None
 
     @property
-    def n_ctx(self) -> int:
-        """Context length if all further tokens are one draft model token each; else `evaluate` raises."""
-        used = self._ends[-1] if self.cached else 0
-        return self._model.n_ctx - used + len(self._history)
-
-    @property
-    def draft_tokens(self) -> NDArray[np.intp] | None:
+    def limits(self) -> Limits:
+        """Those of the draft model; n_ctx: if all further tokens are one draft model token each."""
         self._refresh()
-        return None if self._drafted is None else self._ours
-
-    def expect(self, tokens: Sequence[int]) -> None:
-        self._model.expect([other for token in tokens for other in self._map.to_draft(token)])
-
-    @property
-    def rollback(self) -> Rollback:
-        return self._model.rollback
-
-    @property
-    def max_rollback(self) -> int:
-        return self._model.max_rollback
+        limits, used = self._model.limits, self._ends[-1] if self.cached else 0
+        return replace(
+            limits,
+            n_vocab=self._n_vocab,
+            n_ctx=limits.n_ctx - used + len(self._history),
+            draft_tokens=None if self._drafted is None else self._ours,
+        )
 
     def checkpoint(self) -> bool:
         return self._model.checkpoint()
 
-    @property
-    def max_tokens(self) -> int:
-        return self._model.max_tokens
+    def reuse(self, tokens: Sequence[int], text: Sequence[int] = ()) -> int:
+        n = common_prefix(self.cached, tokens)
+        self.truncate(n)
+        if text:
+            self._model.reuse(self._model.cached, self._converted(text))
+        return n
 
-    @property
-    def max_logits(self) -> int:
-        return self._model.max_logits
-
-    @property
-    def max_branches(self) -> int:
-        return self._model.max_branches
+    def _converted(self, tokens: Sequence[int]) -> list[int]:
+        return [other for token in tokens for other in self._map.to_draft(token)]
 
     @property
     def cached(self) -> Sequence[int]:
@@ -222,8 +210,26 @@ class IntersectionModel(RowMethods):
             self._history.pop()
         return self._history
 
-    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        n_history = len(self.cached)
+    async def call(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        n_logits: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        n_draft: int | None = None,
+    ) -> Logits:
+        if positions is not None:
+            raise InvalidRequest("positions are those of the draft model's own tokens: give none")
+        n_logits = len(tokens) if n_logits is None else n_logits
+        if parents is None:
+            await self._append(tokens, n_logits)
+        else:
+            await self._grow(tokens, parents, n_logits)
+        return self._logits[:n_logits]
+
+    async def _append(self, tokens: Sequence[int], n_logits: int) -> None:
+        limits, n_history = self._model.limits, len(self.cached)
         self._model.truncate(self._ends[-1] if n_history else 0)
         n_cached = len(self._model.cached)
         converted: list[int] = []
@@ -233,22 +239,18 @@ class IntersectionModel(RowMethods):
             ends.append(n_cached + len(converted))
         self._nodes = []
         wanted = [end - n_cached - 1 for end in ends[len(ends) - n_logits :]]
-        size = self.max_tokens if n_logits < 2 else min(self.max_tokens, self.max_logits)
+        size = limits.max_tokens if n_logits < 2 else min(limits.max_tokens, limits.max_logits)
         for start in range(0, len(converted), size):
             chunk = converted[start : start + size]
-            rows = [(row, i - start) for row, i in enumerate(wanted) if start <= i < start + len(chunk)]
-            first = rows[0][1] if rows else len(chunk)
-            logits = await self._model.evaluate_async(chunk, len(chunk) - first)
-            for row, i in rows:
-                self._set_row(row, logits[i - first])
+            here = [(k, i - start) for k, i in enumerate(wanted) if start <= i < start + len(chunk)]
+            first = here[0][1] if here else len(chunk)
+            logits = await self._model.call(chunk, n_logits=len(chunk) - first)
+            for k, i in here:
+                self._set_logits(k, logits[i - first])
         self._history += tokens
         self._ends += ends
-        return self._logits[:n_logits]
 
-    async def decode_tree_async(
-        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Logits:
-        n_logits = len(tokens) if n_logits is None else n_logits
+    async def _grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
         n_before = sum(len(nodes) for _, nodes in self._nodes)
         converted: list[int] = []
         above: list[int] = []
@@ -261,11 +263,10 @@ class IntersectionModel(RowMethods):
             above += [tree[parent][1][-1] if parent >= 0 else -1, *nodes[:-1]]
             converted += own
             tree.append((token, nodes))
-        logits = await self._model.decode_tree_async(converted, above)
-        for row, (_, nodes) in enumerate(tree[len(tree) - n_logits :]):
-            self._set_row(row, logits[nodes[-1] - n_before])
+        logits = await self._model.call(converted, above)
+        for k, (_, nodes) in enumerate(tree[len(tree) - n_logits :]):
+            self._set_logits(k, logits[nodes[-1] - n_before])
         self._nodes = tree
-        return self._logits[:n_logits]
 
     def commit(self, path: Sequence[int]) -> None:
         end = self._ends[-1] if self.cached else 0
@@ -288,23 +289,23 @@ class IntersectionModel(RowMethods):
 
     def _follow(self) -> None:
         """Shorten the history to what the draft model has kept, which must end with one of its tokens."""
-        while self._model.rollback != "any" and len(self._model.cached) > (
+        while self._model.limits.rollback != "any" and len(self._model.cached) > (
             end := self._ends[-1] if self.cached else 0
         ):
             self._model.truncate(end)
 
     def _refresh(self) -> None:
         """Follow a change of the tokens that have logits."""
-        drafted = self._model.draft_tokens
+        drafted = self._model.limits.draft_tokens
         if drafted is not self._drafted:
-            has_logit = np.zeros(self._model.n_vocab, bool)
+            has_logit = np.zeros(self._model.limits.n_vocab, bool)
             has_logit[slice(None) if drafted is None else drafted] = True
             kept = has_logit[self._map.draft_ids]
             self._ours, self._theirs = self._map.main_ids[kept], self._map.draft_ids[kept]
             self._drafted = drafted
 
-    def _set_row(self, row: int, logits: NDArray[np.float32]) -> None:
+    def _set_logits(self, k: int, logits: NDArray[np.float32]) -> None:
         self._refresh()
-        if self._drafted is not None:  # rows of one result may come from calls with different tokens
-            self._logits[row] = -np.inf
-        self._logits[row, self._ours] = logits[self._theirs]
+        if self._drafted is not None:  # one result may come from calls with different tokens
+            self._logits[k] = -np.inf
+        self._logits[k, self._ours] = logits[self._theirs]

@@ -111,7 +111,7 @@ class DataGenerator:
         threads: number of threads; None: one per physical core.
 
     Raises:
-        ContextOverflow, BackendError: as `spec_local.llama.row.open_rows`.
+        ContextOverflow, BackendError: as `spec_local.llama.sequence.open_sequences`.
         InvalidRequest: a shard is damaged.
         ModelError: the chat template leaves no room for a prompt and an answer.
     """

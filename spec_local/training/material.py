@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from spec_local.core.calls import run
 from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import BackendError, InvalidRequest, ModelError
 from spec_local.llama.headers import open_header
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.system.files import format_size
 from spec_local.training import distillation
 from spec_local.training.built_in import answers_to_built_in
@@ -72,9 +73,9 @@ def check(recipe: Recipe) -> int:
             f"free some, or give --disk {1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g} or more"
         )
     model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
-    row = open_row(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
+    row = open_sequence(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
     try:
-        row.evaluate([0] * 8, 1)
+        run(row.call([0] * 8, n_logits=1))
         why = "" if np.isfinite(row.states(range(8))).all() else "they are not finite"
     except BackendError as error:
         why = str(error).partition(": ")[0]  # what to do there is not what to do here

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import common_prefix
+from spec_local.core.calls import run
+from spec_local.core.sequence import common_prefix
 from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import InvalidRequest
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequence
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.text import counted
 from spec_local.training import bfloat16, shards
 from spec_local.training.dataset import OWN
@@ -94,7 +95,7 @@ def read_again(
     n_done = _n_read(answers, folder)
     new = answers[n_done:]
     if new:
-        row = open_row(
+        row = open_sequence(
             model,
             n_ctx=max(len(answer.tokens) for answer in new),
             max_tokens=_CALL_TOKENS,
@@ -201,7 +202,7 @@ def _batches(answers: Sequence[KeptAnswer]) -> Iterator[Sequence[KeptAnswer]]:
             start, n_tokens = i + 1, 0
 
 
-def _document(row: LlamaRow, answer: KeptAnswer) -> Document:
+def _document(row: LlamaSequence, answer: KeptAnswer) -> Document:
     """Read an answer and its prompt; the beginning that is still in the cache only as far as needed."""
     tokens = answer.tokens[: answer.n_prompt + _MAX_ANSWER].tolist()
     first = max(0, answer.n_prompt - _MAX_PROMPT)  # of the tokens whose states are kept
@@ -214,7 +215,7 @@ def _document(row: LlamaRow, answer: KeptAnswer) -> Document:
         in_prompt = at < answer.n_prompt - 1
         stop = min(at + _CALL_TOKENS, answer.n_prompt - 1 if in_prompt else end)
         n = stop - at
-        logits = row.evaluate(tokens[at:stop], 0 if in_prompt else n)
+        logits = run(row.call(tokens[at:stop], n_logits=0 if in_prompt else n))
         found = bfloat16.encode(row.states(range(n)))
         states.append(found[max(0, first - at) :])
         if not in_prompt:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from spec_local.core.calls import together
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_rows
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequences
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.training import bfloat16
 
 _MOST = 64  # texts at a time; more are hardly faster
@@ -27,12 +27,12 @@ def n_that_fit(model: Model, n_ctx: int) -> int:
 
 def open_parallel_rows(
     model: Model, n: int, n_ctx: int, threads: int | None, hidden: HiddenStates | None = None
-) -> Sequence[LlamaRow]:
-    """Create a llama.cpp context for `n` texts of up to `n_ctx` tokens; see `open_rows` for the errors.
+) -> Sequence[LlamaSequence]:
+    """Create a llama.cpp context for `n` texts of up to `n_ctx` tokens; see `open_sequences` for the errors.
 
     hidden: the states that `next_outputs` returns; None: none.
     """
-    return open_rows(
+    return open_sequences(
         model,
         n,
         n_ctx=n_ctx,
@@ -45,7 +45,7 @@ def open_parallel_rows(
 
 
 def next_outputs(
-    rows: Sequence[LlamaRow],
+    rows: Sequence[LlamaSequence],
     tokens: Sequence[Sequence[int]],
     *,
     with_states: bool,
@@ -90,9 +90,9 @@ def next_outputs(
     return logits, joined
 
 
-async def _append(row: LlamaRow, tokens: Sequence[int], states: list[NDArray[np.uint16]] | None) -> None:
-    for start in range(0, len(tokens), row.max_tokens):
-        part = tokens[start : start + row.max_tokens]
-        await row.evaluate_async(part, 0)
+async def _append(row: LlamaSequence, tokens: Sequence[int], states: list[NDArray[np.uint16]] | None) -> None:
+    for start in range(0, len(tokens), row.limits.max_tokens):
+        part = tokens[start : start + row.limits.max_tokens]
+        await row.call(part, n_logits=0)
         if states is not None:
             states.append(bfloat16.encode(row.states(range(len(part)))))

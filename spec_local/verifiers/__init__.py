@@ -17,7 +17,7 @@ VERIFIERS: LazyTable["Verifier"] = LazyTable(
     {
         "token": "spec_local.verifiers.token:VERIFIER",
         "block": "spec_local.verifiers.block:VERIFIER",
-        "exact-match": "spec_local.verifiers.exact_match:VERIFIER",
+        "exact-match": "spec_local.verifiers.base:EXACT_MATCH",
         "spectr": "spec_local.verifiers.spectr:VERIFIER",
         "traversal": "spec_local.verifiers.traversal:VERIFIER",
     }

@@ -52,6 +52,14 @@ class Verifier:
         return self._rule(proposal, p, n_vocab, rng)
 
 
+EXACT_MATCH = Verifier("chosen")
+"""The main model samples, and a draft token is accepted if it is that sample: with probability p.
+
+Sampling depends on the position (`Rng.choose_at`), so that a seed gives the same output whatever was drafted.
+Lossless for nodes selected in any way.
+"""
+
+
 def walk(proposal: Proposal, draw: Callable[[int, Sequence[int], int], int]) -> tuple[list[int], int]:
     """Draw a token after the root, then continue from the child with this token, until there is none.
 
@@ -67,8 +75,10 @@ def walk(proposal: Proposal, draw: Callable[[int, Sequence[int], int], int]) -> 
     while True:
         children = by_parent.get(node, ())
         token = draw(node, children, len(path))
-        child = next((child for child in children if proposal.tokens[child] == token), None)
-        if child is None:
+        for child in children:
+            if proposal.tokens[child] == token:
+                break
+        else:
             return path, token
         path.append(child)
         node = child

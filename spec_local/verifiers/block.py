@@ -11,20 +11,18 @@ from spec_local.verifiers.base import Floats
 from spec_local.verifiers.chain import chain_verifier
 
 
-def block_rule(p: Floats, q: Floats, ratio: Floats, rng: Rng) -> tuple[list[bool], int, float]:
+def block_rule(p: Floats, q: Floats, ratio: Floats, rng: Rng) -> tuple[int, float]:
     """See `spec_local.verifiers.chain.ChainRule`."""
     weight = [
         1.0
     ]  # weight[n]: p_n of the paper, the running product of the ratios, capped at 1 at each token
-    accepted: list[bool] = []
     n_accepted = 0
     for n, r in enumerate(ratio, 1):
         weight.append(min(1.0, weight[-1] * r))
         passes = weight[n] if n == len(ratio) else _pass_probability(p[n], q[n], weight[n])
-        accepted.append(rng.accept(passes))
-        if accepted[-1]:
+        if rng.accept(passes):
             n_accepted = n
-    return accepted, n_accepted, weight[n_accepted]
+    return n_accepted, weight[n_accepted]
 
 
 def _pass_probability(p: Floats, q: Floats, weight: float) -> float:

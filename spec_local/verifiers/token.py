@@ -9,12 +9,11 @@ from spec_local.verifiers.base import Floats
 from spec_local.verifiers.chain import chain_verifier
 
 
-def token_rule(p: Floats, q: Floats, ratio: Floats, rng: Rng) -> tuple[list[bool], int, float]:
+def token_rule(p: Floats, q: Floats, ratio: Floats, rng: Rng) -> tuple[int, float]:
     """See `spec_local.verifiers.chain.ChainRule`."""
-    # Positions after a rejection are decided too: `accepted` then gives the acceptance rate by
-    # position, and the number of rng calls does not depend on the outcome.
+    # Positions after a rejection are decided, too: the number of rng calls does not depend on the outcome.
     accepted = [rng.accept(r) for r in ratio]
-    return accepted, [*accepted, False].index(False), 1.0
+    return [*accepted, False].index(False), 1.0
 
 
 VERIFIER = chain_verifier(token_rule)

@@ -10,7 +10,7 @@ import pytest
 from spec_local.calibration import tuning
 from spec_local.calibration.measure import measure
 from spec_local.calibration.tuning import SIZES, chain_plans
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import expected_tokens
 
@@ -82,14 +82,14 @@ def test_a_pipe_gets_whole_tables(inside, main):
 
 def test_impossible_costs_are_reported_and_not_stored(inside, main, monkeypatch, tmp_path):
     """As if every call of 8 tokens, and no other, were disturbed."""
-    now, decode = 0.0, LlamaRow.decode_tree
+    now, decode = 0.0, LlamaSequence.call
 
-    def timed(context, tokens, *rest):
+    def timed(context, tokens, *rest, **options):
         nonlocal now
         now += 9.0 if len(tokens) == 8 else 0.1 * len(tokens)
-        return decode(context, tokens, *rest)
+        return decode(context, tokens, *rest, **options)
 
-    monkeypatch.setattr(LlamaRow, "decode_tree", timed)
+    monkeypatch.setattr(LlamaSequence, "call", timed)
     monkeypatch.setattr(tuning, "measure", functools.partial(measure, clock=lambda: now))
     done = inside("tune", main, *SMALL, env={"XDG_CACHE_HOME": str(tmp_path)})
     lines = done.stderr.decode().splitlines()

@@ -22,7 +22,8 @@ SCRIPT = """
 import sys
 import numpy as np
 from spec_local import kernels
-from spec_local.llama.open import open_row
+from spec_local.core.calls import run
+from spec_local.llama.open import open_sequence
 from spec_local.llama.model import Model
 
 path, *addresses = sys.argv[1:]
@@ -32,17 +33,17 @@ for where in (addresses, addresses[:1], ()):
     model = Model(path, workers=where)
     # llama.cpp chooses flash attention by the device.
     options = {"n_ctx": 64, "max_tokens": 32, "max_logits": 32, "max_branches": 4}
-    context = open_row(model, **options, flash_attention=False)
-    logits = [context.evaluate([5, 6, 7, 8], 4).copy(), context.evaluate([9], 1).copy()]
+    context = open_sequence(model, **options, flash_attention=False)
+    logits = [run(context.call([5, 6, 7, 8])).copy(), run(context.call([9])).copy()]
     context.truncate(4)
     # A tree: two branches after the same token; the second one is committed, and then rolled back.
     call = context.call([9, 10, 11], [-1, 0, 0], 3)
     (nodes,) = context.context.decode([call])
     logits.append(np.array([nodes[i] for i in range(3)]))
     context.commit([0, 2])
-    logits.append(context.evaluate([12], 1).copy())
+    logits.append(run(context.call([12])).copy())
     context.truncate(4)
-    logits.append(context.evaluate([9], 1).copy())
+    logits.append(run(context.call([9])).copy())
     found.append(logits)
 for remote in found[:2]:
     for a, b in zip(remote, found[2]):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from spec_local import kernels
+from spec_local.core.calls import run
 from spec_local.kernels import Status
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
 from spec_local.system.child_process import ChildResult
@@ -145,7 +146,7 @@ def make_context():
 
     def make(model, **kwargs):
         made.append(
-            open_row(model, **{"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1} | kwargs)
+            open_sequence(model, **{"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1} | kwargs)
         )
         return made[-1]
 
@@ -161,9 +162,9 @@ def fresh_logits(make_context):
     def evaluate(model, tokens):
         context = make_context(model)
         rows = []
-        for start in range(0, len(tokens), context.max_tokens):
-            chunk = tokens[start : start + context.max_tokens]
-            rows.append(context.evaluate(chunk, len(chunk)).copy())
+        for start in range(0, len(tokens), context.limits.max_tokens):
+            chunk = tokens[start : start + context.limits.max_tokens]
+            rows.append(run(context.call(chunk)).copy())
         context.close()
         return np.concatenate(rows)
 
@@ -181,7 +182,7 @@ def check_next(fresh_logits):
 
     def check(context, new=(33,)):
         expected = fresh_logits(context.model, [*context.cached, *new])[-len(new) :]
-        np.testing.assert_allclose(context.evaluate(new, len(new)), expected, atol=0.05, rtol=0)
+        np.testing.assert_allclose(run(context.call(new)), expected, atol=0.05, rtol=0)
 
     return check
 

@@ -8,7 +8,7 @@ from spec_local.chat.conversation import Conversation
 from spec_local.chat.meaning import meaning_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_use import ToolUse
-from spec_local.core.language_model import common_prefix
+from spec_local.core.sequence import common_prefix
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import FIRST_BYTE, write_tiny_model
 from tests.chat_templates import STRICT_TEMPLATES, TEMPLATES, THINKING_TEMPLATES, TOOL_TEMPLATES, StandIn

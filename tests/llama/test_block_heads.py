@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spec_local.calibration.measure import measure
-from spec_local.core.calls import together
+from spec_local.core.calls import run, together
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.heads.block import BlockFormat
 from spec_local.llama.heads.dflash import block_format
@@ -60,9 +60,9 @@ def open_pair(main_path, tmp_path):
 
 def begin(main, head, prompt=PROMPT):
     """Let a main model and its head read a prompt, and return the logits after it."""
-    main.evaluate(prompt[:-1], 0)
+    run(main.call(prompt[:-1], n_logits=0))
     head.receive(0, prompt[:-1], main.states(range(len(prompt) - 1)))
-    return head.evaluate(prompt, 1)
+    return run(head.call(prompt, n_logits=1))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_states_matter(open_pair, kind):
     states = main.states(range(len(PROMPT) - 1))
     states[-3] = 0
     head.receive(0, PROMPT[:-1], states)
-    assert not np.allclose(head.evaluate(PROMPT, 1), logits, atol=20 * NOISE)
+    assert not np.allclose(run(head.call(PROMPT, n_logits=1)), logits, atol=20 * NOISE)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_states_have_a_position_for_each_axis(open_pair):
     (main,), (head,) = open_pair(several_positions=True).open()
     begin(main, head, PROMPT[:6])
     positions = head.context._states._arrays["pos"]
-    assert len(positions) == 4 * head.max_tokens
+    assert len(positions) == 4 * head.limits.max_tokens
     assert positions[:20].tolist() == [*range(5)] * 3 + [0] * 5
 
 
@@ -118,36 +118,39 @@ def test_states_have_a_position_for_each_axis(open_pair):
 def test_a_tree_takes_no_further_call(open_pair, kind):
     """Nodes of the same depth have the same logits, those of a chain."""
     (main,), (head,) = open_pair(kind).open()
-    rows = [begin(main, head)[0].copy(), *(head.evaluate([token], 1)[0].copy() for token in (20, 30, 40))]
+    rows = [
+        begin(main, head)[0].copy(),
+        *(run(head.call([token], n_logits=1))[0].copy() for token in (20, 30, 40)),
+    ]
     head.truncate(len(PROMPT))
     n_calls = head.context.n_calls
-    assert np.array_equal(head.decode_tree([20, 21], [-1, -1]), [rows[1], rows[1]])
+    assert np.array_equal(run(head.call([20, 21], [-1, -1])), [rows[1], rows[1]])
     expected = [rows[1], rows[2], rows[2], rows[3]]
-    assert np.array_equal(head.decode_tree([22, 30, 31, 41], [-1, 0, 1, 4]), expected)
-    assert np.array_equal(head.decode_tree([50], [3], 1), rows[3:])
+    assert np.array_equal(run(head.call([22, 30, 31, 41], [-1, 0, 1, 4])), expected)
+    assert np.array_equal(run(head.call([50], [3], 1)), rows[3:])
     head.commit([0, 3])
     assert head.cached == [*PROMPT, 20, 30]
-    assert np.array_equal(head.evaluate([41], 1)[0], rows[3])
+    assert np.array_equal(run(head.call([41], n_logits=1))[0], rows[3])
     assert head.context.n_calls == n_calls
 
 
 def test_what_a_tree_must_not_be(open_pair):
     (main,), (head,) = open_pair(size=3).open()
     begin(main, head)
-    head.decode_tree([10, 11], [-1, -1])
+    run(head.call([10, 11], [-1, -1]))
     for parents, why in (([2], "node 2 has parent 2"), ([-2], "has parent -2"), ([], "1 tokens with 0")):
         with pytest.raises(InvalidRequest, match=why):
-            head.decode_tree([12], parents)
-    head.decode_tree([12], [1])
+            run(head.call([12], parents))
+    run(head.call([12], [1]))
     with pytest.raises(InvalidRequest, match="this head drafts up to 3 tokens"):
-        head.decode_tree([13], [2])
+        run(head.call([13], [2]))
     for path in ([0, 1], [1, 0], [2], [3]):
         with pytest.raises(InvalidRequest, match="is not a child of node"):
             head.commit(path)
     head.commit([1, 2])
     assert head.cached == [*PROMPT, 11, 12]
     with pytest.raises(InvalidRequest, match="this head drafts up to 3 tokens"):
-        head.evaluate([13], 1)
+        run(head.call([13], n_logits=1))
     assert head.cached == [*PROMPT, 11, 12]
 
 
@@ -157,12 +160,15 @@ def test_what_a_tree_must_not_be(open_pair):
 def test_a_block_that_was_overwritten_is_evaluated_again(open_pair):
     """Another row's call overwrites the logits."""
     (main, other), (head, another) = open_pair().open(2)
-    rows = [begin(main, head)[0].copy(), *(head.evaluate([token], 1)[0].copy() for token in (20, 30))]
+    rows = [
+        begin(main, head)[0].copy(),
+        *(run(head.call([token], n_logits=1))[0].copy() for token in (20, 30)),
+    ]
     head.truncate(len(PROMPT))
-    assert np.array_equal(head.evaluate([20], 1)[0], rows[1])
+    assert np.array_equal(run(head.call([20], n_logits=1))[0], rows[1])
     begin(other, another, [1, 50, 60, 70])
     n_calls = head.context.n_calls
-    assert np.allclose(head.evaluate([30], 1)[0], rows[2], atol=NOISE)
+    assert np.allclose(run(head.call([30], n_logits=1))[0], rows[2], atol=NOISE)
     assert head.context.n_calls == n_calls + 1
 
 
@@ -170,13 +176,12 @@ def test_a_block_that_is_too_short_is_evaluated_again(open_pair):
     pair = open_pair()
     (main,), (head,) = pair.open()
     walk = Walk(main, head, PROMPT, pair.reference(main))
-    main.evaluate(PROMPT[:-1], 0)
+    run(main.call(PROMPT[:-1], n_logits=0))
     walk.states = list(main.states(range(len(PROMPT) - 1)))
     head.receive(0, PROMPT[:-1], walk.states)
-    head.begin_draft(1)
-    head.evaluate(PROMPT, 1)
+    run(head.call(PROMPT, n_logits=1, n_draft=1))
     n_calls = head.context.n_calls
-    found = head.evaluate([20], 1)[0].copy()
+    found = run(head.call([20], n_logits=1, n_draft=1))[0].copy()
     walk.reference.n_drafted = 2
     assert np.allclose(found, walk.reference.logits(PROMPT, walk.states, [20])[1], atol=NOISE)
     assert head.context.n_calls == n_calls + 1
@@ -189,13 +194,13 @@ def test_measuring_leaves_no_wrong_states(open_pair):
     head.truncate(0)
     states = main.states(range(19))
     head.receive(0, PROMPT[:9], states[:9])
-    head.evaluate(PROMPT[:10], 1)
+    run(head.call(PROMPT[:10], n_logits=1))
     with head.known_states():
         costs = measure(head, (1, 8), 1, rows=1)
     assert set(costs.costs) == {1, 8}
     assert (head.cached, head.n_stored) == (PROMPT[:10], 9)
     head.receive(9, PROMPT[9:19], states[9:])
-    assert np.allclose(head.evaluate(PROMPT[10:20], 1)[0], expected, atol=NOISE)
+    assert np.allclose(run(head.call(PROMPT[10:20], n_logits=1))[0], expected, atol=NOISE)
 
 
 def test_measured_calls_are_blocks_of_as_many_draft_tokens(open_pair, monkeypatch):
@@ -231,8 +236,7 @@ def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
         for row, wanted in zip(heads, (n, m), strict=True):
             if wanted:
                 row.receive(0, [1], states)
-                row.begin_draft(wanted)
-                tasks.append(row.evaluate_async([1, 20], 1))
+                tasks.append(row.call([1, 20], n_logits=1, n_draft=wanted))
         together(tasks)
     assert sizes == [1, 2, 8, 2 * 5]
 
@@ -242,17 +246,17 @@ def test_rows_share_what_they_have_read(open_pair, n_kept):
     """Entries in the cache, and states that are not in it yet; the logits are those of a row of its own."""
     mains, (a, b) = open_pair().open(2)
     other = [*PROMPT[:n_kept], 33, 44]
-    mains[0].evaluate(PROMPT[:20], 0)
+    run(mains[0].call(PROMPT[:20], n_logits=0))
     a.receive(0, PROMPT[:20], mains[0].states(range(20)))
-    a.evaluate(PROMPT[:20], 0)
-    mains[0].evaluate(PROMPT[20:-1], 0)
+    run(a.call(PROMPT[:20], n_logits=0))
+    run(mains[0].call(PROMPT[20:-1], n_logits=0))
     a.receive(20, PROMPT[20:-1], mains[0].states(range(len(PROMPT) - 21)))
     assert (a.n_stored, a.n_received) == (20, len(PROMPT) - 1)
     b.reuse(other)
     assert b.n_received == n_kept
-    mains[1].evaluate(other[:-1], 0)
+    run(mains[1].call(other[:-1], n_logits=0))
     b.receive(n_kept, other[n_kept:-1], mains[1].states(range(n_kept, len(other) - 1)))
-    found = b.evaluate(other[len(b.cached) :], 1)[0].copy()
+    found = run(b.call(other[len(b.cached) :], n_logits=1))[0].copy()
     mains[0].truncate(0)
     a.truncate(0)
     assert np.allclose(found, begin(mains[0], a, other)[0], atol=NOISE)
@@ -263,12 +267,12 @@ def test_a_full_context(open_pair):
     (main,), (head,) = open_pair().open(n_ctx=64)
     tokens = random.Random(0).choices(range(5, 800), k=64)
     begin(main, head, tokens[:62])
-    head.evaluate(tokens[62:63], 1)
-    head.evaluate(tokens[63:], 1)
+    run(head.call(tokens[62:63], n_logits=1))
+    run(head.call(tokens[63:], n_logits=1))
     with pytest.raises(ContextOverflow, match="the context of 64 tokens is full"):
-        head.evaluate([5], 1)
+        run(head.call([5], n_logits=1))
     with pytest.raises(ContextOverflow, match="is full"):
-        head.decode_tree([5], [-1])
+        run(head.call([5], [-1]))
     plain, _ = answers(None, [main], None, [tokens[:20]], n=60)
     main.truncate(0)
     head.truncate(0)
@@ -284,20 +288,20 @@ def test_wrong_arguments(open_pair):
     begin(main, head)
     for tokens, n_logits, why in (
         ([], 0, "0 tokens"),
-        ([5], 2, "2 rows"),
+        ([5], 2, "2 logits"),
         ([-1], 1, "outside the vocabulary"),
         ([823], 1, "outside the vocabulary"),
         ([5] * 9, 1, "drafts up to 8"),
     ):
         with pytest.raises(InvalidRequest, match=why):
-            head.evaluate(tokens, n_logits)
+            run(head.call(tokens, n_logits=n_logits))
     with pytest.raises(InvalidRequest, match="are missing"):
         head.receive(99, [1], np.zeros((1, 192), np.float32))
     with pytest.raises(InvalidRequest, match="cannot truncate"):
         head.truncate(100)
     head.close()
     with pytest.raises(InvalidRequest, match="closed"):
-        head.evaluate([5], 1)
+        run(head.call([5], n_logits=1))
 
 
 # The distribution
@@ -338,7 +342,7 @@ def softmax(logits, temperature=0.7):
 
 def first_logits(main, tokens):
     main.truncate(0)
-    return main.evaluate(tokens, 1)[0].copy()
+    return run(main.call(tokens, n_logits=1))[0].copy()
 
 
 def test_the_memory_for_the_cache_is_checked(open_pair, monkeypatch):

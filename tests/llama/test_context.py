@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from spec_local.core.calls import run
-from spec_local.core.language_model import prefill
+from spec_local.core.sequence import prefill
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from tests.broken_llama import FAILURES, Broken
 from tests.sequences import sequence_ends
 from tests.tiny_architectures import write_tiny
@@ -71,15 +71,15 @@ def test_too_little_memory(make_context, tiny_model, monkeypatch):
 )
 def test_unusual_arguments(make_context, tiny_model, arguments):
     context = make_context(tiny_model, **arguments)
-    assert max(context.max_tokens, context.max_logits) <= context.n_ctx
-    n = min(context.max_tokens, context.max_logits)
-    logits = context.evaluate([1] * n, n)
-    assert logits.shape == (n, context.n_vocab)
+    assert max(context.limits.max_tokens, context.limits.max_logits) <= context.n_ctx
+    n = min(context.limits.max_tokens, context.limits.max_logits)
+    logits = run(context.call([1] * n, n_logits=n))
+    assert logits.shape == (n, context.limits.n_vocab)
     assert logits.dtype == np.float32
     assert np.isfinite(logits).all()
     context.truncate(0)
-    n = min(n, context.max_branches)
-    assert np.isfinite(context.decode_tree([1] * n, [-1] * n)).all()
+    n = min(n, context.limits.max_branches)
+    assert np.isfinite(run(context.call([1] * n, [-1] * n))).all()
     context.commit([n - 1])
 
 
@@ -104,18 +104,18 @@ def test_the_error_quotes_llama_cpp_if_a_context_cannot_be_created(make_context,
 )
 def test_invalid_calls_change_nothing(make_context, check_next, tiny_model, tokens, n_logits):
     context = make_context(tiny_model, max_logits=32)
-    context.evaluate([1, 2], 0)
+    run(context.call([1, 2], n_logits=0))
     with pytest.raises(InvalidRequest):
-        context.evaluate(tokens, n_logits)
+        run(context.call(tokens, n_logits=n_logits))
     assert context.cached == [1, 2]
     check_next(context)
 
 
 def test_tokens_outside_the_vocabulary(context):
-    last = context.n_vocab - 1
-    context.evaluate([0, last], 1)
+    last = context.limits.n_vocab - 1
+    run(context.call([0, last], n_logits=1))
     with pytest.raises(InvalidRequest, match=f"0 to {last}"):
-        context.evaluate([last + 1], 1)
+        run(context.call([last + 1], n_logits=1))
     assert context.cached == [0, last]
 
 
@@ -125,7 +125,7 @@ def test_a_full_context_stays_usable(make_context, check_next, tiny_model, n_ctx
     tokens = [5 + i for i in range(n_ctx)]
     assert run(prefill(context, tokens)) == n_ctx
     with pytest.raises(ContextOverflow, match="--ctx"):
-        context.evaluate([1], 1)
+        run(context.call([1], n_logits=1))
     assert context.cached == tokens
     context.truncate(n_ctx - 1)
     check_next(context)
@@ -133,13 +133,13 @@ def test_a_full_context_stays_usable(make_context, check_next, tiny_model, n_ctx
 
 def test_a_closed_context(tiny_path):
     model = Model(tiny_path)
-    context = open_row(model, n_ctx=64, threads=1)
-    context.evaluate([1, 2], 1)
+    context = open_sequence(model, n_ctx=64, threads=1)
+    run(context.call([1, 2], n_logits=1))
     context.close()
     context.close()
     for call in [
-        lambda: context.evaluate([1], 1),
-        lambda: context.decode_tree([1], [-1]),
+        lambda: run(context.call([1], n_logits=1)),
+        lambda: run(context.call([1], [-1])),
         lambda: context.commit([]),
         lambda: context.truncate(0),
     ]:
@@ -149,18 +149,20 @@ def test_a_closed_context(tiny_path):
 
 def test_closing_the_model_first(tiny_path):
     model = Model(tiny_path)
-    context = open_row(model, n_ctx=64, threads=1)
+    context = open_sequence(model, n_ctx=64, threads=1)
     model.close()
     with pytest.raises(InvalidRequest, match="closed"):
-        context.evaluate([1], 1)
+        run(context.call([1], n_logits=1))
     context.close()
 
 
 def test_contexts_keep_their_model_and_logits_keep_their_context(tiny_path):
-    logits = open_row(Model(tiny_path), n_ctx=64, threads=1).evaluate([1, 2, 3], 3)[1:]
+    logits = run(open_sequence(Model(tiny_path), n_ctx=64, threads=1).call([1, 2, 3], n_logits=3))[1:]
     before = logits.copy()
     gc.collect()
-    others = [open_row(Model(tiny_path), n_ctx=64, threads=1).evaluate([4, 5], 2) for _ in range(3)]
+    others = [
+        run(open_sequence(Model(tiny_path), n_ctx=64, threads=1).call([4, 5], n_logits=2)) for _ in range(3)
+    ]
     np.testing.assert_array_equal(logits, before)
     assert all(np.isfinite(other).all() for other in others)
 
@@ -169,7 +171,7 @@ def test_contexts_keep_their_model_and_logits_keep_their_context(tiny_path):
 def test_a_quantized_cache(make_context, fresh_logits, tiny_model, cache_type):
     context = make_context(tiny_model, cache_type=cache_type)
     expected = fresh_logits(tiny_model, TEXT)
-    difference = np.abs(context.evaluate(TEXT, len(TEXT)) - expected)
+    difference = np.abs(run(context.call(TEXT)) - expected)
     assert 0 < difference.mean() < {"q8_0": 0.05, "q4_0": 0.8}[cache_type]
 
 
@@ -181,7 +183,9 @@ def test_truncating_a_sliding_window_model(make_context, window_model, length):
     assert run(prefill(context, tokens)) == 300
     context.truncate(length)
     run(prefill(fresh, tokens[:length]))
-    np.testing.assert_allclose(context.evaluate([20, 21], 2), fresh.evaluate([20, 21], 2), **CLOSE)
+    np.testing.assert_allclose(
+        run(context.call([20, 21], n_logits=2)), run(fresh.call([20, 21], n_logits=2)), **CLOSE
+    )
 
 
 # Failed and interrupted calls
@@ -210,9 +214,9 @@ def check(check_next):
     """A function that checks that the cache holds the tokens in `cached`, and no tree."""
 
     def check(context):
-        assert set(sequence_ends(context)[1 : context.max_branches]) <= {-1}
+        assert set(sequence_ends(context)[1 : context.limits.max_branches]) <= {-1}
         with pytest.raises(InvalidRequest, match="parent"):
-            context.decode_tree([1], [0])
+            run(context.call([1], [0]))
         check_next(context)
 
     return check
@@ -227,15 +231,15 @@ def test_the_cache_is_consistent_after_a_failure(
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=6)
     decode, error = FAILURES[failure]
-    context.evaluate(TEXT, 0)
-    call = partial(context.evaluate, [50, 51, 52], 3)
+    run(context.call(TEXT, n_logits=0))
+    call = partial(context.call, [50, 51, 52])
     if on_a_tree:
-        context.decode_tree([40, 41], [-1, 0] if model.is_recurrent else [-1, -1])
+        run(context.call([40, 41], [-1, 0] if model.is_recurrent else [-1, -1]))
         parents = range(1, 6) if model.is_recurrent else [-1, 1, 2, 2, 1]
-        call = partial(context.decode_tree, [50, 51, 52, 53, 54], parents)
+        call = partial(context.call, [50, 51, 52, 53, 54], parents)
     monkeypatch.setattr(context.context, "lib", Broken(context.context.lib, decode))
     with pytest.raises(error):
-        call()
+        run(call())
     monkeypatch.undo()
     assert context.cached in ([TEXT, []] if model.is_recurrent else [TEXT])
     check(context)
@@ -251,10 +255,10 @@ def test_abort_within_llama_cpp(request, make_context, check, model_name, n_node
     calls = []
     abort = lib.ggml_abort_callback(lambda _: len(calls) >= n_nodes or calls.append(1) or False)
     never = lib.ggml_abort_callback(lambda _: False)
-    context.evaluate(TEXT, 0)
+    run(context.call(TEXT, n_logits=0))
     lib.llama_set_abort_callback(context.handle, abort, ctypes.c_void_p(0))
     with pytest.raises(BackendError, match="code 2"):
-        context.decode_tree([7, 8, 9], [-1, 0, 0] if not model.is_recurrent else [-1, 0, 1])
+        run(context.call([7, 8, 9], [-1, 0, 0] if not model.is_recurrent else [-1, 0, 1]))
     lib.llama_set_abort_callback(context.handle, never, ctypes.c_void_p(0))
     assert context.cached in ([TEXT, []] if model.is_recurrent else [TEXT])
     check(context)
@@ -268,7 +272,7 @@ CHANGES = {  # of the cache: calls of llama.cpp that are interrupted, and what t
     "commit": (
         lambda row: row.commit([2, 3]), [(COPY, 0), *((REMOVE, n) for n in range(3))], [*TEXT, 22, 23]
     ),
-    "fork": (lambda row: row.decode_tree([30, 31], [0, -1]), [(COPY, 0), (COPY, 1)], TEXT),
+    "fork": (lambda row: run(row.call([30, 31], [0, -1])), [(COPY, 0), (COPY, 1)], TEXT),
 }  # fmt: skip
 
 
@@ -280,8 +284,8 @@ def test_the_cache_is_consistent_after_an_interrupt(
     change, calls, after = CHANGES[kind]
     for name, n_before in calls:
         context = make_context(tiny_model, max_branches=6)
-        context.evaluate(TEXT, 0)
-        context.decode_tree([20, 21, 22, 23, 24, 25], [-1, 0, -1, 2, 3, 2])
+        run(context.call(TEXT, n_logits=0))
+        run(context.call([20, 21, 22, 23, 24, 25], [-1, 0, -1, 2, 3, 2]))
         interrupted = Interrupted(context.context.lib, name, n_before, works_first)
         monkeypatch.setattr(context.context, "lib", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -293,10 +297,10 @@ def test_the_cache_is_consistent_after_an_interrupt(
 
 def test_the_error_quotes_llama_cpp(context, monkeypatch):
     """llama.cpp rejects a batch with a gap in the positions."""
-    context.evaluate(TEXT, 0)
-    context._cached.append(1)  # now the list is longer than the cache
+    run(context.call(TEXT, n_logits=0))
+    context.cached.append(1)  # now the list is longer than the cache
     with pytest.raises(BackendError, match=r"code -1, .*position"):
-        context.evaluate([2], 1)
+        run(context.call([2], n_logits=1))
     assert context.cached == TEXT
 
 
@@ -305,11 +309,11 @@ def test_the_error_quotes_llama_cpp(context, monkeypatch):
 
 def test_a_recurrent_model_goes_back_to_a_checkpoint(make_context, check_next, recurrent_model):
     context = make_context(recurrent_model)
-    assert context.rollback == "fork"
-    assert context.max_rollback == 0
-    context.evaluate(TEXT, 0)
+    assert context.limits.rollback == "fork"
+    assert context.limits.max_rollback == 0
+    run(context.call(TEXT, n_logits=0))
     assert context.checkpoint()
-    context.evaluate([5, 6, 7], 0)
+    run(context.call([5, 6, 7], n_logits=0))
     context.truncate(len(TEXT) + 1)
     assert context.cached == TEXT
     check_next(context)
@@ -320,7 +324,7 @@ def test_a_recurrent_model_goes_back_to_a_checkpoint(make_context, check_next, r
 
 def test_a_tree_has_no_checkpoint(make_context, recurrent_model):
     context = make_context(recurrent_model)
-    context.decode_tree([5, 6], [-1, 0])
+    run(context.call([5, 6], [-1, 0]))
     with pytest.raises(InvalidRequest, match="commit it first"):
         context.checkpoint()
 
@@ -332,8 +336,8 @@ def kept_states_model(folder):
 
 def test_a_recurrent_model_without_rollback(kept_states_model, make_context):
     context = make_context(kept_states_model, unified=False)
-    assert context.rollback == "none"
-    context.evaluate(TEXT, 0)
+    assert context.limits.rollback == "none"
+    run(context.call(TEXT, n_logits=0))
     assert not context.checkpoint()
     with pytest.raises(ModelError, match="cannot roll back"):
         context.truncate(3)
@@ -344,11 +348,11 @@ def test_a_recurrent_model_without_rollback(kept_states_model, make_context):
 def test_fewer_states_are_kept_than_a_call_has_tokens(kept_states_model, make_context, max_tokens):
     """llama.cpp aborts otherwise."""
     context = make_context(kept_states_model, max_tokens=max_tokens, max_logits=1)
-    assert context.max_rollback == max(0, min(8, max_tokens - 2))
+    assert context.limits.max_rollback == max(0, min(8, max_tokens - 2))
     for start in range(0, len(TEXT), max_tokens):
-        context.evaluate(TEXT[start : start + max_tokens], 0)
+        run(context.call(TEXT[start : start + max_tokens], n_logits=0))
     assert context.cached == TEXT
-    assert make_context(kept_states_model, n_ctx=max_tokens).max_rollback <= max(0, max_tokens - 2)
+    assert make_context(kept_states_model, n_ctx=max_tokens).limits.max_rollback <= max(0, max_tokens - 2)
 
 
 def test_states_are_kept_in_an_eighth_of_the_free_memory(kept_states_model, make_context, monkeypatch):
@@ -356,4 +360,4 @@ def test_states_are_kept_in_an_eighth_of_the_free_memory(kept_states_model, make
     assert state > 0
     for n, expected in ((100, 8), (5, 5), (0.5, 0)):
         monkeypatch.setattr("spec_local.llama.context.free_memory", lambda n=n: int(8 * (3 * state) * n) + 8)
-        assert make_context(kept_states_model).max_rollback == expected
+        assert make_context(kept_states_model).limits.max_rollback == expected

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spec_local.core.calls import together
+from spec_local.core.calls import run, together
 from spec_local.llama import runtime
 from tests.broken_llama import FAILURES
 from tests.llama.test_gemma_assistant import BranchedWalk
@@ -80,7 +80,8 @@ def test_a_failed_call_loses_no_states(paths, monkeypatch, kind, failure):
             known, n_cached = [*prompt, *row.drafted], len(row.head.cached)
             assert row.head.cached == known[:n_cached]
             assert n_cached < len(known)  # without the token of the failed call, which is evaluated again
-            found, row.drafted = row.head.evaluate(known[n_cached:], 1)[0].copy(), [*row.drafted, 0]
+            found = run(row.head.call(known[n_cached:], n_logits=1, n_draft=3))[0].copy()
+            row.drafted = [*row.drafted, 0]
             assert np.allclose(found, row.expected()[-1], atol=NOISE)
             row.head.truncate(len(prompt) - 1)
         assert together([row.draft(3, random.Random(0)) for row in rows]) == [None, None]

@@ -11,8 +11,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can
 DEADLINE = 60  # seconds; what takes longer hangs
 SCRIPT = """
 import contextlib, gc, os, sys, threading
+from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.llama.model import Model
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
@@ -20,7 +21,7 @@ from spec_local.settings import GenerationSettings
 path = sys.argv[1]
 settings = GenerationSettings(max_tokens=8, seed=1, policy="off")
 main, draft = (Model(path) for _ in range(2))
-session = Session(*(open_row(model, n_ctx=128, threads=2) for model in (main, draft)))
+session = Session(*(open_sequence(model, n_ctx=128, threads=2) for model in (main, draft)))
 vocabulary = main.vocabulary
 list(session.generate("one two", settings))  # starts llama.cpp's threads
 events = session.generate("one two", settings)
@@ -33,9 +34,9 @@ uses = {
     "tokenize on another stack": lambda: vocabulary.tokenize("one two " * 900),
     "piece": lambda: vocabulary.piece(70),
     "is_end": lambda: vocabulary.is_end(70),
-    "evaluate": lambda: session.main.evaluate([1], 1),
+    "evaluate": lambda: run(session.main.call([1])),
     "open": lambda: Model(path),
-    "context": lambda: open_row(main, n_ctx=64, threads=1),
+    "context": lambda: open_sequence(main, n_ctx=64, threads=1),
     "check_open": session.check_open,
 }
 

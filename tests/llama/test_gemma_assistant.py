@@ -8,10 +8,11 @@ import random
 import numpy as np
 import pytest
 
+from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest
-from spec_local.llama.heads.gemma import open_assistant_rows
+from spec_local.llama.heads.gemma import open_assistant_sequences
 from spec_local.llama.hidden_states import HiddenStates
-from spec_local.llama.open import open_rows
+from spec_local.llama.open import open_sequences
 from tests.llama.test_heads import NOISE, Pair, Walk, walk_together
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 
@@ -64,7 +65,9 @@ def test_logits_are_those_of_a_reference(pair, n_rows, n_branches):
 def test_drafting_leaves_the_main_models_logits_unchanged(pair):
     """Bit for bit, after any number of draft tokens of several rows, and with a part of the cache free."""
     drafting, heads = pair.open(2, n_ctx=64, max_branches=3)
-    plain = open_rows(pair.main, 2, n_ctx=64, max_branches=3, max_tokens=64, threads=1, flash_attention=False)
+    plain = open_sequences(
+        pair.main, 2, n_ctx=64, max_branches=3, max_tokens=64, threads=1, flash_attention=False
+    )
     rng = random.Random(0)
     for _ in range(12):
         tokens = [rng.choices(range(5, 800), k=rng.randint(1, 6)) for _ in range(2)]
@@ -85,7 +88,7 @@ def test_drafting_leaves_the_main_models_logits_unchanged(pair):
             assert np.array_equal(a, b)
         for head in heads:
             for token in rng.choices(range(5, 800), k=rng.randint(0, 6)):
-                head.evaluate([token], 1)
+                run(head.call([token], n_logits=1))
             head.truncate(head.n_received)
     assert drafting[0].cached == plain[0].cached
     plain[0].close()
@@ -96,13 +99,13 @@ def test_nodes_of_a_tree(pair):
     (main,), (head,) = pair.open(max_branches=8)
     reference = pair.reference(main)
     tokens = random.Random(0).choices(range(5, 800), k=20)
-    main.evaluate(tokens[:-1], 0)
+    run(main.call(tokens[:-1], n_logits=0))
     head.receive(0, tokens[:-1], main.states(range(19)))
-    first = head.evaluate(tokens[-1:], 1)[0].copy()
-    level = head.decode_tree([30, 31], [-1, -1]).copy()
-    below = head.decode_tree([40, 41, 42], [0, 1, 1]).copy()
+    first = run(head.call(tokens[-1:], n_logits=1))[0].copy()
+    level = run(head.call([30, 31], [-1, -1])).copy()
+    below = run(head.call([40, 41, 42], [0, 1, 1])).copy()
     with pytest.raises(InvalidRequest, match="one by one"):
-        head.decode_tree([50, 51], [4, 5])
+        run(head.call([50, 51], [4, 5]))
     paths = {(30,): level[0], (31,): level[1], (30, 40): below[0], (31, 41): below[1], (31, 42): below[2]}
     for path, logits in paths.items():
         expected = reference.logits(tokens, path)
@@ -110,28 +113,30 @@ def test_nodes_of_a_tree(pair):
         assert np.allclose(expected[-1], logits, atol=NOISE)
     head.commit([1, 4])
     assert head.cached == [*tokens, 31, 42]
-    assert np.allclose(head.evaluate([60], 1)[0], reference.logits(tokens, [31, 42, 60])[-1], atol=NOISE)
+    assert np.allclose(
+        run(head.call([60], n_logits=1))[0], reference.logits(tokens, [31, 42, 60])[-1], atol=NOISE
+    )
 
 
 def test_a_cache_that_is_not_at_the_history(pair):
     """llama.cpp would refuse the call, or attend to other tokens."""
     (main,), (head,) = pair.open()
     with pytest.raises(Exception, match="needs a token in the main model's cache"):
-        head.evaluate([5], 1)
-    main.evaluate([5, 6, 7], 0)
+        run(head.call([5], n_logits=1))
+    run(main.call([5, 6, 7], n_logits=0))
     head.receive(0, [5, 6, 7], main.states(range(3)))
-    head.evaluate([8], 1)
-    main.decode_tree([8], [-1])
+    run(head.call([8], n_logits=1))
+    run(main.call([8], [-1]))
     with pytest.raises(InvalidRequest, match="must contain the history"):
-        head.evaluate([9], 1)
+        run(head.call([9], n_logits=1))
     main.commit([])
     head.truncate(3)
     main.truncate(2)
     with pytest.raises(InvalidRequest, match="must contain the history"):
-        head.evaluate([8], 1)
-    main.evaluate([70], 0)
+        run(head.call([8], n_logits=1))
+    run(main.call([70], n_logits=0))
     with pytest.raises(InvalidRequest, match="must contain the history"):
-        head.evaluate([8], 1)
+        run(head.call([8], n_logits=1))
     with pytest.raises(InvalidRequest, match="missing"):
         head.receive(4, [1], np.zeros((1, 64), np.float32))
 
@@ -143,13 +148,15 @@ def test_the_prompt_of_another_row(pair):
     tokens = random.Random(0).choices(range(5, 800), k=20)
     heads[0].reuse(tokens)
     assert heads[0].n_received == 19
-    mains[0].evaluate(tokens, 0)
+    run(mains[0].call(tokens, n_logits=0))
     heads[0].receive(0, tokens, mains[0].states(range(20)))
     for main, head in zip(mains[1:], heads[1:], strict=True):
         main.reuse(tokens)
         head.reuse(tokens)
         assert (head.n_received, len(main.cached)) == (20, 20)
-        assert np.allclose(head.evaluate([9], 1)[0], reference.logits([*tokens, 9], [])[0], atol=NOISE)
+        assert np.allclose(
+            run(head.call([9], n_logits=1))[0], reference.logits([*tokens, 9], [])[0], atol=NOISE
+        )
     heads[0].truncate(10)
     heads[0].reuse(tokens[:10])
     assert heads[0].n_received == 9
@@ -157,37 +164,39 @@ def test_the_prompt_of_another_row(pair):
     assert heads[0].n_received == 20
     mains[0].truncate(11)
     heads[0].truncate(12)
-    mains[0].evaluate(tokens[11:12], 0)
+    run(mains[0].call(tokens[11:12], n_logits=0))
     heads[0].receive(11, tokens[11:12], mains[0].states([0]))
     expected = reference.logits([*tokens[:12], 9], [])[0]
-    assert np.allclose(heads[0].evaluate([9], 1)[0], expected, atol=NOISE)
+    assert np.allclose(run(heads[0].call([9], n_logits=1))[0], expected, atol=NOISE)
     heads[0].reuse(tokens[:15])
     assert heads[0].n_received == 14
-    mains[0].evaluate(tokens[12:15], 0)
+    run(mains[0].call(tokens[12:15], n_logits=0))
     heads[0].receive(12, tokens[12:15], mains[0].states(range(3)))
     expected = reference.logits([*tokens[:15], 9], [])[0]
-    assert np.allclose(heads[0].evaluate([9], 1)[0], expected, atol=NOISE)
+    assert np.allclose(run(heads[0].call([9], n_logits=1))[0], expected, atol=NOISE)
 
 
 def test_opening_an_assistant_empties_the_main_models_cache(pair):
     """llama.cpp does so; the main model's rows must know it."""
-    plain = open_rows(pair.main, 1, n_ctx=64, threads=1)[0]
-    (main,) = open_rows(pair.main, 1, n_ctx=64, threads=1, hidden=HiddenStates())
+    plain = open_sequences(pair.main, 1, n_ctx=64, threads=1)[0]
+    (main,) = open_sequences(pair.main, 1, n_ctx=64, threads=1, hidden=HiddenStates())
     tokens = random.Random(0).choices(range(5, 800), k=20)
-    main.evaluate(tokens, 1)
-    (head,) = open_assistant_rows(pair.head, [main])
+    run(main.call(tokens, n_logits=1))
+    (head,) = open_assistant_sequences(pair.head, [main])
     assert main.cached == []
-    assert np.array_equal(main.evaluate(tokens[:9], 3), plain.evaluate(tokens[:9], 3))
+    assert np.array_equal(run(main.call(tokens[:9], n_logits=3)), run(plain.call(tokens[:9], n_logits=3)))
     for each in (head, main, plain):
         each.close()
 
 
 def test_hidden_states_leave_the_logits_unchanged(pair):
-    kept = open_rows(pair.main, 1, n_ctx=64, threads=1, hidden=HiddenStates())[0]
-    plain = open_rows(pair.main, 1, n_ctx=64, threads=1)[0]
+    kept = open_sequences(pair.main, 1, n_ctx=64, threads=1, hidden=HiddenStates())[0]
+    plain = open_sequences(pair.main, 1, n_ctx=64, threads=1)[0]
     tokens = random.Random(0).choices(range(5, 800), k=30)
     for start, n in ((0, 20), (20, 3), (23, 1)):
         part = tokens[start : start + n]
-        assert np.array_equal(kept.evaluate(part, min(n, 5)), plain.evaluate(part, min(n, 5)))
+        assert np.array_equal(
+            run(kept.call(part, n_logits=min(n, 5))), run(plain.call(part, n_logits=min(n, 5)))
+        )
     for row in (kept, plain):
         row.close()

@@ -213,7 +213,7 @@ def test_drawn_trees_are_verified(files, kind, rule):
 def test_where_trees_are_not_possible_chains_are_drafted(files, kind, why):
     """Of a hybrid main model, whatever its head could draft, and of several layers."""
     with Session.open(*files[kind], n_ctx=512, threads=1, branches=8) as session:
-        assert session.draft.max_branches == 1
+        assert session.draft.limits.max_branches == 1
         for shape in ("tree", "beam"):
             with pytest.raises(InvalidRequest, match=why):
                 session.generate("the", replace(DRAFT, shape=shape))
@@ -278,7 +278,7 @@ def test_a_head_without_room_for_a_level_drafts_what_it_has(files, monkeypatch, 
             n_calls += 1
             if n_calls % 3 == 0:
                 for call in calls:
-                    call.row.resync()  # as after a call that llama.cpp refused
+                    call.sequence.resync()  # as after a call that llama.cpp refused
                 raise ContextOverflow("no room")
             return decode(calls)
 
@@ -292,5 +292,5 @@ def test_a_block_size_that_no_draft_needs(files, folder):
     """The batch of the head's context is not larger than the longest draft."""
     head = write_tiny_block_head(folder / "huge.gguf", "dflash", size=10**6)
     with Session.open(files["eagle"][0], head, n_ctx=256, threads=1, parallel=1) as session:
-        assert session.draft.max_draft == MAX_DRAFT
+        assert session.draft.limits.max_draft == MAX_DRAFT
         assert answer(session, LONG, DRAFT)[0] == answer(session, LONG, PLAIN)[0]

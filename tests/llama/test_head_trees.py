@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spec_local.core.calls import run, together
-from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import path_to
+from spec_local.core.sequence import common_prefix
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.model import Model
 from tests.broken_llama import Broken, aborted_after, aborted_half_way
@@ -96,7 +96,7 @@ class Walk:
     def evaluate(self, row, tokens):
         """Let the main model evaluate tokens, and hand their states to the head."""
         start = len(row.main.cached)
-        row.main.evaluate(tokens, 0)
+        run(row.main.call(tokens, n_logits=0))
         states = row.main.states(range(len(tokens)))
         row.states += list(states)
         row.head.receive(start, tokens, states)
@@ -118,7 +118,7 @@ class Walk:
         """Draft a tree, in several additions: often a level, sometimes any nodes in any order."""
         rng, head = self.rng, row.head
         row.tokens, row.parents = [], []
-        logits = await head.evaluate_async(row.text[len(head.cached) :], 1)
+        logits = await head.call(row.text[len(head.cached) :], n_logits=1)
         self.check(row, -1, logits[0])
         for _ in range(rng.randint(0, 4)):
             n_before, parents = len(row.tokens), list(row.parents)
@@ -133,7 +133,7 @@ class Walk:
             tokens = self.random_tokens(len(new))
             n_logits = rng.choice([None, 0, 1, len(new)])
             row.tokens, row.parents = [*row.tokens, *tokens], parents
-            found = (await head.decode_tree_async(tokens, new, n_logits)).copy()
+            found = (await head.call(tokens, new, n_logits)).copy()
             n_logits = len(new) if n_logits is None else n_logits
             assert len(found) == n_logits
             for node, logits in enumerate(found, len(parents) - n_logits):
@@ -154,7 +154,7 @@ class Walk:
             assert head.cached == [*row.text, *tokens]
             if rng.random() < 0.3 and len(head.cached) < N_CTX:  # it may be continued
                 row.tokens, row.parents = [*row.tokens, *self.random_tokens(1)], [*row.parents, node]
-                self.check(row, len(row.tokens) - 1, head.evaluate(row.tokens[-1:], 1)[0])
+                self.check(row, len(row.tokens) - 1, run(head.call(row.tokens[-1:], n_logits=1))[0])
             head.truncate(end + common_prefix(tokens, accepted))
         last = row.text[-1]
         row.text += accepted
@@ -198,7 +198,7 @@ class Walk:
 def test_logits_are_those_of_a_reference(pair, n_rows, monkeypatch):
     """The reference evaluates each path from the beginning, token by token."""
     mains, heads = pair.open(n_rows, max_branches=BRANCHES, n_ctx=N_CTX, max_tokens=48)
-    assert heads[0].max_branches == BRANCHES
+    assert heads[0].limits.max_branches == BRANCHES
     walk = Walk(mains, heads, pair.reference(mains[0]), random.Random(n_rows), monkeypatch)
     for _ in range(N_STEPS):
         walk.step()
@@ -221,29 +221,29 @@ def test_a_second_sequence_keeps_the_history_of_a_model_with_a_window(pair, monk
     for _ in range(30):
         walk.step()
         for i, head in enumerate(heads):
-            assert ends(shared.first_guard + i) == ends(head._sequence)
-            assert shared.length(head._sequence) in (len(head.cached), 0)
+            assert ends(shared.first_guard + i) == ends(head._seq_id)
+            assert shared.length(head._seq_id) in (len(head.cached), 0)
 
 
 def test_a_level_is_one_call(pair, monkeypatch):
     """Whatever the order in which its nodes are given; the rows of logits are in that order."""
     (main,), (head,) = pair.open(max_branches=BRANCHES)
-    main.evaluate(PROMPT[:-1], 0)
+    run(main.call(PROMPT[:-1], n_logits=0))
     head.receive(0, PROMPT[:-1], main.states(range(len(PROMPT) - 1)))
-    head.evaluate(PROMPT, 1)
+    run(head.call(PROMPT, n_logits=1))
     calls, decode = [], head.context.decode
     monkeypatch.setattr(
         head.context, "decode", lambda each: calls.append(len(each[0].tokens)) or decode(each)
     )
-    levels = head.decode_tree([10, 11, 12, 13], [-1, -1, -1, -1])
+    levels = run(head.call([10, 11, 12, 13], [-1, -1, -1, -1]))
     assert calls == [4]
     again = levels.copy()
     head.commit([])
-    head.decode_tree([10, 20, 11, 21, 12, 13], [-1, 0, -1, 2, -1, -1])
+    run(head.call([10, 20, 11, 21, 12, 13], [-1, 0, -1, 2, -1, -1]))
     assert calls[1:] == [1, 2, 3]
     head.commit([])
     for i, token in enumerate((10, 11, 12, 13)):
-        assert np.allclose(head.decode_tree([token], [-1])[0], again[i], atol=NOISE, equal_nan=True)
+        assert np.allclose(run(head.call([token], [-1]))[0], again[i], atol=NOISE, equal_nan=True)
         head.commit([])
 
 
@@ -251,12 +251,12 @@ def test_a_level_is_one_call(pair, monkeypatch):
 def test_the_widest_trees_of_many_rows(pair, n_rows):
     """llama.cpp ends the process where it has less room for logits than sequences."""
     _, heads = pair.open(n_rows, max_branches=64, n_ctx=128, max_tokens=96)
-    width = heads[0].max_branches
+    width = heads[0].limits.max_branches
     assert n_rows * width <= 96
 
     async def draft(head):
-        await head.evaluate_async(PROMPT[:2], 1)
-        return (await head.decode_tree_async(range(10, 10 + width), [-1] * width)).copy()
+        await head.call(PROMPT[:2], n_logits=1)
+        return (await head.call(range(10, 10 + width), [-1] * width)).copy()
 
     first, *others = together([draft(head) for head in heads])
     assert first.shape == (width, pair.main.vocabulary.n_tokens)
@@ -266,8 +266,8 @@ def test_the_widest_trees_of_many_rows(pair, n_rows):
 
 def test_what_a_tree_must_not_be(pair):
     _, (head,) = pair.open(max_branches=2)
-    head.evaluate(PROMPT[:2], 1)
-    head.decode_tree([10, 11], [-1, -1])
+    run(head.call(PROMPT[:2], n_logits=1))
+    run(head.call([10, 11], [-1, -1]))
     for parents, why in (
         ([-1], "a tree with 3 branches: give at most 2"),
         ([2], "node 2 has parent 2"),
@@ -275,12 +275,10 @@ def test_what_a_tree_must_not_be(pair):
         ([], "1 tokens with 0 parents"),
     ):
         with pytest.raises(InvalidRequest, match=why):
-            head.decode_tree([12] * max(1, len(parents)), parents)
-    with pytest.raises(InvalidRequest, match="level by level"):
-        head.call([12, 13], [0, 2], 2)
+            run(head.call([12] * max(1, len(parents)), parents))
     with pytest.raises(InvalidRequest, match="node 1 is not a child of node 0"):
         head.commit([0, 1])
-    head.decode_tree([12], [0])
+    run(head.call([12], [0]))
     head.commit([0, 2])
     assert head.cached == [*PROMPT[:2], 10, 12]
 
@@ -288,11 +286,11 @@ def test_what_a_tree_must_not_be(pair):
 def test_branches_free_their_entries(pair):
     """Their sequences are empty after each change of the history, and the cache does not fill up."""
     _, (head,) = pair.open(max_branches=4, n_ctx=32)
-    head.evaluate(PROMPT[:4], 1)
+    run(head.call(PROMPT[:4], n_logits=1))
     changes = [lambda: head.commit([]), lambda: head.commit([1]), lambda: head.truncate(4), head.resync]
     for i in range(40):
-        head.decode_tree([10, 11, 12], [-1, -1, -1])
-        head.decode_tree([13, 14], [0, 1])
+        run(head.call([10, 11, 12], [-1, -1, -1]))
+        run(head.call([13, 14], [0, 1]))
         changes[i % 4]()
         assert [head.context.length(sequence) for sequence in range(1, 4)] == [0, 0, 0]
         head.truncate(4)

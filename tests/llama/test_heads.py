@@ -19,7 +19,7 @@ from spec_local.llama.heads.dflash import block_format
 from spec_local.llama.heads.mtp import HIDDEN_STATES
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_rows
+from spec_local.llama.open import open_sequences
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
@@ -78,7 +78,7 @@ class Pair:
         """Rows of the main model and of the head; a recurrent main model's head has branches nevertheless."""
         usual = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "flash_attention": False}
         usual |= {"hidden": self.chosen.hidden, "max_branches": max_branches}
-        mains = open_rows(self.main, n_rows, **usual | options)
+        mains = open_sequences(self.main, n_rows, **usual | options)
         mains[0].context.max_branches = max_branches  # read by the head only
         heads = self.chosen.open(mains)
         self.made += [heads[0], mains[0]]
@@ -130,7 +130,9 @@ def eagle(main_path, eagle_path):
 def test_hidden_states_leave_the_logits_unchanged(pair):
     """Bit for bit, in calls of several rows, and whether or not logits are wanted."""
     (a, b), _ = pair.open(2)
-    plain = open_rows(pair.main, 2, n_ctx=256, max_tokens=64, max_logits=64, threads=1, flash_attention=False)
+    plain = open_sequences(
+        pair.main, 2, n_ctx=256, max_tokens=64, max_logits=64, threads=1, flash_attention=False
+    )
     for n, n_logits in ((20, 0), (3, 1), (5, 5), (1, 1)):
         results = []
         for rows in ((a, b), plain):
@@ -151,7 +153,7 @@ def test_states_belong_to_their_tokens(pair):
     (a, b), _ = pair.open(2)
     expected = []
     for token in PROMPT[:8]:
-        a.evaluate([token], 0)
+        run(a.call([token], n_logits=0))
         expected.append(a.states([0])[0])
     a.truncate(0)
     calls = [a.call(PROMPT[5:7], (-1, 0), 1), b.call(PROMPT[:8], range(-1, 7), 0)]
@@ -165,14 +167,14 @@ def test_states_belong_to_their_tokens(pair):
 
 def test_states_of_a_tree(eagle):
     (main,), _ = eagle.open(max_branches=4)
-    main.evaluate(PROMPT[:3], 0)
-    main.decode_tree([10, 11, 12], [-1, -1, 1])
+    run(main.call(PROMPT[:3], n_logits=0))
+    run(main.call([10, 11, 12], [-1, -1, 1]))
     states = main.states([0, 2])
     main.commit([])
-    main.evaluate([11, 12], 0)
+    run(main.call([11, 12], n_logits=0))
     assert np.allclose(main.states([1])[0], states[1], atol=1e-4)
     main.truncate(3)
-    main.evaluate([10], 0)
+    run(main.call([10], n_logits=0))
     assert np.allclose(main.states([0])[0], states[0], atol=1e-4)
 
 
@@ -181,10 +183,10 @@ def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, erro
     """Without the error, llama.cpp would return wrong logits. The caches are right afterwards."""
     monkeypatch.setattr(kernels, "installed", lambda: None)  # the callback in Python
     (a, b), _ = eagle.open(2)
-    fresh = a.evaluate(PROMPT[:12], 12).copy()
+    fresh = run(a.call(PROMPT[:12], n_logits=12)).copy()
     for row in (a, b):
         row.truncate(0)
-        row.evaluate(PROMPT[:6], 0)
+        run(row.call(PROMPT[:6], n_logits=0))
 
     def fail(number, tensor):
         raise error
@@ -195,18 +197,18 @@ def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, erro
     monkeypatch.undo()
     assert a.cached == b.cached == PROMPT[:6]
     for row in (a, b):
-        assert np.allclose(row.evaluate(PROMPT[6:12], 6), fresh[6:], atol=NOISE)
+        assert np.allclose(run(row.call(PROMPT[6:12], n_logits=6)), fresh[6:], atol=NOISE)
 
 
 def test_states_that_a_context_does_not_have(eagle):
-    plain = open_rows(eagle.main, 1, n_ctx=64, threads=1)[0]
+    plain = open_sequences(eagle.main, 1, n_ctx=64, threads=1)[0]
     with pytest.raises(InvalidRequest, match="keeps no hidden states"):
         plain.states([0])
     plain.close()
     with pytest.raises(InvalidRequest, match="no layers for multi-token prediction"):
-        open_rows(eagle.main, 1, n_ctx=64, hidden=HIDDEN_STATES)
+        open_sequences(eagle.main, 1, n_ctx=64, hidden=HIDDEN_STATES)
     with pytest.raises(InvalidRequest, match="outputs of layers 0 to 3"):
-        open_rows(eagle.main, 1, n_ctx=64, hidden=HiddenStates((1, 4)))
+        open_sequences(eagle.main, 1, n_ctx=64, hidden=HiddenStates((1, 4)))
 
 
 # Logits of a head
@@ -214,9 +216,12 @@ def test_states_that_a_context_does_not_have(eagle):
 
 def test_only_the_tokens_that_a_head_can_draft_have_logits(eagle):
     (main,), (head,) = eagle.open()
-    main.evaluate(PROMPT[:6], 0)
+    run(main.call(PROMPT[:6], n_logits=0))
     head.receive(0, PROMPT[:6], main.states(range(6)))
-    assert np.isfinite(head.evaluate(PROMPT[:6], 1)[0]).nonzero()[0].tolist() == head.draft_tokens.tolist()
+    assert (
+        np.isfinite(run(head.call(PROMPT[:6], n_logits=1))[0]).nonzero()[0].tolist()
+        == head.limits.draft_tokens.tolist()
+    )
 
 
 class Walk:
@@ -236,10 +241,9 @@ class Walk:
     async def draft(self, n, rng, check=True):
         """Draft n tokens, and check the head's logits."""
         self.drafted, found = [], []
-        self.head.begin_draft(n)
         for _ in range(n):
             new = self.drafted[-1:] or self.tokens[len(self.head.cached) :]
-            logits = await self.head.evaluate_async(new, 1)
+            logits = await self.head.call(new, n_logits=1, n_draft=n)
             found.append(logits[0].copy())
             best = np.argsort(logits[0])[-3:].tolist()
             self.drafted.append(rng.choice(best))
@@ -307,16 +311,16 @@ def test_logits_are_those_of_a_reference(pair, n_rows):
 def test_logits_do_not_depend_on_how_calls_are_made(pair):
     """Staged tokens, which are evaluated with the head's own output, and nodes of a tree that is a chain."""
     (main,), (head,) = pair.open()
-    main.evaluate(PROMPT[:-1], 0)
+    run(main.call(PROMPT[:-1], n_logits=0))
     head.receive(0, PROMPT[:-1], main.states(range(len(PROMPT) - 1)))
-    first = head.evaluate(PROMPT, 1).copy()
-    rows = [first[0], *(head.evaluate([token], 1)[0].copy() for token in (20, 30, 40))]
+    first = run(head.call(PROMPT, n_logits=1)).copy()
+    rows = [first[0], *(run(head.call([token], n_logits=1))[0].copy() for token in (20, 30, 40))]
     head.truncate(len(PROMPT))
-    again = head.evaluate([20, 30, 40], 3)
+    again = run(head.call([20, 30, 40], n_logits=3))
     assert np.array_equal(again, rows[1:])
     head.truncate(len(PROMPT))
-    assert np.array_equal(head.decode_tree([20, 30], [-1, 0], 1)[0], rows[2])
-    assert np.array_equal(head.decode_tree([40], [1])[0], rows[3])
+    assert np.array_equal(run(head.call([20, 30], [-1, 0], 1))[0], rows[2])
+    assert np.array_equal(run(head.call([40], [1]))[0], rows[3])
     head.commit([0, 1])
     assert head.cached == [*PROMPT, 20, 30]
 
@@ -326,7 +330,7 @@ def test_memory_does_not_grow_with_the_prompt(pair):
     tokens = random.Random(0).choices(range(5, 800), k=900)
     for start in range(0, 900, 50):
         chunk = tokens[start : start + 50]
-        main.evaluate(chunk, 0)
+        run(main.call(chunk, n_logits=0))
         head.receive(start, chunk, main.states(range(50)))
         run(head.read())
         assert len(head.received) <= 4
@@ -425,12 +429,12 @@ def test_drafts_are_those_of_llama_cpp(recorded_models, kind):
         for n_generated, expected in recorded["drafts"]:
             history = [*prompt, *output[:n_generated]]
             start = len(main.cached)
-            main.evaluate(history[start:-1], 0)
+            run(main.call(history[start:-1], n_logits=0))
             head.receive(start, history[start:-1], main.states(range(len(history) - 1 - start)))
             drafted = []
-            head.begin_draft(N_DRAFT)
             for _ in expected:
-                logits = head.evaluate(drafted[-1:] or history[len(head.cached) :], 1)
+                new = drafted[-1:] or history[len(head.cached) :]
+                logits = run(head.call(new, n_logits=1, n_draft=N_DRAFT))
                 drafted.append(int(logits[0].argmax()))
             assert drafted == expected, (recorded["prompt"], n_generated)
     pair.close()

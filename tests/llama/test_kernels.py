@@ -12,13 +12,14 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from spec_local import GenerationSettings, Session, kernels
+from spec_local.core.calls import run
 from spec_local.core.proposal import path_to
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.kernels import build, measure
 from spec_local.llama import runtime
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row, open_rows
+from spec_local.llama.open import open_sequence, open_sequences
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
 from tests.llama.answers import tokens_of
@@ -246,8 +247,8 @@ def test_logits_are_those_of_llama_cpp(quantized, make_context, capfd, kind):
         assert packed == (mode == "auto" and kind not in ("F32", "F16"))
         # One large call, then a small one.
         context = make_context(model, threads=2)
-        context.evaluate(text_of(40), 1)
-        logits[mode] = context.evaluate(text_of(5), 5).copy()
+        run(context.call(text_of(40), n_logits=1))
+        logits[mode] = run(context.call(text_of(5), n_logits=5)).copy()
         context.close()
     kernels.use("auto")
     difference = np.abs(logits["auto"] - logits["off"])
@@ -267,10 +268,12 @@ def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kin
     context = make_context(model, n_ctx=700, max_tokens=64, threads=2, cache_type=cache_type)
     text = text_of(640)
     for start in range(0, 600, 60):
-        context.evaluate(text[start : start + 60], 1)
+        run(context.call(text[start : start + 60], n_logits=1))
     logits = {}
     for n in (1, 2, 5, 8):
-        logits[n] = np.concatenate([context.evaluate(text[i : i + n], n).copy() for i in range(600, 640, n)])
+        logits[n] = np.concatenate(
+            [run(context.call(text[i : i + n], n_logits=n)).copy() for i in range(600, 640, n)]
+        )
         context.truncate(600)
     for n in (2, 5, 8):
         assert (logits[n] == logits[1]).all()
@@ -292,7 +295,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_divided_into_calls(
     for size in (512, 1, 8, 64, 65, 96):
         context.truncate(0)
         for start in range(0, 600, size):
-            last = context.evaluate(text[start : start + size], 1)[-1].copy()
+            last = run(context.call(text[start : start + size], n_logits=1))[-1].copy()
         logits[size] = last
     for size in (1, 8, 64, 65, 96):
         assert (logits[size] == logits[512]).all()
@@ -326,7 +329,7 @@ def test_reproducible_output_needs_no_padding(quantized, limited, kind, sizes):
     limited({"F16": 9, "F32": 9})
     with Session.open(quantized(kind), threads=1, reproducible=True) as session:
         assert session.main.pad_to == 1
-        assert session.main.max_tokens in sizes
+        assert session.main.limits.max_tokens in sizes
 
 
 def test_what_is_left_to_llama_cpp(quantized, make_context, limited):
@@ -336,7 +339,7 @@ def test_what_is_left_to_llama_cpp(quantized, make_context, limited):
     def last(kind, n):
         """The logits after the last token of a call of n tokens, all of which have logits."""
         context = make_context(Model(quantized(kind)), n_ctx=64)
-        return context.evaluate(text[:n], n)[-1].copy()
+        return run(context.call(text[:n], n_logits=n))[-1].copy()
 
     limited({"F16": 8})
     ours, theirs = last("F16", 8), last("F16", 9)
@@ -351,7 +354,7 @@ def test_what_is_left_to_llama_cpp(quantized, make_context, limited):
     kernels.use("off")
     context = make_context(Model(quantized("Q4_K_M")), n_ctx=64)
     kernels.use("auto")  # attention and the other types are computed as before
-    assert (context.evaluate(text[:4], 4)[-1] == left).all()
+    assert (run(context.call(text[:4], n_logits=4))[-1] == left).all()
     assert (left != packed).any()
 
 
@@ -368,7 +371,7 @@ def test_trees_and_rows_have_the_logits_of_the_path_alone(quantized, make_contex
     rng = random.Random(0)
     model = Model(quantized("Q4_K_M"))
     size = {"n_ctx": 200, "max_tokens": 64, "threads": 2, "cache_type": cache_type}
-    rows = open_rows(model, n_rows, max_branches=4, max_logits=64, **size)
+    rows = open_sequences(model, n_rows, max_branches=4, max_logits=64, **size)
     alone = make_context(model, **size)
     for _ in range(40):
         calls = []
@@ -380,12 +383,12 @@ def test_trees_and_rows_have_the_logits_of_the_path_alone(quantized, make_contex
             calls.append(row.call(tokens, parents, len(tokens)))
         for call, logits in zip(calls, rows[0].context.decode(calls), strict=True):
             path = path_to(call.parents, len(call.tokens) - 1)
-            text = [*call.row.cached, *(call.tokens[node] for node in path)]
+            text = [*call.sequence.cached, *(call.tokens[node] for node in path)]
             alone.truncate(0)
             for start in range(0, len(text), 60):
-                expected = alone.evaluate(text[start : start + 60], 1)
+                expected = run(alone.call(text[start : start + 60], n_logits=1))
             assert np.array_equal(logits[path[-1]], expected[0])
-            call.row.commit(path)
+            call.sequence.commit(path)
     rows[0].close()
 
 
@@ -396,7 +399,7 @@ def test_two_models_at_once(quantized, make_context):
     def work(context):
         rows = []
         for _ in range(10):
-            rows += [context.evaluate(text_of(n), n).copy() for n in (1, 3, 9)]
+            rows += [run(context.call(text_of(n), n_logits=n)).copy() for n in (1, 3, 9)]
             context.truncate(0)
         return np.concatenate(rows)
 
@@ -416,9 +419,9 @@ def test_states_captured_in_cpp_are_those_captured_in_python(tmp_path, monkeypat
         for python in (False, True):
             if python:
                 monkeypatch.setattr(kernels, "installed", lambda: None)
-            with contextlib.closing(open_row(model, n_ctx=64, threads=1, hidden=hidden)) as context:
+            with contextlib.closing(open_sequence(model, n_ctx=64, threads=1, hidden=hidden)) as context:
                 for tokens in ([5, 6, 7], [8], [9, 10]):
-                    context.evaluate(tokens, 1)
+                    run(context.call(tokens, n_logits=1))
                     found.append(context.states(range(len(tokens))))
     in_cpp, in_python = found[:3], found[3:]
     for a, b in zip(in_cpp, in_python, strict=True):
@@ -429,15 +432,15 @@ def test_states_captured_in_cpp_are_those_captured_in_python(tmp_path, monkeypat
 def test_states_of_an_unexpected_size_end_the_call(tmp_path):
     write_tiny_model(tmp_path / "main.gguf", n_layers=4)
     with contextlib.closing(Model(tmp_path / "main.gguf")) as model:
-        context = open_row(model, n_ctx=64, threads=1, hidden=HiddenStates((1,)))
+        context = open_sequence(model, n_ctx=64, threads=1, hidden=HiddenStates((1,)))
         with contextlib.closing(context):
             capture = context.context._capture._native[1]
             for field, value in (("width", model.n_embd + 1), ("n_rows", 2)):
                 usual = getattr(capture, field)
                 setattr(capture, field, value)
                 with pytest.raises(BackendError, match=r"layer 1 of main\.gguf have an unexpected size"):
-                    context.evaluate([5, 6, 7], 1)
+                    run(context.call([5, 6, 7], n_logits=1))
                 setattr(capture, field, usual)
             context.truncate(0)
-            context.evaluate([5, 6, 7], 1)
+            run(context.call([5, 6, 7], n_logits=1))
             assert context.states(range(3)).shape == (3, model.n_embd)

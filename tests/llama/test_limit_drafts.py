@@ -11,7 +11,7 @@ from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_rows
+from spec_local.llama.open import open_sequences
 from spec_local.llama.quantize import quantize
 from spec_local.policies.base import Reading
 from spec_local.proposers.draft_model import DraftModel
@@ -42,7 +42,7 @@ def model(request, tiny_path, tmp_path):
 
 
 def limited(row, n_first=N_FIRST):
-    row.limit(DraftVocabulary(row.n_vocab, n_first))
+    row.limit(DraftVocabulary(row.limits.n_vocab, n_first))
     return row
 
 
@@ -51,29 +51,31 @@ def test_the_logits_of_chosen_tokens_are_those_of_the_whole_call(model, make_con
     whole, part = make_context(model, threads=threads), limited(make_context(model, threads=threads))
     chosen = set()
     for token in TEXT:
-        expected, found = whole.evaluate([token], 1)[0], part.evaluate([token], 1)[0]
-        tokens = part.draft_tokens
+        expected, found = run(whole.call([token], n_logits=1))[0], run(part.call([token], n_logits=1))[0]
+        tokens = part.limits.draft_tokens
         assert (found[tokens] == expected[tokens]).all()
         assert token in tokens
         assert chosen <= set(tokens.tolist())
         chosen = set(tokens.tolist())
-        others = np.setdiff1d(np.arange(part.n_vocab), tokens)
+        others = np.setdiff1d(np.arange(part.limits.n_vocab), tokens)
         assert not (found[others] == expected[others]).any()  # they were not computed
-    assert N_FIRST < len(chosen) < part.n_vocab / 2
+    assert N_FIRST < len(chosen) < part.limits.n_vocab / 2
 
 
 def test_rows_that_share_a_call_compute_the_tokens_of_all(model):
     texts = ([300, 5, 6], [250, 7, 8])
-    rows, alone = (open_rows(model, 2, n_ctx=64, max_tokens=16, max_logits=8, threads=1) for _ in range(2))
+    rows, alone = (
+        open_sequences(model, 2, n_ctx=64, max_tokens=16, max_logits=8, threads=1) for _ in range(2)
+    )
     for row, text in zip(rows, texts, strict=True):
-        limited(row).evaluate(text[:2], 0)
+        run(limited(row).call(text[:2], n_logits=0))
     shared = rows[0].context.decode(
         [row.call(text[2:], [-1], 1) for row, text in zip(rows, texts, strict=True)]
     )
     for i, text in enumerate(texts):
-        expected, tokens = alone[i].evaluate(text, 1)[0], rows[i].draft_tokens
+        expected, tokens = run(alone[i].call(text, n_logits=1))[0], rows[i].limits.draft_tokens
         assert (shared[i][0][tokens] == expected[tokens]).all()
-    assert set(rows[0].draft_tokens.tolist()) != set(rows[1].draft_tokens.tolist())
+    assert set(rows[0].limits.draft_tokens.tolist()) != set(rows[1].limits.draft_tokens.tolist())
     rows[0].close()
     alone[0].close()
 
@@ -82,10 +84,10 @@ def test_calls_of_other_rows_are_whole(model, make_context):
     """The main model may share the output matrix; a call that fails must not leave a choice behind."""
     draft, main, expected = limited(make_context(model)), make_context(model), make_context(model)
     for token in TEXT:
-        draft.evaluate([token], 1)
+        run(draft.call([token], n_logits=1))
         with pytest.raises(Exception, match="vocabulary"):
-            draft.evaluate([draft.n_vocab], 1)
-        assert (main.evaluate([token], 1) == expected.evaluate([token], 1)).all()
+            run(draft.call([draft.limits.n_vocab], n_logits=1))
+        assert (run(main.call([token], n_logits=1)) == run(expected.call([token], n_logits=1))).all()
 
 
 def test_tokens_of_another_text_are_forgotten(model, make_context):
@@ -93,32 +95,34 @@ def test_tokens_of_another_text_are_forgotten(model, make_context):
     for text in (TEXT, [20, 21]):
         row.truncate(0)
         for token in text:
-            row.evaluate([token], 1)
-        drafted.append(300 in row.draft_tokens)
+            run(row.call([token], n_logits=1))
+        drafted.append(300 in row.limits.draft_tokens)
     assert drafted == [True, False]
 
 
 def test_tokens_of_the_part_of_a_prompt_that_is_not_read_can_be_drafted(model, make_context):
     row = limited(make_context(model))
-    draft = DraftModel(row, Sampler(SamplingSettings(temperature=0)), Chain("greedy"), n_vocab=row.n_vocab)
-    row.evaluate([20] * 30, 0)  # of another text, which is forgotten
+    draft = DraftModel(
+        row, Sampler(SamplingSettings(temperature=0)), Chain("greedy"), n_vocab=row.limits.n_vocab
+    )
+    run(row.call([20] * 30, n_logits=0))  # of another text, which is forgotten
     run(draft.prefill([*TEXT, *[20] * 10], Reading(9, 8)))
     assert list(row.cached) == [TEXT[0], *[20] * 7]
-    assert 300 in row.draft_tokens
+    assert 300 in row.limits.draft_tokens
 
 
 def test_small_vocabularies_and_rows_without_kernels_are_left_whole(tiny_model, make_context):
     row = make_context(tiny_model)
     limit_drafts(row, tiny_model.vocabulary)
-    assert row.draft_tokens is None
+    assert row.limits.draft_tokens is None
     limit_drafts(row, tiny_model.vocabulary, "all")
-    assert row.draft_tokens is None
+    assert row.limits.draft_tokens is None
     kernels.use("off")
     limit_drafts(row, tiny_model.vocabulary, N_FIRST)
     kernels.use("auto")
-    assert row.draft_tokens is None
+    assert row.limits.draft_tokens is None
     limit_drafts(row, tiny_model.vocabulary, N_FIRST)
-    assert len(row.draft_tokens) < row.n_vocab
+    assert len(row.limits.draft_tokens) < row.limits.n_vocab
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +149,7 @@ def test_a_seed_gives_the_same_text_with_any_part_of_the_vocabulary(files, kind,
     texts, accepted = {}, {}
     for part in ("all", N_FIRST):
         with Session.open(*files[kind], n_ctx=256, threads=1, draft_vocab=part) as session:
-            assert (session.draft.draft_tokens is None) == (part == "all")
+            assert (session.draft.limits.draft_tokens is None) == (part == "all")
             events = list(session.generate("The water of the", settings))
             texts[part] = "".join(event.text for event in events if hasattr(event, "text"))
             accepted[part] = events[-1].statistics.draft_n

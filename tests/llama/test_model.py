@@ -10,20 +10,21 @@ import gguf
 import numpy as np
 import pytest
 
+from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelFileError
 from spec_local.llama import runtime, tiny
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 
 
 def greedy(model, prompt, n):
-    context = open_row(model, n_ctx=512, max_logits=1, threads=1)
-    row = context.evaluate(model.vocabulary.tokenize(prompt, add_special=True), 1)
+    context = open_sequence(model, n_ctx=512, max_logits=1, threads=1)
+    row = run(context.call(model.vocabulary.tokenize(prompt, add_special=True), n_logits=1))
     output = []
     for _ in range(n):
         output.append(int(row[0].argmax()))
-        row = context.evaluate(output[-1:], 1)
+        row = run(context.call(output[-1:], n_logits=1))
     return output
 
 
@@ -212,7 +213,7 @@ def kv_cache_bytes(capsys, model, **kwargs):
     """The size of the KV cache that llama.cpp logs."""
     runtime.set_verbose(True)
     try:
-        open_row(model, threads=1, **kwargs).close()
+        open_sequence(model, threads=1, **kwargs).close()
     finally:
         runtime.set_verbose(False)
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "KV buffer size" in x]
@@ -254,7 +255,7 @@ def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatc
 def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
     runtime.set_verbose(verbose)
     try:
-        open_row(Model(tiny_path), n_ctx=64, threads=1).evaluate([1], 1)
+        run(open_sequence(Model(tiny_path), n_ctx=64, threads=1).call([1], n_logits=1))
     finally:
         runtime.set_verbose(False)
     out, err = capfd.readouterr()
@@ -274,11 +275,12 @@ def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
 def test_exit_in_any_order(tiny_path, start, end):
     code = f"""
 {start}
+from spec_local.core.calls import run
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 model = Model({str(tiny_path)!r})
-context = open_row(model, n_ctx=64, threads=1)
-logits = context.evaluate([1, 2], 1)
+context = open_sequence(model, n_ctx=64, threads=1)
+logits = run(context.call([1, 2], n_logits=1))
 {end}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -311,7 +313,7 @@ USES = {
     "chat_template": lambda model: model.chat_template,
     "is_recurrent": lambda model: model.is_recurrent,
     "kv_bytes": lambda model: model.kv_bytes(16),
-    "open_row": lambda model: open_row(model, n_ctx=16),
+    "open_sequence": lambda model: open_sequence(model, n_ctx=16),
 }
 
 

@@ -7,14 +7,15 @@ import gguf
 import numpy as np
 import pytest
 
-from spec_local.core.language_model import common_prefix
+from spec_local.core.calls import run
 from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sequence import common_prefix
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import tiny
 from spec_local.llama.heads.choose import choose_head
-from spec_local.llama.heads.mtp import open_mtp_rows
+from spec_local.llama.heads.mtp import open_mtp_sequences
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_rows
+from spec_local.llama.open import open_sequences
 from spec_local.models import pairs
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
@@ -89,7 +90,7 @@ def test_layers_draft_again_after_any_change(folder):
     tokens = random.Random(0).choices(range(5, 800), k=40)
     states = []
     for start in range(0, 40, 10):
-        main.evaluate(tokens[start : start + 10], 0)
+        run(main.call(tokens[start : start + 10], n_logits=0))
         states += list(main.states(range(10)))
         head.receive(start, tokens[start : start + 10], np.array(states[start:]))
 
@@ -97,14 +98,14 @@ def test_layers_draft_again_after_any_change(folder):
         head.truncate(common_prefix(head.cached, history[:-1]))
         n = head.n_received
         head.receive(n, history[n:-1], np.array(states[n : len(history) - 1]).reshape(-1, 64))
-        found = [head.evaluate(history[len(head.cached) :], 1)[0].copy()]
-        found += [head.evaluate([token], 1)[0].copy() for token in drafted]
+        found = [run(head.call(history[len(head.cached) :], n_logits=1))[0].copy()]
+        found += [run(head.call([token], n_logits=1))[0].copy() for token in drafted]
         assert head.cached == [*history, *drafted]
         expected = reference.logits(history, states[: len(history) - 1], drafted)
         assert np.allclose(found, expected, atol=NOISE)
         head.truncate(len(history))
         drafted = [token + 1 for token in drafted]
-        found[1:] = [head.evaluate([token], 1)[0].copy() for token in drafted]
+        found[1:] = [run(head.call([token], n_logits=1))[0].copy() for token in drafted]
         expected = reference.logits(history, states[: len(history) - 1], drafted)
         assert np.allclose(found, expected, atol=NOISE)
 
@@ -114,7 +115,7 @@ def test_layers_draft_again_after_any_change(folder):
     check(tokens[:20], [8, 9])
     check([*tokens[:30], 11], [8, 9])
     with pytest.raises(InvalidRequest, match="3 layers for multi-token prediction, which draft one"):
-        head.evaluate([10], 1)
+        run(head.call([10], n_logits=1))
     assert head.cached == [*tokens[:30], 11, 9, 10]
     pair.close()
 
@@ -130,9 +131,9 @@ def test_layers_draft_again_after_any_change(folder):
 )
 def test_a_model_without_layers_that_can_be_used(folder, write, n_mtp, load):
     model = Model(write(folder / "without.gguf", n_mtp=n_mtp), load_mtp=load)
-    mains = open_rows(model, 1, n_ctx=64, threads=1)
+    mains = open_sequences(model, 1, n_ctx=64, threads=1)
     with pytest.raises(ModelError, match="has no layer for multi-token prediction: draft without it"):
-        open_mtp_rows(mains)
+        open_mtp_sequences(mains)
     mains[0].close()
     model.close()
 
@@ -147,8 +148,8 @@ def test_a_header_that_lists_layers_of_another_file(folder, architecture):
     assert choose_head(models[1]) is None
     found = []
     for model in models:
-        row = open_rows(model, 1, n_ctx=64, threads=1)[0]
-        found.append(row.evaluate(PROMPT[:20], 1).copy())
+        row = open_sequences(model, 1, n_ctx=64, threads=1)[0]
+        found.append(run(row.call(PROMPT[:20], n_logits=1)).copy())
         row.close()
         model.close()
     assert np.array_equal(*found)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from spec_local.core.calls import run
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -44,7 +45,7 @@ def next_logits(rows, tokens):
 def check(make_context, model, logits, texts):
     assert logits.shape == (len(texts), model.vocabulary.n_tokens)
     for row, tokens in zip(logits, texts, strict=True):
-        expected = make_context(model, n_ctx=1024, max_tokens=700).evaluate(tokens, 1)[0]
+        expected = run(make_context(model, n_ctx=1024, max_tokens=700).call(tokens, n_logits=1))[0]
         np.testing.assert_allclose(row, expected, **CLOSE)
 
 
@@ -76,7 +77,7 @@ def test_states_of_every_token(make_context, make_rows, model):
     for prompt, new, *states in zip(prompts, ([301], [302, 303], [304]), first, second, strict=True):
         assert [len(each) for each in states] == [len(prompt), len(new)]
         plain = make_context(model, n_ctx=1024, max_tokens=768, hidden=hidden)
-        plain.evaluate([*prompt, *new], 1)
+        run(plain.call([*prompt, *new], n_logits=1))
         expected = plain.states(range(len(prompt) + len(new)))
         np.testing.assert_allclose(bfloat16.decode(np.concatenate(states)), expected, atol=0.05, rtol=2**-6)
 
@@ -98,7 +99,7 @@ def test_taking_tokens_back_is_refused(make_rows, tiny_model):
     """llama.cpp cannot, where the model has a sliding window."""
     rows = make_rows(tiny_model, 2)
     next_logits(rows, TEXTS[:2])
-    assert rows[0].rollback == "none"
+    assert rows[0].limits.rollback == "none"
     with pytest.raises(ModelError, match="cannot roll back"):
         rows[0].truncate(2)
     rows[1].reuse(TEXTS[0])  # shares no cells

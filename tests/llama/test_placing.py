@@ -8,7 +8,7 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
-from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.opening import drafters
@@ -53,7 +53,7 @@ def measured(monkeypatch):
     times, calls = {}, []
 
     def measure(row, *args, **options):
-        role = "draft" if isinstance(row, HeadRow) or "draft" in row.model.path.name else "main"
+        role = "draft" if isinstance(row, HeadSequence) or "draft" in row.model.path.name else "main"
         calls.append((role, row.model.gpu_layers))
         seconds = times[role][row.model.gpu_layers]
         one, several = seconds if isinstance(seconds, tuple) else (seconds, seconds)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from spec_local.answers.saving import conditions
+from spec_local.core.calls import run
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -115,12 +116,12 @@ def test_restored_logits_are_those_of_reading(opened, kind):
         session.main.reuse(tokens[:N])
         assert len(session.main.cached) >= N - 16
         rest = tokens[len(session.main.cached) :]
-        restored = session.main.evaluate(rest, len(rest)).copy()
+        restored = run(session.main.call(rest)).copy()
     with opened(kind, prompt_cache="off") as session:
-        for start in range(0, len(tokens) - len(rest), session.main.max_tokens):
-            part = tokens[start : min(len(tokens) - len(rest), start + session.main.max_tokens)]
-            session.main.evaluate(part, 0)
-        assert np.array_equal(restored, session.main.evaluate(rest, len(rest)))
+        for start in range(0, len(tokens) - len(rest), session.main.limits.max_tokens):
+            part = tokens[start : min(len(tokens) - len(rest), start + session.main.limits.max_tokens)]
+            run(session.main.call(part, n_logits=0))
+        assert np.array_equal(restored, run(session.main.call(rest)))
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid", "eagle"])

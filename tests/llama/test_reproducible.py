@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
+from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import reproducible, runtime
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
-from spec_local.llama.reproducible import open_reproducible_rows
+from spec_local.llama.reproducible import open_reproducible_sequences
 from spec_local.llama.tiny import write_tiny_model
 from tests.broken_llama import Broken, interrupted_after, interrupted_before
 from tests.llama.answers import tokens_of
@@ -58,9 +59,9 @@ def draft_of(folder):
     return make
 
 
-def open_row(model, **options):
+def open_sequence(model, **options):
     """A reproducible context."""
-    return open_reproducible_rows(model, 1, **options)[0]
+    return open_reproducible_sequences(model, 1, **options)[0]
 
 
 def text_of(n, seed=0):
@@ -76,7 +77,7 @@ def feed(context, text, sizes):
     found = []
     for n in sizes:
         start = len(context.cached)
-        found.append(context.evaluate(text[start : start + n], n).copy())
+        found.append(run(context.call(text[start : start + n], n_logits=n)).copy())
     return np.concatenate(found)
 
 
@@ -84,12 +85,12 @@ def feed(context, text, sizes):
 def test_logits_depend_only_on_the_tokens_before(path_of, kind):
     """After 600 tokens: from 512 on, llama.cpp computes attention for a single token differently."""
     model = Model(path_of(kind))
-    context = open_row(model, n_ctx=700, threads=1)
+    context = open_sequence(model, n_ctx=700, threads=1)
     text, results = text_of(640), []
     for first, sizes in [(24, (1,) * 40), (17, (5,) * 8), (8, (24, 16)), (3, (2, 7, 11, 1, 19))]:
         context.truncate(0)
         for start in range(0, 600, first):
-            context.evaluate(text[start : min(start + first, 600)], 0)
+            run(context.call(text[start : min(start + first, 600)], n_logits=0))
         results.append(bits(feed(context, text, sizes)))
     assert all(result == results[0] for result in results)
     context.close()
@@ -99,13 +100,13 @@ def test_logits_depend_only_on_the_tokens_before(path_of, kind):
 @pytest.mark.parametrize("kind", ["Q4_K_M", "gemma3 Q4_K_M"])
 def test_a_branch_is_the_same_as_a_chain(path_of, kind):
     """In the tree, and after it was committed: the cells of rejected nodes are used again."""
-    context = open_row(Model(path_of(kind)), n_ctx=256, max_branches=8, threads=1)
+    context = open_sequence(Model(path_of(kind)), n_ctx=256, max_branches=8, threads=1)
     text = text_of(40)
     expected = bits(feed(context, text, (8, 8, 8, 8, 8)))
     context.truncate(8)
     # 8 - 9 - 10 are nodes 0, 3, 5 of the tree.
     tree = [text[8], 50, 51, text[9], 52, text[10], 53]
-    found = bits(context.decode_tree(tree, [-1, -1, 0, 0, 3, 3, 5])[[0, 3, 5]])
+    found = bits(run(context.call(tree, [-1, -1, 0, 0, 3, 3, 5]))[[0, 3, 5]])
     context.commit([0, 3, 5])
     assert context.cached == text[:11]
     found += bits(feed(context, text, (1, 4, 8, 8, 8)))
@@ -115,16 +116,16 @@ def test_a_branch_is_the_same_as_a_chain(path_of, kind):
 
 @pytest.mark.parametrize("interrupted", [interrupted_before, interrupted_after])
 def test_an_interrupted_call_leaves_no_dummy_tokens(path_of, monkeypatch, interrupted):
-    context = open_row(Model(path_of("Q4_K_M")), n_ctx=256, threads=1)
+    context = open_sequence(Model(path_of("Q4_K_M")), n_ctx=256, threads=1)
     text = text_of(40)
     expected = bits(feed(context, text, (5, 5, 5)))
     context.truncate(5)
     with monkeypatch.context() as patch:
         patch.setattr(context.context, "lib", Broken(context.context.lib, interrupted))
         with pytest.raises(KeyboardInterrupt):
-            context.decode_tree(text[5:8], [-1, 0, 1])
+            run(context.call(text[5:8], [-1, 0, 1]))
     context.truncate(5)
-    assert set(sequence_ends(context)[context.max_branches :]) == {-1}
+    assert set(sequence_ends(context)[context.limits.max_branches :]) == {-1}
     assert bits(feed(context, text, (5, 5))) == expected[5:]
     context.close()
 
@@ -205,7 +206,7 @@ def test_experts_are_refused_with_the_kernels_of_llama_cpp(path_of):
 def test_nothing_is_drafted_for_a_recurrent_model_whose_logits_depend_on_the_call(recurrent_path):
     with Session.open(recurrent_path, threads=1, reproducible=True) as session:
         assert session.main.pad_to is None
-        assert session.main.rollback == "none"
+        assert session.main.limits.rollback == "none"
         assert session.proposers(GenerationSettings()) == []
         *_, done = session.generate(text_of(9), GenerationSettings(max_tokens=4))
         assert done.statistics.draft_n == 0
@@ -219,7 +220,7 @@ def test_differences_are_noticed(path_of, make_context, monkeypatch):
         made.append(pad_to)
         return make_context(model, **options)
 
-    monkeypatch.setattr(reproducible, "open_row", unpadded)
+    monkeypatch.setattr(reproducible, "open_sequence", unpadded)
     with pytest.raises(ModelError, match="cannot be made reproducible"):
-        open_row(Model(path_of("Q4_K_M")), n_ctx=64)
+        open_sequence(Model(path_of("Q4_K_M")), n_ctx=64)
     assert made == [8]

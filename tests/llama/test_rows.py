@@ -12,11 +12,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from spec_local.core.language_model import common_prefix
+from spec_local.core.calls import run
 from spec_local.core.proposal import path_to
+from spec_local.core.sequence import common_prefix
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_rows
+from spec_local.llama.open import open_sequences
 from spec_local.llama.saved import SavedParts
 from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
 from spec_local.prompt_cache.cache import PromptCache
@@ -55,7 +56,7 @@ def make_rows(f32_caches):
 
     def make(model, n_rows=N_ROWS, **options):
         usual = {"n_ctx": N_CTX, "max_tokens": 160, "max_logits": 160, "threads": 1, "flash_attention": False}
-        rows = open_rows(model, n_rows, **usual | options)
+        rows = open_sequences(model, n_rows, **usual | options)
         made.append(rows[0])
         return rows
 
@@ -74,7 +75,7 @@ class Reference:
         text = tuple(text)
         if text not in self._known:
             self._context.truncate(0)
-            logits = self._context.evaluate(text, len(text))
+            logits = run(self._context.call(text))
             self._known |= {text[: i + 1]: row.copy() for i, row in enumerate(logits)}
         return self._known[text]
 
@@ -165,7 +166,10 @@ class Walk:
             return
         for (each, call), logits in zip(calls, self.context.decode([c for _, c in calls]), strict=True):
             n = len(each.tokens)
-            each.n_removable, each.can_copy = min(len(call.tokens) - 1, each.row.max_rollback), True
+            each.n_removable, each.can_copy = (
+                min(len(call.tokens) - 1, each.row.limits.max_rollback),
+                True,
+            )
             each.tokens += call.tokens
             each.parents += call.parents
             assert len(logits) == call.n_logits
@@ -237,7 +241,7 @@ class Walk:
         n_leaves = len(ends)
         for node in range(n_before, n_before + n):
             parent = node - 1 if self.is_recurrent or rng.random() < 0.4 else rng.randint(-1, node - 1)
-            if parent not in ends and n_leaves == each.row.max_branches:
+            if parent not in ends and n_leaves == each.row.limits.max_branches:
                 parent = rng.choice(sorted(ends))
             n_leaves += parent not in ends
             ends = (ends - {parent}) | {node}
@@ -288,7 +292,7 @@ def test_random_steps(model, make_rows, monkeypatch):
     assert walk.n_reused >= (3 if walk.is_recurrent else 20) * N_STEPS / 300  # whole states only
     if walk.is_recurrent:
         assert walk.ways["again"] > N_STEPS / 5
-        assert rows[0].rollback == "fork"
+        assert rows[0].limits.rollback == "fork"
     assert walk.n_checked >= 5 * N_STEPS
     # All cells are free: each row has room for its maximum.
     for row in rows:
@@ -309,7 +313,7 @@ def test_random_steps(model, make_rows, monkeypatch):
 def test_random_steps_with_a_prompt_cache(model, make_rows, monkeypatch, n_rows, tmp_path):
     """Texts that no row has any more come back from memory or disk, with the logits that they had."""
     monkeypatch.setattr("spec_local.llama.saved.BLOCK", 16)
-    monkeypatch.setattr("spec_local.llama.row._MIN_RESTORED", 2)
+    monkeypatch.setattr("spec_local.llama.sequence._MIN_RESTORED", 2)
     rows = make_rows(model, n_rows, max_branches=4)
     saved = rows[0].context.saved
     cache = PromptCache(1 << 19, folder=tmp_path, limit=1 << 22)
@@ -340,7 +344,7 @@ def test_random_steps_of_a_single_row(model, make_rows, monkeypatch):
     With a sliding window: llama.cpp reuses the cells outside that of a single sequence.
     """
     rows = make_rows(model, 1, max_branches=4)
-    assert rows[0].rollback == ("bounded" if model.is_recurrent else "any")
+    assert rows[0].limits.rollback == ("bounded" if model.is_recurrent else "any")
     walk = Walk(rows, Reference(make_rows(model, 1)[0]), random.Random(0), monkeypatch)
     for _ in range(N_STEPS):
         walk.step()
@@ -360,7 +364,9 @@ def test_states_of_layers_belong_to_their_tokens(model, make_rows, unified):
     rows = make_rows(model, 5, **options)
     (alone,) = make_rows(model, 1, **options | {"unified": True})
     for row in rows:
-        row.evaluate([rng.randrange(model.vocabulary.n_tokens) for _ in range(rng.randint(1, 4))], 0)
+        run(
+            row.call([rng.randrange(model.vocabulary.n_tokens) for _ in range(rng.randint(1, 4))], n_logits=0)
+        )
     for step in range(6):
         # In ascending order, and not always with all rows, whose ids are then not consecutive.
         chosen = [row for row in rows if step % 2 == 0 or row is not rows[2]]
@@ -372,7 +378,7 @@ def test_states_of_layers_belong_to_their_tokens(model, make_rows, unified):
         for row, text, history in zip(chosen, texts, before, strict=True):
             row.commit(range(len(text)))
             alone.truncate(0)
-            alone.evaluate([*history, *text], 0)
+            run(alone.call([*history, *text], n_logits=0))
             expected = alone.states(range(len(history), len(history) + len(text)))
             assert np.allclose(found[: len(text)], expected, atol=2e-4 * np.abs(expected).max())
             found = found[len(text) :]

@@ -12,8 +12,8 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.open import open_sequence
+from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
@@ -116,13 +116,13 @@ def check_caches(session, history, tolerance=GAP):
         if len(cached) == context.n_ctx:
             cached.pop()
             context.truncate(len(cached))
-        n_vocab = context.n_vocab
+        n_vocab = context.limits.n_vocab
         probe = history[len(cached)] if len(cached) < len(history) else 7
-        ours = context.evaluate([probe], 1).copy()
-        fresh = open_row(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
+        ours = run(context.call([probe], n_logits=1)).copy()
+        fresh = open_sequence(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
         for start in range(0, len(cached), 64):
-            fresh.evaluate(cached[start : start + 64], 0)
-        theirs = fresh.evaluate([probe], 1).copy()
+            run(fresh.call(cached[start : start + 64], n_logits=0))
+        theirs = run(fresh.call([probe], n_logits=1)).copy()
         fresh.close()
         assert ours.shape == (1, n_vocab)
         np.testing.assert_allclose(ours, theirs, atol=tolerance)
@@ -138,8 +138,10 @@ def check_equal_except_near_ties(session, prompt, ours, theirs, sampling=GREEDY,
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = open_row(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
-    logits = context.evaluate([*prompt, *theirs[:at]], 1)[0].copy()
+    context = open_sequence(
+        session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1
+    )
+    logits = run(context.call([*prompt, *theirs[:at]], n_logits=1))[0].copy()
     context.close()
     for favourite, other in ((ours[at], theirs[at]), (theirs[at], ours[at])):
         moved = logits.copy()
@@ -179,7 +181,7 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def plain(models, prompt):
     """The tokens of plain decoding, by the name of the sampling settings."""
-    context = open_row(models["main"], n_ctx=512, max_tokens=64, max_logits=64, threads=1)
+    context = open_sequence(models["main"], n_ctx=512, max_tokens=64, max_logits=64, threads=1)
     yield {
         name: run(Session(context), prompt, policy="off", sampling=sampling, seed=0, max_tokens=60)[0]
         for name, sampling in SAMPLINGS.items()
@@ -243,7 +245,7 @@ def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context
     context = make_context(models["main"], n_ctx=512)
     unread, expected = prompt, []
     for _ in range(40):
-        token = int(context.evaluate(unread, 1)[0].argmax())
+        token = int(run(context.call(unread, n_logits=1))[0].argmax())
         expected.append(token)
         unread = [token]
     check_equal_except_near_ties(session, prompt, tokens, expected)
@@ -596,7 +598,7 @@ def test_opening(tmp_path):
 def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
     good = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     made = []
-    for kind in (Model, LlamaRow):
+    for kind in (Model, LlamaSequence):
         original = kind.__init__
 
         def init(self, *args, original=original, **kwargs):
@@ -610,7 +612,7 @@ def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
         monkeypatch.setattr(Model, "kv_bytes", lambda model, *_: (model.path == draft) << 60)
     with pytest.raises(ModelFileError if failure == "draft model" else ContextOverflow):
         Session.open(good, draft, threads=1)
-    assert [type(each) for each in made] == [Model] + [Model, LlamaRow] * (failure == "draft context")
+    assert [type(each) for each in made] == [Model] + [Model, LlamaSequence] * (failure == "draft context")
     assert not any(each.is_open for each in made)
 
 
@@ -619,7 +621,7 @@ def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
 
 @pytest.mark.starter
 def test_starter_lookup_repeats_a_list_without_changing_it(starter):
-    context = open_row(starter, n_ctx=512, threads=1, max_tokens=256)
+    context = open_sequence(starter, n_ctx=512, threads=1, max_tokens=256)
     session = Session(context)
     prompt = starter.vocabulary.tokenize("1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2,")
     plain, _, _ = run(session, prompt, proposer="none", max_tokens=24)
@@ -635,7 +637,7 @@ def test_starter_lookup_repeats_a_list_without_changing_it(starter):
 @pytest.mark.starter
 def test_starter_as_its_own_draft(starter):
     """The same model as main and draft: most draft tokens are accepted, and nothing is evaluated twice."""
-    contexts = [open_row(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
+    contexts = [open_sequence(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
     session = Session(*contexts)
     conversation = Conversation(starter, ChatTemplate(starter))
     first = conversation.ask("Tell me a long story about a lighthouse.")

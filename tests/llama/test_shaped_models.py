@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spec_local.core.calls import run
 from spec_local.llama.model import Model
 
 BILLIONS = {
@@ -59,8 +60,8 @@ def test_a_small_model_of_each_kind_computes(shaped, make_context, tmp_path, nam
     )
     with closing(Model(shaped.write(tmp_path / "m.gguf", small, "Q4_K_M"))) as model:
         row = make_context(model)
-        assert row.n_vocab == 1000
-        logits = row.evaluate([1, 300, 301], 1)
+        assert row.limits.n_vocab == 1000
+        logits = run(row.call([1, 300, 301], n_logits=1))
         assert np.isfinite(logits).all()
         assert logits.std() > 0.1
         row.close()

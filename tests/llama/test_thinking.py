@@ -9,8 +9,8 @@ import pytest
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat_session import ChatSession
-from spec_local.core.language_model import common_prefix
 from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sequence import common_prefix
 from spec_local.engine.events import Prefilled
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings

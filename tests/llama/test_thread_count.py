@@ -6,6 +6,7 @@ import numpy as np
 import psutil
 import pytest
 
+from spec_local.core.calls import run
 from spec_local.llama import openmp, runtime, thread_count
 
 
@@ -35,7 +36,7 @@ def test_calls_have_the_chosen_number_of_threads(unconfigured, tiny_model, make_
     for state, n in (("own", 3), ("fewer", 2), ("shared", 3)):
         count.state, count.n, count._last_call = state, n, time.monotonic()
         row.truncate(0)
-        logits[state] = row.evaluate([1, 2, 3], 1).copy()
+        logits[state] = run(row.call([1, 2, 3], n_logits=1)).copy()
         assert row.context.lib.llama_n_threads(row.handle) == n
     assert all(np.array_equal(each, logits["own"]) for each in logits.values())
 
@@ -45,7 +46,7 @@ def test_observations_have_the_time_of_calls(unconfigured, tiny_model, make_cont
     seen = []
     monkeypatch.setattr(thread_count.adaptive(2).count, "observe", lambda *times: seen.append(times))
     start, used = time.monotonic(), time.process_time()
-    row.evaluate([1, 2, 3], 1)
+    run(row.call([1, 2, 3], n_logits=1))
     ((now, seconds, processor_seconds),) = seen
     assert start < now <= time.monotonic()
     assert 0 < seconds <= now - start
@@ -63,7 +64,7 @@ def test_reproducible_calls_have_a_fixed_number(unconfigured, tiny_model, make_c
 
 
 def test_brief_waits_add_threads_that_sleep_until_they_end(tiny_model, make_context):
-    make_context(tiny_model).evaluate([1], 1)  # llama.cpp's own threads exist
+    run(make_context(tiny_model).call([1], n_logits=1))  # llama.cpp's own threads exist
     if not hasattr(runtime.library()._lib, "GOMP_parallel"):
         pytest.skip("llama.cpp was built without GNU's OpenMP")
     before = psutil.Process().num_threads()

@@ -162,17 +162,18 @@ def test_a_parent_is_freed_later():
 def test_exit_while_a_daemon_thread_computes(tiny_path):
     script = """
 import sys, threading
-from spec_local.llama.open import open_row
+from spec_local.core.calls import run
+from spec_local.llama.open import open_sequence
 from spec_local.llama.model import Model
 
 def decode():
     while True:
-        context.evaluate(range(90), 90)
+        run(context.call(range(90)))
         context.truncate(0)
         running.set()
 
 running = threading.Event()
-context = open_row(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
+context = open_sequence(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
 threading.Thread(target=decode, daemon=True).start()
 running.wait()
 """

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from spec_local.chat.template import ChatTemplate
+from spec_local.core.calls import run
 from spec_local.errors import ModelError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -65,7 +66,7 @@ def check_states(make_context, model, document, layers=LAYERS):
     """Of all tokens but the last, as of a plain evaluation of them all."""
     tokens = document.tokens.tolist()
     context = make_context(model, n_ctx=1024, max_tokens=1024, hidden=HiddenStates(layers))
-    context.evaluate(tokens, 1)
+    run(context.call(tokens, n_logits=1))
     expected = context.states(range(len(tokens) - 1))
     assert document.states.shape == expected.shape
     np.testing.assert_allclose(bfloat16.decode(document.states), expected, atol=0.05, rtol=2**-6)
@@ -76,7 +77,7 @@ def check_candidates(make_context, model, document):
     n = len(document.tokens) - document.n_prompt
     assert document.top_ids.shape == document.top_logprobs.shape == (n, shards.TOP_K)
     context = make_context(model, n_ctx=1024, max_tokens=1024, max_logits=400)
-    logits = context.evaluate(document.tokens.tolist(), n + 1)[:n].astype(float)
+    logits = run(context.call(document.tokens.tolist(), n_logits=n + 1))[:n].astype(float)
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     kept = np.take_along_axis(logprobs, document.top_ids.astype(int), axis=1)
     np.testing.assert_allclose(document.top_logprobs, kept, atol=0.1)

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from spec_local.core.calls import run
 from spec_local.llama.gguf_tensors import floats, integers
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.open import open_row
+from spec_local.llama.open import open_sequence
 from spec_local.training import export, network
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from tests.reference_head import ReferenceHead
@@ -57,10 +58,10 @@ def parameters(head_path):
 def test_every_draft_token_has_the_logits_of_llama_cpp(main_path, head_path, parameters):
     """The history grows by one token at a time, and three tokens are drafted after each."""
     main, head = Model(main_path), Model(head_path)
-    context = open_row(
+    context = open_sequence(
         main, n_ctx=256, max_tokens=64, threads=1, hidden=HiddenStates(LAYERS), flash_attention=False
     )
-    context.evaluate(TOKENS, 1)
+    run(context.call(TOKENS, n_logits=1))
     states = context.states(range(len(TOKENS))).copy()
     reference = ReferenceHead(head, context)
     shifted = np.vstack([np.zeros_like(states[:1]), states[:-1]])

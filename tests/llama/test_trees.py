@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel
 from spec_local.core.proposal import path_to
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
@@ -59,14 +60,14 @@ def splits(parents):
 def decode_in_calls(model, tokens, parents, sizes):
     rows, start = [], 0
     for size in sizes:
-        rows.extend(model.decode_tree(tokens[start : start + size], parents[start : start + size]).copy())
+        rows.extend(run(model.call(tokens[start : start + size], parents[start : start + size])).copy())
         start += size
     return rows
 
 
 def check_freed(context):
     """Check that only the first sequence has tokens."""
-    assert set(sequence_ends(context)[1 : context.max_branches]) <= {-1}
+    assert set(sequence_ends(context)[1 : context.limits.max_branches]) <= {-1}
 
 
 # Logits
@@ -81,7 +82,7 @@ def test_logits_are_those_of_each_path_alone(
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=n_leaves(SHAPES[shape]))
     tokens = [50 + 7 * i for i in range(len(SHAPES[shape]))]
-    context.evaluate(TEXT, 0)
+    run(context.call(TEXT, n_logits=0))
     rng = random.Random(0)
     for sizes, parents in splits(SHAPES[shape]):
         rows = decode_in_calls(context, tokens, parents, sizes)
@@ -100,8 +101,8 @@ def test_logits_are_those_of_each_path_alone(
 @pytest.mark.parametrize("call", ["truncate", "evaluate", "commit nothing"])
 def test_a_tree_is_discarded(make_context, check_next, tiny_model, call):
     context = make_context(tiny_model, max_branches=4)
-    context.evaluate(TEXT, 0)
-    context.decode_tree([50, 51, 52, 53], [-1, 0, 0, -1])
+    run(context.call(TEXT, n_logits=0))
+    run(context.call([50, 51, 52, 53], [-1, 0, 0, -1]))
     kept = TEXT
     if call == "truncate":
         context.truncate(20)
@@ -109,20 +110,20 @@ def test_a_tree_is_discarded(make_context, check_next, tiny_model, call):
     elif call == "commit nothing":
         context.commit([])
     else:
-        context.evaluate([60], 0)
+        run(context.call([60], n_logits=0))
         kept = [*TEXT, 60]
     assert context.cached == kept
     check_freed(context)
     with pytest.raises(InvalidRequest, match="parent"):
-        context.decode_tree([1], [0])
+        run(context.call([1], [0]))
     check_next(context)
 
 
 def test_branches_share_the_committed_cells(make_context, tiny_model):
     context = make_context(tiny_model, n_ctx=256, max_branches=255, max_tokens=64)
     for _ in range(3):
-        context.evaluate([7] * 64, 0)
-    context.decode_tree([8] * 64, [-1] * 64)
+        run(context.call([7] * 64, n_logits=0))
+    run(context.call([8] * 64, [-1] * 64))
     context.commit([63])
     assert len(context.cached) == 193
     check_freed(context)
@@ -134,13 +135,13 @@ def test_a_sliding_window_over_a_cache_with_holes(
 ):
     """llama.cpp reuses cells outside the window if it finds them after free ones, which trees leave."""
     context = make_context(window_model, max_branches=11)
-    context.evaluate(TEXT[:20], 0)
-    context.decode_tree(range(50, 61), [-1] * 11)
+    run(context.call(TEXT[:20], n_logits=0))
+    run(context.call(range(50, 61), [-1] * 11))
     context.commit([10])  # leaves ten free cells before it
     for token in range(60, 60 + n_text):
-        context.evaluate([token], 0)
+        run(context.call([token], n_logits=0))
     for i in range(n_chain):
-        context.decode_tree([100 + i], [i - 1])
+        run(context.call([100 + i], [i - 1]))
     context.commit([])
     context.truncate(length)
     check_next(context)
@@ -152,7 +153,7 @@ def test_starter_trees(starter, make_context, fresh_logits):
     text = starter.vocabulary.tokenize("The capital of France is")
     tokens = starter.vocabulary.tokenize(" Paris, and that of Italy is Rome; that of Spain is Madrid")[:12]
     parents = SHAPES["late children"]
-    context.evaluate(text, 0)
+    run(context.call(text, n_logits=0))
     for sizes in ([12], [1] * 12, [3] * 4):
         rows = decode_in_calls(context, tokens, parents, sizes)
         for leaf in set(range(len(parents))) - set(parents):
@@ -163,7 +164,7 @@ def test_starter_trees(starter, make_context, fresh_logits):
         context.commit(path)
         kept = [*text, *(tokens[node] for node in path)]
         expected = fresh_logits(starter, [*kept, *tokens[:1]])[-1:]
-        np.testing.assert_allclose(context.evaluate(tokens[:1], 1), expected, **NEAR)
+        np.testing.assert_allclose(run(context.call(tokens[:1], n_logits=1)), expected, **NEAR)
         context.truncate(len(text))
 
 
@@ -176,9 +177,9 @@ BAD_TREES = [
 ]
 BAD_PATHS = [[2], [-1], [1, 0], [0, 0], [0, 1, 1], [1], [1 << 40], [0, 2]]
 WRONG_CALLS = [
-    *(("decode_tree", (tokens, parents, min(len(tokens), 1))) for tokens, parents in BAD_TREES),
-    *(("decode_tree", ([5, 6], [1, 2], n_logits)) for n_logits in (-1, 3, 1 << 40)),
-    ("decode_tree", ([5] * 33, range(1, 34))),
+    *(("call", (tokens, parents, min(len(tokens), 1))) for tokens, parents in BAD_TREES),
+    *(("call", ([5, 6], [1, 2], n_logits)) for n_logits in (-1, 3, 1 << 40)),
+    ("call", ([5] * 33, range(1, 34))),
     *(("commit", (path,)) for path in BAD_PATHS),
     *(("truncate", (length,)) for length in (-1, 3, 4, 1 << 40)),
 ]
@@ -186,11 +187,11 @@ WRONG_CALLS = [
 
 @pytest.fixture(params=["fake", "llama.cpp"])
 def model_with_chain(request, make_context, tiny_model):
-    """A `LanguageModel` with max_branches=3, two committed tokens and a chain of two nodes."""
+    """A `ModelSequence` with max_branches=3, two committed tokens and a chain of two nodes."""
     limits = {"n_ctx": 72, "max_tokens": 64, "max_logits": 32, "max_branches": 3}
     model = FakeModel(**limits) if request.param == "fake" else make_context(tiny_model, **limits)
-    model.evaluate([1, 2], 0)
-    model.decode_tree([3, 4], [-1, 0])
+    run(model.call([1, 2], n_logits=0))
+    run(model.call([3, 4], [-1, 0]))
     return model
 
 
@@ -199,28 +200,36 @@ def check_untouched(model):
     assert list(model.cached) == [1, 2]
     if not isinstance(model, FakeModel):
         assert sequence_ends(model)[:3] == [3, -1, -1]
-    row = model.decode_tree([5], [1])[0].copy()
+    row = run(model.call([5], [1]))[0].copy()
     model.commit([0, 1, 2])
     model.truncate(2)
-    np.testing.assert_allclose(row, model.evaluate([3, 4, 5], 1)[0], **CLOSE)
+    np.testing.assert_allclose(row, run(model.call([3, 4, 5], n_logits=1))[0], **CLOSE)
+
+
+def use(model, name, *arguments):
+    """Call a method; the logits, if it evaluates tokens."""
+    if name == "call":
+        return run(model.call(*arguments))
+    getattr(model, name)(*arguments)
+    return None
 
 
 @pytest.mark.parametrize(("name", "arguments"), WRONG_CALLS, ids=str)
 def test_invalid_calls_change_nothing(model_with_chain, name, arguments):
     with pytest.raises(InvalidRequest):
-        getattr(model_with_chain, name)(*arguments)
+        use(model_with_chain, name, *arguments)
     check_untouched(model_with_chain)
 
 
 def test_tree_nodes_count_towards_the_context_length(model_with_chain):
     model_with_chain.commit([])
-    model_with_chain.evaluate([5] * 64, 0)
-    model_with_chain.decode_tree([6, 7, 8, 9], [-1, -1, 0, 1])
+    run(model_with_chain.call([5] * 64, n_logits=0))
+    run(model_with_chain.call([6, 7, 8, 9], [-1, -1, 0, 1]))
     with pytest.raises(ContextOverflow):
-        model_with_chain.decode_tree([1, 1, 1], [-1, 2, 3])
+        run(model_with_chain.call([1, 1, 1], [-1, 2, 3]))
     assert list(model_with_chain.cached) == [1, 2, *[5] * 64]
     model_with_chain.commit([])
-    assert model_with_chain.decode_tree([6, 7, 8, 9, 1, 1], [-1, -1, 0, 1, 2, 3]).shape[0] == 6
+    assert run(model_with_chain.call([6, 7, 8, 9, 1, 1], [-1, -1, 0, 1, 2, 3])).shape[0] == 6
     model_with_chain.commit([1, 3, 5])
     assert list(model_with_chain.cached)[-3:] == [7, 9, 1]
 
@@ -228,31 +237,31 @@ def test_tree_nodes_count_towards_the_context_length(model_with_chain):
 @pytest.mark.parametrize("max_branches", [1, 2, 5])
 def test_too_many_branches(make_context, tiny_model, max_branches):
     for model in (make_context(tiny_model, max_branches=max_branches), FakeModel(max_branches=max_branches)):
-        model.evaluate([1, 2], 0)
-        model.decode_tree([3] * max_branches, [-1] * max_branches)
+        run(model.call([1, 2], n_logits=0))
+        run(model.call([3] * max_branches, [-1] * max_branches))
         for parents in ([-1], [0, 0]):
             with pytest.raises(InvalidRequest, match="branches"):
-                model.decode_tree([4] * len(parents), parents)
-        model.decode_tree([4] * max_branches, range(max_branches))  # no new branches
+                run(model.call([4] * len(parents), parents))
+        run(model.call([4] * max_branches, range(max_branches)))  # no new branches
         model.commit([max_branches - 1, 2 * max_branches - 1])
         assert list(model.cached) == [1, 2, 3, 4]
 
 
 def test_a_recurrent_model_evaluates_only_chains(make_context, fresh_logits, recurrent_model):
     context = make_context(recurrent_model, max_branches=8)
-    assert context.max_branches == 1
-    context.evaluate(TEXT, 0)
+    assert context.limits.max_branches == 1
+    run(context.call(TEXT, n_logits=0))
     for parents in ([-1, -1], [-1, 0, 0]):
         with pytest.raises(ModelError, match=r"recurrent.*chain"):
-            context.decode_tree([5] * len(parents), parents)
+            run(context.call([5] * len(parents), parents))
     assert context.cached == TEXT
-    rows = np.concatenate([context.decode_tree([50, 51], [-1, 0]).copy(), context.decode_tree([52], [1])])
+    rows = np.concatenate([run(context.call([50, 51], [-1, 0])).copy(), run(context.call([52], [1]))])
     with pytest.raises(ModelError, match=r"recurrent.*chain"):
-        context.decode_tree([53], [0])
+        run(context.call([53], [0]))
     context.commit([0, 1, 2])
     assert context.cached == [*TEXT, 50, 51, 52]
     expected = fresh_logits(recurrent_model, [*TEXT, 50, 51, 52, 53])[len(TEXT) :]
-    np.testing.assert_allclose([*rows, *context.evaluate([53], 1)], expected, **CLOSE)
+    np.testing.assert_allclose([*rows, *run(context.call([53], n_logits=1))], expected, **CLOSE)
 
 
 # Random walks
@@ -274,20 +283,20 @@ def test_random_calls_of_the_fake_model():
         if len(text) > 60 or rng.random() < 0.15:
             length = rng.randint(0, len(text))
             if rng.random() < 0.3:
-                model.decode_tree([5, 6], [-1, -1])
+                run(model.call([5, 6], [-1, -1]))
             model.truncate(length)
             del text[length:]
         elif rng.random() < 0.15:
-            tokens = [rng.randrange(model.n_vocab) for _ in range(rng.randint(1, 6))]
+            tokens = [rng.randrange(model.limits.n_vocab) for _ in range(rng.randint(1, 6))]
             text += tokens
-            np.testing.assert_array_equal(model.evaluate(tokens, 1)[0], model.logits(text))
+            np.testing.assert_array_equal(run(model.call(tokens, n_logits=1))[0], model.logits(text))
         else:
             tokens, parents, rows = [], [], []
             for _ in range(rng.randint(1, 3)):
-                new = random_parents(rng, parents, rng.randint(1, 6), model.max_branches)
-                tokens += [rng.randrange(model.n_vocab) for _ in new]
+                new = random_parents(rng, parents, rng.randint(1, 6), model.limits.max_branches)
+                tokens += [rng.randrange(model.limits.n_vocab) for _ in new]
                 parents += new
-                rows += [*model.decode_tree(tokens[-len(new) :], new).copy()]
+                rows += [*run(model.call(tokens[-len(new) :], new)).copy()]
             for node, row in enumerate(rows):
                 path = [tokens[n] for n in path_to(parents, node)]
                 np.testing.assert_array_equal(row, model.logits([*text, *path]))
@@ -301,19 +310,19 @@ def test_random_calls_of_the_fake_model():
 numbers = st.one_of(st.integers(-2, 12), st.integers())
 calls = st.one_of(
     st.tuples(
-        st.just("decode_tree"),
+        st.just("call"),
         st.lists(numbers, max_size=6),
         st.lists(numbers, max_size=6),
         st.one_of(st.none(), numbers),
     ),
     # Mostly valid, so that there is a tree.
     st.lists(st.integers(-1, 5), min_size=1, max_size=5).map(
-        lambda parents: ("decode_tree", [7] * len(parents), [min(p, i - 1) for i, p in enumerate(parents)])
+        lambda parents: ("call", [7] * len(parents), [min(p, i - 1) for i, p in enumerate(parents)])
     ),
     st.tuples(st.just("commit"), st.lists(numbers, max_size=4)),
     st.tuples(st.just("commit"), st.sampled_from([[], [0], [0, 1], [1]])),
     st.tuples(st.just("truncate"), numbers),
-    st.tuples(st.just("evaluate"), st.lists(numbers, max_size=4), numbers),
+    st.tuples(st.just("call"), st.lists(numbers, max_size=4), st.none(), numbers),
 )
 
 
@@ -328,12 +337,12 @@ def test_the_fake_model_accepts_the_same_calls(make_context, tiny_model, script)
     """Nothing crashes, and both models raise the same errors."""
     limits = {"n_ctx": 24, "max_tokens": 5, "max_logits": 4, "max_branches": 3}
     context = make_context(tiny_model, **limits)
-    fake = FakeModel(context.n_vocab, **limits)
+    fake = FakeModel(context.limits.n_vocab, **limits)
     for name, *arguments in script:
         outcomes = []
         for model in (context, fake):
             try:
-                logits = getattr(model, name)(*arguments)
+                logits = use(model, name, *arguments)
                 outcomes.append(None if logits is None else logits.shape)
                 assert logits is None or np.isfinite(logits).all()
             except SpecLocalError as error:

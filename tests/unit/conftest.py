@@ -18,7 +18,7 @@ def cached_logits():
 
     def logits(model, history, find=FakeModel.logits):
         order = model._order
-        kind = (model.n_vocab, model._seed, model._noise, model._scale, order)
+        kind = (model.limits.n_vocab, model._seed, model._noise, model._scale, order)
         key = (*kind, min(len(history), order), *history[-order:])
         if key not in known:
             known[key] = find(model, history)

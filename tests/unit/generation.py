@@ -27,7 +27,7 @@ def generate(main, prompt, proposer, *args, **kwargs):
             history += event.tokens
             assert 0 <= len(event.tokens) - event.n_accepted <= 1
             assert list(main.cached) == history[: len(main.cached)]
-            assert len(main.cached) == len(history) - 1 or main.rollback != "any"
+            assert len(main.cached) == len(history) - 1 or main.limits.rollback != "any"
             assert len(main.cached) < len(history)
             check_draft_cache(proposer, history)
     assert isinstance(event, Finished)
@@ -39,7 +39,7 @@ def check_draft_cache(proposer, history):
     """Check that the draft model's cache is a prefix of what it reads, with 0 for tokens that it lacks."""
     if isinstance(proposer, DraftModel):
         history = proposer._part(history)
-        cached, n_vocab = list(proposer.model.cached), proposer.model.n_vocab
+        cached, n_vocab = list(proposer.model.cached), proposer.model.limits.n_vocab
         assert cached == [token if token < n_vocab else 0 for token in history[: len(cached)]]
 
 

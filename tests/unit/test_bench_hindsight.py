@@ -11,10 +11,10 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Outcome, TokenizedPrompt, measure
 from spec_local.bench.theory import Prices, TimedStep, best_seconds, draft_run_lengths, hindsight
 from spec_local.bench.variants import variants
+from spec_local.core.calls import TimedCall
 from spec_local.core.fake import FakeModel
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.core.timer import TimedCall
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Prefilled
 from spec_local.policies.cost_model import CostModel

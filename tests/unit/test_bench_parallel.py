@@ -10,6 +10,7 @@ from spec_local.bench.parallel_report import ParallelResults
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Run, TokenizedPrompt
 from spec_local.bench.variants import variants
+from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Failed, Statistics
@@ -38,7 +39,7 @@ class Scripted:
         seeds = [own.seed for own in each]
         self.calls.append((each[0].proposer, max_rows, [p[-1] for p in prompts], seeds, each[0].max_tokens))
         assert not self.main.cached
-        self.main.evaluate([1], 0)
+        run(self.main.call([1], n_logits=0))
         totals.predicted_n = 3 * len(prompts)
         totals.predicted_s = 1.0
         for number in reversed(range(len(prompts))):

@@ -7,8 +7,8 @@ from spec_local.bench.figures import achieved, best_error, best_speedup
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run, TokenizedPrompt, measure
 from spec_local.bench.variants import variants
+from spec_local.core.calls import TimedCall, run
 from spec_local.core.fake import FakeModel
-from spec_local.core.timer import TimedCall
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.policies.cost_model import CostModel
@@ -30,9 +30,9 @@ class Scripted:
         self.calls.append((settings.proposer, prompt[-1], settings.seed, settings.max_tokens))
         assert not self.main.cached
         assert not (self.draft and self.draft.cached)
-        self.main.evaluate(prompt, 0)
+        run(self.main.call(prompt, n_logits=0))
         if self.draft:
-            self.draft.evaluate(prompt, 0)
+            run(self.draft.call(prompt, n_logits=0))
         answer = self._answers(settings.proposer, prompt[-1])[: settings.max_tokens]
         statistics = Statistics()
         yield Prefilled(statistics)

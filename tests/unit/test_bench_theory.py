@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_local.bench.theory import best_seconds, draft_run_lengths, lookup_run_lengths, run_lengths
+from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel
 from spec_local.lookups.prompt_lookup import PromptLookup
 from tests.exact import greedy_output
@@ -66,8 +67,8 @@ def test_run_lengths_of_a_draft_model(limits, cached):
     correct = [int(draft.logits([*prompt, *answer[:i]]).argmax()) == answer[i] for i in range(20)]
     assert 4 < sum(correct) < 20
     if cached:
-        draft.evaluate(cached[:3], 0)
-    assert draft_run_lengths(draft, prompt, answer, main.n_vocab) == run_lengths(correct)
+        run(draft.call(cached[:3], n_logits=0))
+    assert draft_run_lengths(draft, prompt, answer, main.limits.n_vocab) == run_lengths(correct)
 
 
 def test_a_draft_model_reads_the_answer_in_few_calls():
@@ -78,8 +79,8 @@ def test_a_draft_model_reads_the_answer_in_few_calls():
 
 def test_tokens_beyond_the_main_models_vocabulary_are_ignored():
     class Padded(FakeModel):
-        def evaluate(self, tokens, n_logits):
-            logits = super().evaluate(tokens, n_logits)
+        async def call(self, tokens, parents=None, n_logits=None):
+            logits = await super().call(tokens, parents, n_logits)
             return np.pad(logits, ((0, 0), (0, 4)), constant_values=99.0)
 
     assert draft_run_lengths(Padded(), [1], greedy_output(FakeModel(), [1], 1), 16) == [1]

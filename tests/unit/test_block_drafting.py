@@ -40,19 +40,19 @@ def _caches(cached_logits, cached_distributions, cached_rho):
 class FakeBlockHead(FakeHead):
     """Its logits depend on the history that it has received, the token after that, and the place."""
 
-    max_draft, drafts_blocks = BLOCK, True
-
     def __init__(self, n_vocab, **kwargs):
         super().__init__(n_vocab, order=BLOCK + 1, **kwargs)
-        self.max_branches = 16
+        self.limits = replace(self.limits, max_branches=16, max_draft=BLOCK, drafts_blocks=True)
         self.wanted = []
 
-    def begin_draft(self, n):
-        assert n <= BLOCK
-        self.wanted.append(n)
+    def call(self, tokens, parents=None, n_logits=None, *, n_draft=None):
+        if n_draft is not None:
+            assert n_draft <= BLOCK
+            self.wanted.append(n_draft)
+        return super().call(tokens, parents, n_logits)
 
     def logits(self, history):
-        anchor = min(len(history), self.n_received + 1)
+        anchor = min(len(history), len(self._received) + 1)
         assert len(history) - anchor < BLOCK
         return super().logits([*history[:anchor], *[-1] * (len(history) - anchor)])
 
@@ -68,10 +68,10 @@ SHAPES = {
 
 
 def generate(head, shape, how, rng, *, policy=None, prompt=(0, 1, 2, 0, 1), **options):
-    made = DraftModel(head, Sampler(how), shape, n_vocab=head.n_vocab)
+    made = DraftModel(head, Sampler(how), shape, n_vocab=head.limits.n_vocab)
     made = CombinedProposer(policy, made) if policy else made
     options = {"max_tokens": 3, "draft_max": 2} | options
-    return tuple(generation.generate(main_model(head.n_vocab), prompt, made, how, rng, **options)[0])
+    return tuple(generation.generate(main_model(head.limits.n_vocab), prompt, made, how, rng, **options)[0])
 
 
 @pytest.mark.parametrize("name", SHAPES)

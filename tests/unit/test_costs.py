@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.calibration.measure import measure, measure_prefill
+from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.policies.cost_model import CostModel, without_falls
@@ -283,13 +284,13 @@ def test_estimates_rise_if_costs_rise(seconds):
 def test_measuring_keeps_the_history_and_leaves_no_tree(history):
     model = TimedModel(lambda n, call: F16.get(n, 0.0), max_branches=1)
     if history:
-        model.evaluate(history, 0)
-    model.decode_tree([5], [-1])
+        run(model.call(history, n_logits=0))
+    run(model.call([5], [-1]))
     costs = measure(model, tuple(F16), clock=model.clock)
     assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
     assert list(model.cached) == history
     with pytest.raises(InvalidRequest, match="parent"):
-        model.decode_tree([0], [0])  # no node 0
+        run(model.call([0], [0]))  # no node 0
 
 
 def test_measuring_warms_up_and_interleaves():
@@ -438,11 +439,11 @@ def test_prompt_processing_speed():
     model = TimedModel(lambda n, call: 3.0 if call == 1 else 0.5, max_tokens=8)
     assert measure_prefill(model, clock=model.clock) == 16
     assert list(model.cached) == []
-    model.evaluate([1, 2, 3], 0)
+    run(model.call([1, 2, 3], n_logits=0))
     measure_prefill(model, clock=model.clock)
     assert list(model.cached) == [1, 2, 3]
     full = FakeModel(n_ctx=2)
-    full.evaluate([1, 2], 0)
+    run(full.call([1, 2], n_logits=0))
     with pytest.raises(ContextOverflow, match="no room"):
         measure_prefill(full)
 
@@ -460,13 +461,13 @@ def test_prompt_processing_speed():
 def test_measuring_respects_limits(limits, sizes):
     model = TimedModel(lambda n, call: 1.0, **limits)
     for _ in range(5):
-        model.evaluate([1, 2], 0)
+        run(model.call([1, 2], n_logits=0))
     assert tuple(measure(model, clock=model.clock).costs) == sizes
 
 
 def test_measuring_needs_room():
     model = FakeModel(n_ctx=4)
-    model.evaluate([1, 2, 3, 0], 0)
+    run(model.call([1, 2, 3, 0], n_logits=0))
     with pytest.raises(ContextOverflow, match="before prefill"):
         measure(model)
 
@@ -485,7 +486,7 @@ def test_a_failing_call_leaves_no_tree():
     with pytest.raises(BackendError):
         measure(model, clock=model.clock)
     with pytest.raises(InvalidRequest, match="parent"):
-        FakeModel.decode_tree(model, [0], [0])
+        run(FakeModel.call(model, [0], [0]))
 
 
 def test_the_default_clock():

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from spec_local.core.fake import FakeModel, enumerate_outcomes, fake_state
-from spec_local.core.language_model import common_prefix
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.core.sequence import common_prefix
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.engine.request import Request
@@ -42,28 +42,15 @@ class FakeHead(FakeModel):
     forgetful: whether the last state of what it takes from another row is always missing.
     """
 
-    draft_tokens = None
-
     def __init__(self, n_vocab, *, forgetful=False, **kwargs):
         super().__init__(n_vocab, **{"seed": 2, "scale": 1.0, "noise": 0.5, "max_branches": 1} | kwargs)
         self._received, self._forgetful = [], forgetful
         self.n_states = 0
 
-    def new_row(self):
-        row = super().new_row()
+    def new_sequence(self):
+        row = super().new_sequence()
         row._received = []
         return row
-
-    drafts_blocks = False
-
-    def begin_draft(self, n):
-        pass
-
-    @property
-    def n_received(self):
-        return len(self._received)
-
-    max_draft = 1000
 
     def receive(self, start, tokens, states):
         assert start <= len(self._received)
@@ -78,25 +65,27 @@ class FakeHead(FakeModel):
         assert len(self.cached) - len(history) < 40
         self.truncate(min(len(self.cached), common_prefix(self.cached, history) + 1))
 
-    def reuse(self, tokens):
+    def reuse(self, tokens, text=()):
         tokens = list(tokens)
-        rows = [self, *self.context.rows]
-        best = max(rows, key=lambda row: common_prefix(row._received, tokens))
+        others = [self, *self.context.sequences]
+        best = max(others, key=lambda other: common_prefix(other._received, tokens))
         n = common_prefix(best._received, tokens)
         n_pairs = min(common_prefix(best.cached, tokens), n)
-        self._tree.clear()
+        self._clear()
         if n_pairs < min(len(best.cached), n) or (self._forgetful and best is not self):
             n = max(n_pairs - 1, 0)  # the state before the next pair is forgotten
-        self._tokens, self._received = tokens[:n_pairs], tokens[:n]
+        self._replace(tokens[:n_pairs])
+        self._received = tokens[:n]
+        return n
 
     async def read(self):
         while len(self._received) - len(self.cached) >= N_READ:
             start = len(self.cached)
-            await self.evaluate_async(self._received[start : start + N_READ], 0)
+            await self.call(self._received[start : start + N_READ], n_logits=0)
 
 
 def proposer(head, sampler, kind="greedy", policy=None):
-    made = DraftModel(head, sampler, Chain(kind), n_vocab=head.n_vocab)
+    made = DraftModel(head, sampler, Chain(kind), n_vocab=head.limits.n_vocab)
     return CombinedProposer(policy, made) if policy else made
 
 
@@ -181,9 +170,9 @@ def test_rows_share_a_prompt(mode, forgetful):
     engine, found = Engine(), {}
     for prompt in prompts:
         sampler = Sampler(GREEDY)
-        made = proposer(head.new_row(), sampler)
+        made = proposer(head.new_sequence(), sampler)
         options = {"sampler": sampler, "rng": SeededRng(0), "max_tokens": 20, "draft_max": 4}
-        engine.add(Request(main.new_row(), prompt, proposer=made, **options))
+        engine.add(Request(main.new_sequence(), prompt, proposer=made, **options))
     rows = list(engine.requests)
     while engine.requests:
         assert engine.n_calls < 200
@@ -213,7 +202,7 @@ def test_steps_without_a_draft_leave_no_more_states_than_a_call_reads():
     ticks = itertools.count()
     for event in events_of(main, [*range(8)] * 4, made, max_tokens=50, clock=lambda: float(next(ticks))):
         if isinstance(event, Step):
-            assert head.n_received - len(head.cached) <= N_READ
+            assert len(head._received) - len(head.cached) <= N_READ
     assert len(head.cached) > 70
     assert set(event.statistics.saved_s) == {"draft", "reading", "searching"}
     assert event.statistics.saved_s["draft"] < 0

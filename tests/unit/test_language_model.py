@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.core.language_model import common_prefix
+from spec_local.core.sequence import common_prefix
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 

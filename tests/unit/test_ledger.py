@@ -81,9 +81,9 @@ class World:
         """A request; policy: a script, or a policy, or None for plain decoding."""
         policy = Scripted(self, policy) if isinstance(policy, str) else policy
         sampler = Sampler(GREEDY)
-        chain = DraftModel(self.draft.new_row(), sampler, Chain(), n_vocab=8)
+        chain = DraftModel(self.draft.new_sequence(), sampler, Chain(), n_vocab=8)
         request = Request(
-            (main or self.main).new_row(),
+            (main or self.main).new_sequence(),
             prompt,
             sampler=sampler,
             rng=SeededRng(0),

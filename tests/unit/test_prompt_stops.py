@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.core.language_model import common_prefix
+from spec_local.core.sequence import common_prefix
 from spec_local.prompt_cache.placement import NEAR, stops, superfluous
 
 START, END = 1, 2  # control tokens

@@ -147,7 +147,7 @@ def test_the_policy_learns_what_evaluating_again_costs():
         main, how = FakeModel(8, seed=2, scale=1.0, n_ctx=600, **mode), Sampler(unfiltered())
         small = FakeModel(8, seed=2, scale=1.0, noise=0.5, n_ctx=600)
         costs = CostModel({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4, 16: 4.0, 64: 14.0})
-        shared = RowCosts(costs, main.max_rollback), RowCosts(CostModel({1: 0.05, 64: 3.2}))
+        shared = RowCosts(costs, main.limits.max_rollback), RowCosts(CostModel({1: 0.05, 64: 3.2}))
         policy = Adaptive(*shared, clock=lambda: 0.0)
         proposer = CombinedProposer(policy, DraftModel(small, how, Chain(), n_vocab=8))
         engine = Engine(SharedCalls(lambda: shared[0]), clock=lambda: 0.0)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.calls import run
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeState
 from spec_local.core.rng import SeededRng
@@ -288,7 +289,7 @@ def test_a_shared_beginning_is_read_once_although_the_rows_contain_other_texts()
     engine = Engine()
     for row, old in zip(rows, (6, 7, 0), strict=True):
         for _ in range(3):
-            row.main.evaluate([old] * 64, 0)
+            run(row.main.call([old] * 64, n_logits=0))
         engine.add(row)
     finish(engine)
     assert sum(row.statistics.prompt_n for row in rows) == 149
@@ -349,7 +350,7 @@ def test_a_dead_end_fails_that_row_only(kind):
     constraint = Constraint(FakeState(V, lambda answer: range(V) if len(answer) < 4 else ()))
     sampler = Sampler(unfiltered(), constraint)
     dead = Request(
-        main.new_row(), [1, 2], sampler=sampler, rng=SeededRng(0), verifier=VERIFIERS[rule],
+        main.new_sequence(), [1, 2], sampler=sampler, rng=SeededRng(0), verifier=VERIFIERS[rule],
         proposer=make(sampler, V) if make else None,
     )  # fmt: skip
     others = [seeded(main, small, kind, [1, 2, 3], i, 20) for i in range(2)]
@@ -373,7 +374,7 @@ def test_a_failing_draft_model_fails_its_rows_only(fails_at):
     plain = seeded(main, None, "plain", [1, 2, 3], 0, 20)
     drafting = [new_row(main, [1, 2], draft(0), "block", rng=SeededRng(0), draft=small) for _ in range(2)]
     engine = engine_with(*drafting, plain)
-    *_, first, second = small.context.rows
+    *_, first, second = small.context.sequences
     second.left = fails_at
     ends = finish(engine, found)
     for row, model in zip(drafting, (first, second), strict=True):  # their calls are shared

@@ -230,7 +230,7 @@ def answer(n_rows, machine, noise, n_prompt=3):
     engine = Engine(SharedCalls(lambda: shared[0]), now)
     sampler = Sampler(unfiltered(temperature=0.9))
     for i in range(n_rows):
-        main, small = (model.new_row() for model in models)
+        main, small = (model.new_sequence() for model in models)
         policy = Adaptive(*shared, Experience(), clock=now)
         draft = DraftModel(small, sampler, Chain("coupled"), n_vocab=V)
         lookups = [SuffixLookup.create(True), PromptLookup.create(True)]

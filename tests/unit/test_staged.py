@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core import calls
 from spec_local.core.calls import run as run_call
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
@@ -53,7 +54,7 @@ class GreedyLookup:
         extended = list(history)
         for _ in range(min(limit.depth, limit.nodes)):
             best = int(self.model.logits(extended).argmax())
-            extended.append((best + (len(extended) % self.wrong_at == 0)) % self.model.n_vocab)
+            extended.append((best + (len(extended) % self.wrong_at == 0)) % self.model.limits.n_vocab)
         tokens = extended[len(history) :]
         return Proposal.chain(tokens)
 
@@ -208,11 +209,11 @@ class LongTokens(FakeModel):
         found[3] = -np.inf
         return found
 
-    def call(self, tokens, parents, n_logits):
+    def call(self, tokens, *arguments, **options):
         after = [*self.cached, *tokens]
-        if len(after) + 2 * after.count(3) > self.n_ctx:
+        if len(after) + 2 * after.count(3) > self.limits.n_ctx:
             raise ContextOverflow("the context is full")
-        return super().call(tokens, parents, n_logits)
+        return super().call(tokens, *arguments, **options)
 
 
 class LongAfter:
@@ -346,4 +347,4 @@ def test_staging_with_a_different_vocabulary(temperature, wrong_at):
 
 def _logits_after(model, history):
     model.truncate(0)
-    return model.evaluate(history, 1)[0].copy()
+    return calls.run(model.call(history, n_logits=1))[0].copy()

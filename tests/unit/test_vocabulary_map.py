@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.sampling import Sampler
 from spec_local.errors import ContextOverflow, InvalidRequest, VocabularyMismatch
@@ -120,21 +121,21 @@ def test_the_intersection_model_is_a_language_model(data):
         match data.draw(st.sampled_from(["evaluate", "rows", "tree", "truncate", "outside"])):
             case "evaluate":
                 text += (more := data.draw(tokens))
-                assert shared.evaluate(more, 1).tolist() == [expected(model, vocabulary_map, text)]
+                assert run(shared.call(more, n_logits=1)).tolist() == [expected(model, vocabulary_map, text)]
             case "rows":
                 more = data.draw(tokens)
                 n = data.draw(st.integers(0, len(more)))
-                rows = shared.evaluate(more, n).tolist()
+                rows = run(shared.call(more, n_logits=n)).tolist()
                 text += more
                 ends = range(len(text) - n + 1, len(text) + 1)
                 assert rows == [expected(model, vocabulary_map, text[:end]) for end in ends]
-            case "tree" if text and shared.max_tokens > 3:
+            case "tree" if text and shared.limits.max_tokens > 3:
                 nodes = data.draw(tokens)
                 parents = [data.draw(st.integers(-1, i - 1)) for i in range(len(nodes))]
                 paths = []
                 for token, parent in zip(nodes, parents, strict=True):
                     paths.append([*(paths[parent] if parent >= 0 else []), token])
-                rows = shared.decode_tree(nodes, parents).tolist()
+                rows = run(shared.call(nodes, parents)).tolist()
                 assert rows == [expected(model, vocabulary_map, text + path) for path in paths]
                 kept = data.draw(st.integers(-1, len(nodes) - 1))
                 path = []
@@ -155,16 +156,16 @@ def test_the_intersection_model_is_a_language_model(data):
 
 def test_limits():
     _, shared = intersection(n_ctx=8)
-    shared.evaluate([2, 2, 2], 0)
-    assert shared.n_ctx == 5  # room for two more tokens of one each
+    run(shared.call([2, 2, 2], n_logits=0))
+    assert shared.limits.n_ctx == 5  # room for two more tokens of one each
     with pytest.raises(ContextOverflow):
-        shared.evaluate([2, 2], 1)
+        run(shared.call([2, 2], n_logits=1))
     assert list(shared.cached) == [2, 2, 2]
-    shared.evaluate([0, 0], 1)
+    run(shared.call([0, 0], n_logits=1))
     with pytest.raises(InvalidRequest, match="truncate"):
         shared.truncate(6)
     with pytest.raises(InvalidRequest, match="parent"):
-        shared.decode_tree([0], [3])
+        run(shared.call([0], [3]))
 
 
 SHAPES = {
@@ -201,9 +202,13 @@ def test_rows_from_several_calls_have_logits_or_minus_infinity(max_tokens):
     part = ChangingVocabulary(DRAFT.n_tokens)
     _, draft = intersection(draft_vocabulary=part, max_tokens=max_tokens)
     for _ in range(DRAFT.n_tokens + 1):
-        logits = draft.evaluate([0, 2, 1], 3)  # "ab" is two tokens of the draft model
+        logits = run(draft.call([0, 2, 1], n_logits=3))  # "ab" is two tokens of the draft model
         assert not np.isnan(logits).any()
-        shared = VocabularyMap(MAIN, DRAFT).main_ids if draft.draft_tokens is None else draft.draft_tokens
+        shared = (
+            VocabularyMap(MAIN, DRAFT).main_ids
+            if draft.limits.draft_tokens is None
+            else draft.limits.draft_tokens
+        )
         assert np.isfinite(logits[-1]).nonzero()[0].tolist() == shared.tolist()
 
 

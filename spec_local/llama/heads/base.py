@@ -1,24 +1,24 @@
-"""The base of all heads on llama.cpp: their context and cache, and the attributes of their rows."""
+"""The base of all heads on llama.cpp: their context and cache, and what their sequences have in common."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
-from spec_local.core.language_model import Rollback, RowMethods, States
+from spec_local.core.sequence import Limits, RollsBack, States
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.batch import Batch
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.heads.states import ReceivedStates
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_context import NativeContext, NativeRow
+from spec_local.llama.native_context import Batch, NativeContext
 from spec_local.llama.saved import Progress, Saved, SavedParts
+from spec_local.llama.sequence import NativeSequence
 
 _MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in one call
 
@@ -33,7 +33,7 @@ class HeadContext(NativeContext, ABC):
         kv_bytes: size of the cache.
         max_tokens: maximum number of tokens per call.
         n_sequences: number of sequence ids; the last one is empty between calls.
-        n_outputs: maximum number of rows of logits that llama.cpp computes in a call.
+        n_outputs: maximum number of tokens with logits that llama.cpp computes in a call.
         params: other fields of llama.cpp's context parameters.
 
     Raises:
@@ -63,7 +63,7 @@ class HeadContext(NativeContext, ABC):
         given = runtime.library().llama_context_default_params()
         given.n_ctx = n_cells
         given.n_ubatch = max_tokens
-        # For a model with an encoder, it is also the limit of rows of logits, and each sequence needs one.
+        # For a model with an encoder, it is also the limit of logits, and each sequence needs one.
         given.n_batch = max(max_tokens, n_sequences)
         given.n_seq_max = n_sequences
         given.n_outputs_max = n_outputs
@@ -84,16 +84,20 @@ class HeadContext(NativeContext, ABC):
 
     @abstractmethod
     def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
-        """Make one call for some of the rows: see `Context.decode`."""
+        """Make one call for some of the sequences: see `Context.decode`."""
 
-    def _evaluate(self, batch: Batch) -> None:
+    def _evaluate(self, batch: Batch, calls: Sequence[Call[Any]] = ()) -> None:
         """Call llama_decode.
+
+        Args:
+            calls: those that it is for, which may be limited: see `NativeSequence.limit`.
 
         Raises:
             ContextOverflow: the cache has no room for the tokens.
             BackendError: the call failed.
         """
-        code = self._decode(batch)
+        limited = self.is_limited and calls
+        code = self._decode_limited(calls, batch) if limited else self._decode(batch)
         n = batch.native.n_tokens
         if code == 1:
             raise ContextOverflow(f"the cache of a head has no room for {n} more tokens")
@@ -104,47 +108,73 @@ class HeadContext(NativeContext, ABC):
             )
 
 
-class HeadRow(NativeRow, RowMethods, ABC):
-    """A row of a head, as a session sees it: a `Row` and a `Head`.
+class HeadSequence(NativeSequence, RollsBack, ABC):
+    """A sequence of a head, as a session sees it: a `Head`.
 
     Args:
-        context: what the rows have in common.
-        sequence: the row's first sequence id.
+        context: what the sequences have in common.
+        seq_id: the first of llama.cpp's ids of this one.
+        max_branches, max_draft, drafts_blocks: see `Limits`.
+        max_logits: see `Limits`; None: as many as the context has.
+
+    Attributes:
+        n_received: number of tokens, from the first one of the history, whose states are known or no longer
+            needed.
     """
 
-    rollback: Rollback = "any"
     pad_to = None
     context: HeadContext
-    max_branches: int
-    max_logits: int
-    drafts_blocks = False
+    n_received: int
 
-    def __init__(self, context: HeadContext, sequence: int) -> None:
-        super().__init__(context, sequence)
+    def __init__(
+        self,
+        context: HeadContext,
+        seq_id: int,
+        max_branches: int,
+        max_draft: int = sys.maxsize,
+        *,
+        max_logits: int | None = None,
+        drafts_blocks: bool = False,
+    ) -> None:
+        limits = Limits(
+            context.n_vocab,
+            context.n_ctx,
+            context.max_tokens,
+            max_logits or context.max_logits,
+            max_branches,
+            max_rollback=context.n_ctx,
+            max_draft=max_draft,
+            drafts_blocks=drafts_blocks,
+            draft_tokens=context.model.draft_tokens,
+        )
+        super().__init__(context, seq_id, limits)
+        self._cached: list[int] = []
         self._assumes_states = False
+
+    @property
+    def cached(self) -> Sequence[int]:  # type: ignore[override]  # that of several layers is made on demand
+        """See `ModelSequence.cached`."""
+        return self._cached
+
+    def _check_positions(self, positions: Sequence[int] | None) -> None:
+        """Check that no positions are given."""
+        if positions is not None:
+            raise InvalidRequest("a head numbers its tokens itself: give no positions")
 
     def _check_call(self, tokens: Sequence[int], n_logits: int) -> None:
         """Check that tokens can be evaluated in one call."""
         self._check_open()
         n = len(tokens)
-        if not 1 <= n <= self.max_tokens or not 0 <= n_logits <= min(n, self.max_logits):
-            raise InvalidRequest(f"{n} tokens and {n_logits} rows of logits in one call of a head")
-        self._check_vocabulary(tokens)
+        if not 1 <= n <= self.limits.max_tokens or not 0 <= n_logits <= min(n, self.limits.max_logits):
+            raise InvalidRequest(f"{n} tokens and {n_logits} logits in one call of a head")
+        if min(tokens) < 0 or max(tokens) >= self.limits.n_vocab:
+            raise self._unknown_token()
 
     def _joined(self, parts: Sequence[Logits]) -> Logits:
-        """The rows of logits of several calls."""
+        """The logits of several calls."""
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
-
-    @property
-    def draft_tokens(self) -> NDArray[np.intp] | None:
-        """See `LanguageModel.draft_tokens`."""
-        trained = self.context.model.draft_tokens
-        return super().draft_tokens if trained is None else trained
-
-    def begin_draft(self, n: int) -> None:
-        """See `Head.begin_draft`."""
+        return np.concatenate(parts) if parts else np.empty((0, self.limits.n_vocab), np.float32)
 
     @contextmanager
     def known_states(self) -> Iterator[None]:
@@ -155,16 +185,6 @@ class HeadRow(NativeRow, RowMethods, ABC):
         finally:
             self._assumes_states = False
 
-    @property
-    def max_draft(self) -> int:
-        """See `Head.max_draft`: any number."""
-        return self.n_ctx
-
-    @property
-    @abstractmethod
-    def n_received(self) -> int:
-        """See `Head.n_received`."""
-
     @abstractmethod
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
@@ -174,34 +194,44 @@ class HeadRow(NativeRow, RowMethods, ABC):
         """Evaluate the tokens that were received: see `Head.read`."""
 
     @abstractmethod
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call[Any]:
-        """Prepare a call: see `Row.call`."""
+    async def call(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        n_logits: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        n_draft: int | None = None,
+    ) -> Logits:
+        """Evaluate tokens: see `ModelSequence.call`."""
 
     @abstractmethod
     def commit(self, path: Sequence[int]) -> None:
-        """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
+        """Commit a path of the tree and discard the other nodes: see `ModelSequence.commit`."""
 
     @abstractmethod
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
+        """Keep the first `length` tokens, and discard the tree: see `ModelSequence.truncate`."""
 
     @abstractmethod
     def resync(self) -> None:
         """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""
 
 
-class CachingRow(HeadRow):
-    """A row of a head that has a cache, into which it reads the states that it receives.
+class CachingSequence(HeadSequence):
+    """A sequence of a head that has a cache, into which it reads the states that it receives.
 
-    Its entries are saved in the prompt cache as the cells of other rows are, so that the main model need not
+    Its entries are saved in the prompt cache as the cells of others are, so that the main model need not
     evaluate a restored prompt again to get the states of its tokens.
     """
 
     _reads_state_before = True
     """Whether an entry is made with the state of the token before it, instead of its own token's."""
 
-    def __init__(self, context: HeadContext, sequence: int) -> None:
-        super().__init__(context, sequence)
+    def __init__(
+        self, context: HeadContext, seq_id: int, max_branches: int, max_draft: int = sys.maxsize, **more: Any
+    ) -> None:
+        super().__init__(context, seq_id, max_branches, max_draft, **more)
         self.received = ReceivedStates()
         """The states that it has received and may still need."""
         self._to_save: dict[int, Saved] = {}  # the states with which to go on after so many tokens
@@ -216,7 +246,7 @@ class CachingRow(HeadRow):
         """Make these tokens the history, whose entries are in the cache."""
 
     def keep(self) -> None:
-        """See `LanguageModel.keep`: also the state with which to go on after what was received."""
+        """See `ModelSequence.keep`: also the state with which to go on after what was received."""
         self._keep(len(self.received.tokens))
 
     def _keep(self, n: int) -> None:
@@ -240,7 +270,7 @@ class CachingRow(HeadRow):
         prompts, n_entries, tokens = self.context.saved.prompts, self._n_read, self.received.tokens
         if not prompts or not n_entries:
             return "all"
-        progress = self.context.saved.save(tokens[:n_entries], self._sequence, most)
+        progress = self.context.saved.save(tokens[:n_entries], self._seq_id, most)
         if progress != "all":
             return progress
         for n in sorted({*self._to_save, n_entries, len(tokens)}):
@@ -273,23 +303,29 @@ class CachingRow(HeadRow):
                 continue
             self.truncate(0)
             if all(
-                saved.put_cells(cells, self._sequence, min(n, cells.start + cells.n))
+                saved.put_cells(cells, self._seq_id, min(n, cells.start + cells.n))
                 for cells in found.cells
                 if cells.start < n
             ):
                 self._take(tokens[:n], received)
                 return
-            self.context.remove(self._sequence, 0)
+            self.context.remove(self._seq_id, 0)
 
     @property
-    def n_received(self) -> int:
-        """See `Head.n_received`."""
+    def n_received(self) -> int:  # type: ignore[override]
+        """See `HeadSequence.n_received`."""
         return len(self.received.tokens)
 
     async def _read(self, n_read: int) -> None:
         """Evaluate what was received beyond the first `n_read` tokens, if it is enough for a call."""
         tokens = self.received.tokens
-        if len(tokens) - n_read < min(_MAX_UNREAD, self.max_tokens):
+        if len(tokens) - n_read < min(_MAX_UNREAD, self.limits.max_tokens):
             return
         while (start := len(self._cached)) < len(tokens):
-            await self.evaluate_async(tokens[start : start + self.max_tokens], 0)
+            await self.call(tokens[start : start + self.limits.max_tokens], n_logits=0)
+
+
+def check_parents(tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Check that each of the nodes of a tree has a parent."""
+    if len(parents) != len(tokens):
+        raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token")

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from spec_local.core.calls import Call, Logits
-from spec_local.core.language_model import States, common_prefix
 from spec_local.core.proposal import ROOT, check_path
+from spec_local.core.sequence import States, common_prefix
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.batch import Batch
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, LlamaContext
-from spec_local.llama.float_rows import FloatRows
-from spec_local.llama.heads.base import CachingRow, HeadContext
+from spec_local.llama.heads.base import CachingSequence, HeadContext, check_parents
 from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
-from spec_local.llama.native_context import check_parents
+from spec_local.llama.native_context import Batch, OutputView
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +51,12 @@ class BlockFormat:
 class BlockContext(HeadContext):
     """The llama.cpp context of a head that drafts blocks: a `Context`.
 
-    The tokens of a row's call are those whose states enter the cache, in order. If it has rows of logits, its
+    The tokens of a sequence's call are those whose states enter the cache, in order. If it has logits, its
     last token is instead the anchor of a block of that many tokens.
 
     Args:
         model, main: see `HeadContext`.
-        n_rows: number of rows.
+        n_parallel: number of sequences.
         block: how the head drafts.
 
     Attributes:
@@ -69,10 +67,10 @@ class BlockContext(HeadContext):
         BackendError: llama.cpp could not create the context.
     """
 
-    def __init__(self, model: Model, main: LlamaContext, n_rows: int, block: BlockFormat) -> None:
+    def __init__(self, model: Model, main: LlamaContext, n_parallel: int, block: BlockFormat) -> None:
         self.block, self.n_calls = block, 0
-        self.max_logits = n_rows * block.size
-        n_cells = n_rows * (main.n_ctx + block.size)
+        self.max_logits = n_parallel * block.size
+        n_cells = n_parallel * (main.n_ctx + block.size)
         width = len(model.target_layers) * model.n_embd
         self.zeros = np.zeros(width, np.float32)
         lib = runtime.library()
@@ -83,7 +81,7 @@ class BlockContext(HeadContext):
             kv_bytes=model.kv_bytes(n_cells, CACHE_TYPES[main.cache_type])
             + self.max_logits * model.vocabulary.n_tokens * np.dtype(np.float32).itemsize,
             max_tokens=max(main.max_tokens, self.max_logits),  # all blocks must be in one physical batch
-            n_sequences=n_rows + 1,
+            n_sequences=n_parallel + 1,
             n_outputs=self.max_logits,
             ctx_other=main.handle.address,
         )
@@ -93,10 +91,10 @@ class BlockContext(HeadContext):
             lib, self.max_tokens, width=width, has_tokens=False, n_positions=4 if rotates_by_several else 1
         )
         self._blocks = Batch(lib, self.max_logits)
-        self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
+        self._logits = OutputView(self.native, self.max_logits, self.n_vocab)
 
-    def decode(self, calls: Sequence[Call["BlockRow"]]) -> Sequence[Logits]:
-        """Add states to the cache, and draft blocks, for some of the rows: see `Context.decode`."""
+    def decode(self, calls: Sequence[Call["BlockSequence"]]) -> Sequence[Logits]:
+        """Add states to the cache, and draft blocks, for some of the sequences: see `Context.decode`."""
         # All blocks of a call have the same size, as llama.cpp requires for DSpark.
         size = max(call.n_logits for call in calls)
         drafting = [call for call in calls if call.n_logits]
@@ -105,48 +103,50 @@ class BlockContext(HeadContext):
         self.n_calls += 1
         done = False
         try:
-            anchors = [call.row.n_stored + len(call.tokens) - 1 for call in drafting]
+            anchors = [call.sequence.n_stored + len(call.tokens) - 1 for call in drafting]
             self._store_states(calls)
             if drafting:
                 self._decode_blocks(drafting, anchors, size)
             done = True
         finally:
             for call in calls:
-                self.remove(call.row.sequence, call.row.n_stored)
+                self.remove(call.sequence.seq_id, call.sequence.n_stored)
                 if not done:
-                    call.row.resync()
+                    call.sequence.resync()
         return self._results(calls, size)
 
-    def _store_states(self, calls: Sequence[Call["BlockRow"]]) -> None:
-        """Add the rows' states to the cache, in as few calls as possible."""
+    def _store_states(self, calls: Sequence[Call["BlockSequence"]]) -> None:
+        """Add the sequences' states to the cache, in as few calls as possible."""
         missing = [
-            (call.row, position)
+            (call.sequence, position)
             for call in calls
             for position in range(
-                call.row.n_stored, call.row.n_stored + len(call.tokens) - (call.n_logits > 0)
+                call.sequence.n_stored, call.sequence.n_stored + len(call.tokens) - (call.n_logits > 0)
             )
         ]
         for start in range(0, len(missing), self.max_tokens):
             part = missing[start : start + self.max_tokens]
-            for i, (row, position) in enumerate(part):
-                self._states.put(i, 0, position, row.sequence, False)
-                self._states.vectors[i] = row.state(position)
+            for i, (sequence, position) in enumerate(part):
+                self._states.put(i, 0, position, sequence.seq_id, False)
+                self._states.vectors[i] = sequence.state(position)
             self._states.set_size(len(part))
             self._evaluate(self._states)
-            for row, position in dict(part).items():  # the last position of each row
-                row.on_stored(position + 1)
+            for sequence, position in dict(part).items():  # the last position of each sequence
+                sequence.on_stored(position + 1)
 
-    def _decode_blocks(self, calls: Sequence[Call["BlockRow"]], anchors: Sequence[int], size: int) -> None:
-        """Evaluate the rows' blocks in one call."""
+    def _decode_blocks(
+        self, calls: Sequence[Call["BlockSequence"]], anchors: Sequence[int], size: int
+    ) -> None:
+        """Evaluate the sequences' blocks in one call."""
         for i, (call, anchor) in enumerate(zip(calls, anchors, strict=True)):
             for j in range(size):
                 token = self.block.mask if j else call.tokens[-1]
-                # Logits for all tokens: llama.cpp computes all, and would return the first rows otherwise.
-                self._blocks.put(i * size + j, token, anchor + j, call.row.sequence, True)
+                # Logits for all tokens: llama.cpp computes all, and would return the first outputs otherwise.
+                self._blocks.put(i * size + j, token, anchor + j, call.sequence.seq_id, True)
         self._blocks.set_size(len(calls) * size)
         self._evaluate(self._blocks)
 
-    def _results(self, calls: Sequence[Call["BlockRow"]], size: int) -> Sequence[Logits]:
+    def _results(self, calls: Sequence[Call["BlockSequence"]], size: int) -> Sequence[Logits]:
         nothing: Logits = np.empty((0, self.n_vocab), np.float32)
         logits = self._logits.at(self.lib.llama_get_logits(self.handle)) if size else nothing
         found: list[Logits] = []
@@ -176,33 +176,36 @@ class _Node:
     depth: int
 
 
-class BlockRow(CachingRow):
-    """One row of a head that drafts blocks: a `Row` and a `Head`.
+class BlockSequence(CachingSequence):
+    """One sequence of a head that drafts blocks: a `Head`.
 
     Args:
-        context: what the rows have in common.
-        index: number of this row.
+        context: what the sequences have in common.
+        index: number of this sequence.
     """
 
     context: BlockContext
-    max_branches = MAX_SEQUENCES  # a node takes no cell of the cache
-    drafts_blocks = True
     can_be_limited = False
     _reads_state_before = False
 
     def __init__(self, context: BlockContext, index: int) -> None:
-        super().__init__(context, index)
-        self.max_logits = context.max_tokens
+        super().__init__(
+            context,
+            index,
+            MAX_SEQUENCES,  # a node takes no cell of the cache
+            context.block.n_drafted,
+            max_logits=context.max_tokens,
+            drafts_blocks=True,
+        )
         self.n_stored = 0
         """Number of tokens, from the first one of the history, whose states are in the cache."""
         self._tree: list[_Node] = []
-        self._n_wanted = self.max_draft
         self._block: _Block | None = None
 
     @property
-    def sequence(self) -> int:
+    def seq_id(self) -> int:
         """Its sequence id in the cache."""
-        return self._sequence
+        return self._seq_id
 
     def state(self, position: int) -> State:
         """The main model's state of a token."""
@@ -216,41 +219,45 @@ class BlockRow(CachingRow):
 
     # Evaluating
 
-    @property
-    def max_draft(self) -> int:
-        """See `Head.max_draft`: as many as a block has."""
-        return self.context.block.n_drafted
+    async def call(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        n_logits: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        n_draft: int | None = None,
+    ) -> Logits:
+        """See `ModelSequence.call`.
 
-    def begin_draft(self, n: int) -> None:
-        """See `Head.begin_draft`: limits the length of the next block, since shorter ones take less time."""
-        self._n_wanted = max(1, min(n, self.max_draft))
+        With logits, the states of all tokens of the history but the last `Limits.max_draft` must be known.
 
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["BlockRow"]:
-        """Prepare a call: see `BlockContext`."""
-        return Call(self, tokens, parents, n_logits)
-
-    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        """Append tokens to the history: see `LanguageModel.evaluate`.
-
-        With logits, the states of all tokens of the history but the last `max_draft` must be known.
+        Args:
+            n_draft: limits the length of the block, since shorter ones take less time.
         """
+        n_logits = len(tokens) if n_logits is None else n_logits
+        most = self.limits.max_draft
+        n_draft = most if n_draft is None else max(1, min(n_draft, most))
+        self._check_positions(positions)
+        self._check_call(tokens, n_logits)
+        if parents is not None:
+            return await self._draft(tokens, parents, n_logits, n_draft)
         self.commit(())
         end = len(self._cached) + len(tokens)
-        self._check_call(tokens, n_logits)
-        self._check_room(end)
-        logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        if end > self.limits.n_ctx:
+            raise self._full()
+        logits: Logits = np.empty((0, self.limits.n_vocab), np.float32)
         if n_logits:
-            logits = await self._logits_after(tokens, range(end - n_logits + 1, end + 1))
+            logits = await self._logits_after(tokens, range(end - n_logits + 1, end + 1), n_draft)
         elif (n := self._n_known(tokens) - self.n_stored) > 0:
             await self._call(tokens, n, 0)
         self._cached += tokens
         return logits
 
-    async def decode_tree_async(
-        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    async def _draft(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int, n_draft: int
     ) -> Logits:
-        """Add nodes to the tree: see `LanguageModel.decode_tree`."""
-        n_logits = len(tokens) if n_logits is None else n_logits
+        """Add nodes to the tree."""
         check_parents(tokens, parents)
         nodes = list(self._tree)
         for token, parent in zip(tokens, parents, strict=True):
@@ -258,29 +265,29 @@ class BlockRow(CachingRow):
                 raise InvalidRequest(f"node {len(nodes)} has parent {parent}: give −1 or an earlier node")
             nodes.append(_Node(token, parent, 1 if parent == ROOT else nodes[parent].depth + 1))
         lengths = [len(self._cached) + node.depth for node in nodes]
-        self._check_call(tokens, n_logits)
-        self._check_room(max(lengths))
-        logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        if max(lengths) > self.limits.n_ctx:
+            raise self._full()
+        logits: Logits = np.empty((0, self.limits.n_vocab), np.float32)
         if n_logits:
             is_chain = all(node.depth == i + 1 for i, node in enumerate(nodes))
             chain = [node.token for node in nodes] if is_chain else ()
-            logits = await self._logits_after(chain, lengths[-n_logits:])
+            logits = await self._logits_after(chain, lengths[-n_logits:], n_draft)
         self._tree = nodes
         return logits
 
-    async def _logits_after(self, new: Sequence[int], lengths: Sequence[int]) -> Logits:
+    async def _logits_after(self, new: Sequence[int], lengths: Sequence[int], n_draft: int) -> Logits:
         """The logits after the first `lengths` tokens of the history and a chain of new ones.
 
         They are those of one block. Its anchor is the first token whose state is not known, or the last one.
         """
         anchor = min(max(lengths), self._n_known(new) + 1)
-        places, n_wanted = [length - anchor for length in lengths], self._n_wanted
+        places, most = [length - anchor for length in lengths], self.limits.max_draft
         if self._assumes_states:
-            places, n_wanted = [min(place, self.max_draft - 1) for place in places], 1
+            places, n_draft = [min(place, most - 1) for place in places], 1
         if anchor > len(self._cached) + len(new):
             raise InvalidRequest("this head evaluates a tree after the last token of the history only")
-        if min(places) < 0 or max(places) >= self.max_draft:
-            raise InvalidRequest(f"this head drafts up to {self.max_draft} tokens after the main model's")
+        if min(places) < 0 or max(places) >= most:
+            raise InvalidRequest(f"this head drafts up to {most} tokens after the main model's")
         block = self._block
         if (
             not block
@@ -288,7 +295,7 @@ class BlockRow(CachingRow):
             or len(block.logits) <= max(places)
         ):
             n_skipped = self.context.block.n_skipped
-            size = max(n_wanted, max(places) + 1) + n_skipped
+            size = max(n_draft, max(places) + 1) + n_skipped
             logits = await self._call(new, anchor - self.n_stored, size)
             block = self._block = _Block(anchor, self.context.n_calls, logits[n_skipped:])
         first = places[0]
@@ -296,9 +303,9 @@ class BlockRow(CachingRow):
             return block.logits[first : first + len(places)]
         return block.logits[places]
 
-    def _call(self, new: Sequence[int], n: int, size: int) -> Call["BlockRow"]:
+    def _call(self, new: Sequence[int], n: int, size: int) -> Call["BlockSequence"]:
         """A call for the next n tokens whose states are not in the cache, and for a block of this size."""
-        return self.call([*self._cached[self.n_stored :], *new][:n], range(ROOT, n - 1), size)
+        return Call(self, [*self._cached[self.n_stored :], *new][:n], range(ROOT, n - 1), size)
 
     def _n_known(self, new: Sequence[int]) -> int:
         """Number of the first tokens of the history and a chain of new ones whose states are known."""
@@ -312,7 +319,7 @@ class BlockRow(CachingRow):
     # Changing the history
 
     def commit(self, path: Sequence[int]) -> None:
-        """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
+        """Commit a path of the tree and discard the other nodes: see `ModelSequence.commit`."""
         self._check_open()
         check_path(path, [node.parent for node in self._tree])
         nodes = [self._tree[node] for node in path]
@@ -320,7 +327,7 @@ class BlockRow(CachingRow):
         self._cached += [node.token for node in nodes]
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
+        """Keep the first `length` tokens, and discard the tree: see `ModelSequence.truncate`."""
         self._check_open()
         self._check_length(length)
         if length < self.n_stored:
@@ -336,26 +343,28 @@ class BlockRow(CachingRow):
         n = min(self.n_stored, length, len(self.received.tokens))
         if n < self.n_stored:
             self.n_stored = n
-            self.context.remove(self._sequence, n)
+            self.context.remove(self._seq_id, n)
 
-    def reuse(self, tokens: Sequence[int]) -> None:
-        """Make the history a prefix of `tokens`, as long as `n_received` can be: see `LanguageModel.reuse`.
+    def reuse(self, tokens: Sequence[int], text: Sequence[int] = ()) -> int:
+        """Make the history a prefix of `tokens`, as long as `n_received` can be: see `ModelSequence.reuse`.
 
-        Entries of another row are shared, not copied.
+        Entries of another sequence are shared, not copied.
         """
         tokens = list(tokens)
         self._save_before(self.known(tokens))
-        best = max(self.context.rows, key=lambda row: (row.known(tokens), row is self))
+        best = max(self.context.sequences, key=lambda sequence: (sequence.known(tokens), sequence is self))
         n = best.known(tokens)
         if best is not self:
             self.truncate(0)
             self.n_stored = min(best.n_stored, n)
             if self.n_stored:
-                self.context.copy(best.sequence, self._sequence, 0, self.n_stored)
+                self.context.copy(best.seq_id, self._seq_id, 0, self.n_stored)
             self._cached, self.received = tokens[: self.n_stored], best.received.copy()
         self.received.truncate(n)
         self._cut(min(self.n_stored, n))
         self._restore(tokens, n)
+        self.may_draft(text)
+        return self.n_received
 
     @property
     def _n_read(self) -> int:
@@ -363,7 +372,7 @@ class BlockRow(CachingRow):
 
     def _take(self, tokens: list[int], received: ReceivedStates) -> None:
         self._cached, self.n_stored, self.received = tokens, len(tokens), received
-        self.expect(tokens)
+        self.may_draft(tokens)
 
     def known(self, tokens: Sequence[int]) -> int:
         """Number of the first of these tokens whose states are in the cache, or have been received."""
@@ -371,7 +380,7 @@ class BlockRow(CachingRow):
 
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
-        n = self.received.receive(start, list(tokens[: self.n_ctx - start]), states, are_raw=False)
+        n = self.received.receive(start, list(tokens[: self.limits.n_ctx - start]), states, are_raw=False)
         if n is None:
             return
         self._keep_blocks(n)

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 from spec_local.errors import ModelError
 from spec_local.llama.heads import dflash, eagle, gemma, mtp
-from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """A head.
 
-    hidden: hidden states that the main model's context keeps. open: creates the head's rows, given the main
-    model's. max_draft, drafts_blocks: see `spec_local.core.head.Head`.
+    hidden: hidden states that the main model's context keeps. open: creates the head's sequences,
+    given the main model's. max_draft, drafts_blocks: see `spec_local.core.sequence.Limits`.
     """
 
     hidden: HiddenStates
-    open: Callable[[Sequence[LlamaRow]], Sequence[HeadRow]]
+    open: Callable[[Sequence[LlamaSequence]], Sequence[HeadSequence]]
     max_draft: int = sys.maxsize
     drafts_blocks: bool = False
 
@@ -32,27 +32,31 @@ class _Kind:
 
     name: Callable[[Model], str]
     hidden_states: Callable[[Model, Model], HiddenStates]
-    open: Callable[[Model, Sequence[LlamaRow]], Sequence[HeadRow]]
+    open: Callable[[Model, Sequence[LlamaSequence]], Sequence[HeadSequence]]
     max_draft: Callable[[Model], int] = lambda head: sys.maxsize
     drafts_blocks: bool = False
 
 
 _KINDS = {
-    "eagle3": _Kind(lambda head: "an EAGLE-3 head", eagle.hidden_states, eagle.open_eagle_rows),
+    "eagle3": _Kind(lambda head: "an EAGLE-3 head", eagle.hidden_states, eagle.open_eagle_sequences),
     "gemma4-assistant": _Kind(
         lambda head: "a Gemma 4 assistant",
         gemma.hidden_states,
-        gemma.open_assistant_rows,
+        gemma.open_assistant_sequences,
     ),
     "dflash": _Kind(
-        dflash.kind_of, dflash.hidden_states, dflash.open_block_rows, dflash.n_drafted, drafts_blocks=True
+        dflash.kind_of,
+        dflash.hidden_states,
+        dflash.open_block_sequences,
+        dflash.n_drafted,
+        drafts_blocks=True,
     ),
 }
 """By architecture."""
 _MTP_FILE = _Kind(
     lambda head: "a file with layers for multi-token prediction",
     mtp.hidden_states,
-    lambda head, mains: mtp.open_mtp_rows(mains, head),
+    lambda head, mains: mtp.open_mtp_sequences(mains, head),
     mtp.max_draft,
 )
 
@@ -90,4 +94,4 @@ def choose_head(
         return None
     layers = "the layer" if main.n_nextn == 1 else f"the {main.n_nextn} layers"
     log(f"draft: {layers} for multi-token prediction of {main.path.name} (--draft none turns it off)")
-    return Chosen(mtp.HIDDEN_STATES, mtp.open_mtp_rows, mtp.max_draft(main))
+    return Chosen(mtp.HIDDEN_STATES, mtp.open_mtp_sequences, mtp.max_draft(main))

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import ModelError
 from spec_local.llama.gguf_tensors import has_tensor
-from spec_local.llama.heads.block import BlockContext, BlockFormat, BlockRow
+from spec_local.llama.heads.block import BlockContext, BlockFormat, BlockSequence
 from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 
 _DEFAULT_SIZE = 16  # of a block, where a file does not state it; as in llama.cpp
 
@@ -75,8 +75,8 @@ def n_drafted(head: Model) -> int:
     return block_format(head).n_drafted
 
 
-def open_block_rows(head: Model, mains: Sequence[LlamaRow]) -> Sequence[BlockRow]:
-    """Create a context for a head, with a row for each row of the main model.
+def open_block_sequences(head: Model, mains: Sequence[LlamaSequence]) -> Sequence[BlockSequence]:
+    """Create a context for a head, with a sequence for each of the main model.
 
     Args:
         mains: opened with the `hidden_states` of this head.
@@ -87,4 +87,4 @@ def open_block_rows(head: Model, mains: Sequence[LlamaRow]) -> Sequence[BlockRow
     """
     hidden_states(head, mains[0].model)
     context = BlockContext(head, mains[0].context, len(mains), block_format(head))
-    return [BlockRow(context, i) for i in range(len(mains))]
+    return [BlockSequence(context, i) for i in range(len(mains))]

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from spec_local.core.calls import Call
 from spec_local.errors import BackendError
 from spec_local.llama import runtime
-from spec_local.llama.batch import Batch
 from spec_local.llama.context import CACHE_TYPES, LlamaContext
 from spec_local.llama.heads.fit import difference, layer_inputs
-from spec_local.llama.heads.one_token import OneTokenContext, OneTokenRow
+from spec_local.llama.heads.one_token import OneTokenContext, OneTokenSequence
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.native_context import Batch
+from spec_local.llama.sequence import LlamaSequence
 
 
 def hidden_states(head: Model, main: Model) -> HiddenStates:
@@ -31,8 +31,8 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     return layer_inputs(head, main, "an EAGLE-3 head", why)
 
 
-def open_eagle_rows(head: Model, mains: Sequence[LlamaRow]) -> Sequence[OneTokenRow]:
-    """Create a context for a head, with a row for each row of the main model.
+def open_eagle_sequences(head: Model, mains: Sequence[LlamaSequence]) -> Sequence[OneTokenSequence]:
+    """Create a context for a head, with a sequence for each of the main model.
 
     Args:
         mains: opened with the `hidden_states` of this head.
@@ -43,23 +43,23 @@ def open_eagle_rows(head: Model, mains: Sequence[LlamaRow]) -> Sequence[OneToken
     """
     hidden_states(head, mains[0].model)
     context = _EagleContext(head, mains[0].context, len(mains))
-    return [OneTokenRow(context, i) for i in range(len(mains))]
+    return [OneTokenSequence(context, i) for i in range(len(mains))]
 
 
 class _EagleContext(OneTokenContext):
     encodes = skips_first = returns_all = True
 
-    def __init__(self, model: Model, main: LlamaContext, n_rows: int) -> None:
-        kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
-        super().__init__(model, main, n_rows, kv_bytes, main.max_branches, ctx_other=main.handle.address)
+    def __init__(self, model: Model, main: LlamaContext, n_parallel: int) -> None:
+        kv_bytes = model.kv_bytes(n_parallel * main.n_ctx, CACHE_TYPES[main.cache_type])
+        super().__init__(model, main, n_parallel, kv_bytes, main.max_branches, ctx_other=main.handle.address)
         width = len(model.target_layers) * main.model.n_embd
-        # llama.cpp reserves a row of logits for each state.
+        # llama.cpp reserves logits for each state.
         self._encoder_batch = Batch(self.lib, self.max_logits, width=width, has_tokens=False)
         for i in range(self.max_logits):
             self._encoder_batch.put(i, 0, i, self.encoder_sequence, True)
 
-    def _encode(self, calls: Sequence[Call[OneTokenRow]]) -> None:
-        received = [call.row.received for call in calls]
+    def _encode(self, calls: Sequence[Call[OneTokenSequence]]) -> None:
+        received = [call.sequence.received for call in calls]
         waiting = [(each, position) for each in received for position in sorted(each.raw)]
         for start in range(0, len(waiting), self.max_logits):
             part = waiting[start : start + self.max_logits]

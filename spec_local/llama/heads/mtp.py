@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from spec_local.errors import ModelError
 from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, LlamaContext
-from spec_local.llama.heads.chained import ChainedRow
-from spec_local.llama.heads.one_token import OneTokenContext, OneTokenRow
+from spec_local.llama.heads.chained import ChainedSequence
+from spec_local.llama.heads.one_token import OneTokenContext, OneTokenSequence
 from spec_local.llama.hidden_states import NEXTN_ARCHITECTURES, HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.row import LlamaRow
+from spec_local.llama.sequence import LlamaSequence
 
 HIDDEN_STATES = HiddenStates()
 """The hidden states that the layers read."""
@@ -68,8 +68,10 @@ def _difference(head: Model, main: Model) -> str | None:
     return None
 
 
-def open_mtp_rows(mains: Sequence[LlamaRow], head: Model | None = None) -> Sequence[OneTokenRow]:
-    """Create contexts for layers for multi-token prediction, with a row for each of the main model's rows.
+def open_mtp_sequences(
+    mains: Sequence[LlamaSequence], head: Model | None = None
+) -> Sequence[OneTokenSequence]:
+    """Create contexts for layers for multi-token prediction, with a sequence for each of the main model.
 
     Args:
         mains: opened with `HIDDEN_STATES`.
@@ -84,20 +86,20 @@ def open_mtp_rows(mains: Sequence[LlamaRow], head: Model | None = None) -> Seque
         hidden_states(head, mains[0].model)
     if not model.n_nextn or not has_mtp(model):
         raise ModelError(f"{model.path.name} has no layer for multi-token prediction: draft without it")
-    n_rows, n_layers = len(mains), model.n_nextn
-    layers = [_MtpContext(model, mains[0].context, n_rows, i) for i in range(n_layers)]
+    n_parallel, n_layers = len(mains), model.n_nextn
+    layers = [_MtpContext(model, mains[0].context, n_parallel, i) for i in range(n_layers)]
     if n_layers == 1:
-        return [OneTokenRow(layers[0], i) for i in range(n_rows)]
-    return [ChainedRow(layers, i) for i in range(n_rows)]
+        return [OneTokenSequence(layers[0], i) for i in range(n_parallel)]
+    return [ChainedSequence(layers, i) for i in range(n_parallel)]
 
 
 class _MtpContext(OneTokenContext):
-    def __init__(self, model: Model, main: LlamaContext, n_rows: int, layer: int) -> None:
+    def __init__(self, model: Model, main: LlamaContext, n_parallel: int, layer: int) -> None:
         # llama.cpp gives each context a cache for all of these layers.
-        kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
+        kv_bytes = model.kv_bytes(n_parallel * main.n_ctx, CACHE_TYPES[main.cache_type])
         kv_bytes = kv_bytes * model.n_nextn // model.n_layers
         self.has_all_outputs = model.architecture not in _CROPPED
         kind = runtime.library().LLAMA_CONTEXT_TYPE_MTP
         max_branches = main.max_branches if model.n_nextn == 1 else 1  # several layers draft chains only
-        super().__init__(model, main, n_rows, kv_bytes, max_branches, ctx_type=kind)
+        super().__init__(model, main, n_parallel, kv_bytes, max_branches, ctx_type=kind)
         self._extensions.llama_set_nextn_layer_offset(self.handle, layer)

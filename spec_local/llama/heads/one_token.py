@@ -5,9 +5,10 @@ heads (common/speculative.cpp), except that the accepted tokens of a step are ev
 the first draft token of the next one.
 
 In place of a draft token's state, the head reads its own output for that token, so a tree takes a call for
-each of its levels. Every branch has its own sequence: see `spec_local.llama.branches`.
+each of its levels. Every branch has its own sequence: see `spec_local.llama.native_context`.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,18 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
-from spec_local.core.language_model import States, common_prefix
+from spec_local.core.proposal import check_path
+from spec_local.core.sequence import States, common_prefix
 from spec_local.errors import InvalidRequest
-from spec_local.llama.batch import Batch
-from spec_local.llama.branches import Branches
 from spec_local.llama.context import MAX_SEQUENCES, LlamaContext
-from spec_local.llama.float_rows import FloatRows
-from spec_local.llama.heads.base import CachingRow, HeadContext
+from spec_local.llama.heads.base import CachingSequence, HeadContext
 from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
-from spec_local.llama.native_context import check_parents
+from spec_local.llama.native_context import Batch, OutputView, Tree
 
-_ROW_OUTPUTS, _MIN_OUTPUTS = 8, 32  # rows of logits per call: per row, and at least
+_SEQUENCE_OUTPUTS, _MIN_OUTPUTS = 8, 32  # logits per call: for each sequence, and at least
 
 
 class OneTokenContext(HeadContext):
@@ -34,9 +33,9 @@ class OneTokenContext(HeadContext):
 
     Args:
         model, main, kv_bytes, params: see `HeadContext`.
-        n_rows: number of rows.
-        max_branches: maximum number of leaves of a row's tree; fewer if the rows together would have more of
-            them than sequence ids, or than a call has tokens.
+        n_parallel: number of sequences.
+        max_branches: maximum number of leaves of a tree; fewer if the sequences together would have more of
+            them than llama.cpp has ids, or than a call has tokens.
 
     Attributes:
         zeros: takes the place of an unknown state.
@@ -51,7 +50,7 @@ class OneTokenContext(HeadContext):
     skips_first = False
     """True if there is no pair for the first token."""
     returns_all = False
-    """True if a call has logits for all tokens of a row or for none."""
+    """True if a call has logits for all tokens of a sequence or for none."""
     has_all_outputs = True
     """True if llama.cpp computes the head's output for all tokens. Otherwise it does so only for those with
     logits, and the head drafts chains only."""
@@ -60,37 +59,37 @@ class OneTokenContext(HeadContext):
         self,
         model: Model,
         main: LlamaContext,
-        n_rows: int,
+        n_parallel: int,
         kv_bytes: int,
         max_branches: int,
         **params: Any,
     ) -> None:
         self.has_guard = model.has_window
-        # llama.cpp reserves a row of logits for each id, and has at most one per token of a call.
+        # llama.cpp reserves logits for each id, and has at most one per token of a call.
         most = min(MAX_SEQUENCES, main.max_tokens - 1)
-        n_ids = most // n_rows  # per row
+        n_ids = most // n_parallel  # per sequence
         if n_ids < 1 + self.has_guard:
             raise InvalidRequest(
-                f"{model.path.name} cannot draft for {n_rows} answers at the same time, but for "
+                f"{model.path.name} cannot draft for {n_parallel} answers at the same time, but for "
                 f"{most // (1 + self.has_guard)}: let fewer run, give a larger --ctx, or --draft none"
             )
         if not self.has_all_outputs:
             max_branches = 1  # else all leaves of a tree would need logits
         self.max_branches = max(1, min(max_branches, n_ids - self.has_guard))
-        self.first_guard = n_rows * self.max_branches
-        n_outputs = n_rows * max(_ROW_OUTPUTS, self.max_branches)
+        self.first_guard = n_parallel * self.max_branches
+        n_outputs = n_parallel * max(_SEQUENCE_OUTPUTS, self.max_branches)
         self.max_logits = min(main.max_tokens, max(_MIN_OUTPUTS, n_outputs))
-        self.encoder_sequence = n_rows * (self.max_branches + self.has_guard)  # is empty between calls
+        self.encoder_sequence = n_parallel * (self.max_branches + self.has_guard)  # is empty between calls
         n_sequences = self.encoder_sequence + 1
         self.zeros = np.zeros(model.n_embd, np.float32)
-        # If outputs come only with logits, both are computed for the last token of each row.
+        # If outputs come only with logits, both are computed for the last token of each sequence.
         n_outputs = (
-            self.max_logits if self.has_all_outputs else min(main.max_tokens, self.max_logits + n_rows)
+            self.max_logits if self.has_all_outputs else min(main.max_tokens, self.max_logits + n_parallel)
         )
         super().__init__(
             model,
             main,
-            n_cells=n_rows * main.n_ctx,
+            n_cells=n_parallel * main.n_ctx,
             kv_bytes=kv_bytes,
             max_tokens=main.max_tokens,
             n_sequences=n_sequences,
@@ -101,43 +100,42 @@ class OneTokenContext(HeadContext):
         # computes fewer, it returns those of other tokens, or aborts.
         self._extensions.llama_set_embeddings_nextn(self.handle, True, not self.has_all_outputs)
         self._batch = Batch(self.lib, self.max_tokens, self.max_branches, width=model.n_embd)
-        self._logits = FloatRows(self.native, n_outputs, self.n_vocab)
-        self._outputs = FloatRows(self.native, self.max_tokens, model.n_embd)
+        self._logits = OutputView(self.native, n_outputs, self.n_vocab)
+        self._outputs = OutputView(self.native, self.max_tokens, model.n_embd)
 
-    def remove(self, sequence: int, start: int) -> bool:
-        """Remove the entries of a row from a position on; returns whether llama.cpp did so."""
+    def remove(self, seq_id: int, start: int) -> bool:
+        """Remove the entries of a sequence from a position on; returns whether llama.cpp did so."""
         if self.skips_first and start == 1:
             start = 0  # the first token has no pair: its entry, if any, is a placeholder
-        return super().remove(sequence, start)
+        return super().remove(seq_id, start)
 
-    def decode(self, calls: Sequence[Call["OneTokenRow"]]) -> Sequence[Logits]:
-        """Evaluate tokens of some of the rows in one call: see `Context.decode`."""
+    def decode(self, calls: Sequence[Call["OneTokenSequence"]]) -> Sequence[Logits]:
+        """Evaluate tokens of some of the sequences in one call: see `Context.decode`."""
         n_tokens = sum(len(call.tokens) for call in calls)
         n_logits = sum(call.n_logits for call in calls)
         if not 1 <= n_tokens <= self.max_tokens or n_logits > self.max_logits:
-            raise InvalidRequest(f"{n_tokens} tokens and {n_logits} rows of logits in one call of a head")
-        # If logits are computed for all tokens, llama.cpp returns the first rows of the batch.
+            raise InvalidRequest(f"{n_tokens} tokens and {n_logits} logits in one call of a head")
+        # If logits are computed for all tokens, llama.cpp returns the first outputs of the batch.
         ordered = sorted(calls, key=lambda call: not call.n_logits)
         try:
             self._encode(calls)
             self._fill_batch(ordered)
-            with self._only_drafted(calls):
-                self._evaluate(self._batch)
+            self._evaluate(self._batch, calls)
             found = self._results(ordered)
         except BaseException:  # the call failed, or a signal handler interrupted it
             for call in calls:
-                call.row.resync()
+                call.sequence.resync()
             raise
         return [found[id(call)] for call in calls]
 
-    def _encode(self, calls: Sequence[Call["OneTokenRow"]]) -> None:
-        """Encode the states that the rows have received."""
+    def _encode(self, calls: Sequence[Call["OneTokenSequence"]]) -> None:
+        """Encode the states that the sequences have received."""
 
-    def _fill_batch(self, calls: Sequence[Call["OneTokenRow"]]) -> None:
+    def _fill_batch(self, calls: Sequence[Call["OneTokenSequence"]]) -> None:
         n = 0
         for call in calls:
             n_logits = self._n_computed(call)
-            call.row.fill_batch(self._batch, n, call, n_logits)
+            call.sequence.fill_batch(self._batch, n, call, n_logits)
             n += len(call.tokens)
         self._batch.set_size(n)
 
@@ -145,8 +143,8 @@ class OneTokenContext(HeadContext):
         """Number of the last tokens of a call whose logits are computed."""
         return call.n_logits if self.has_all_outputs else max(1, call.n_logits)
 
-    def _results(self, calls: Sequence[Call["OneTokenRow"]]) -> dict[int, Logits]:
-        """The logits of each call, in the order of the batch; hands their outputs to the rows."""
+    def _results(self, calls: Sequence[Call["OneTokenSequence"]]) -> dict[int, Logits]:
+        """The logits of each call, in the order of the batch; hands their outputs to the sequences."""
         outputs = self._outputs.at(self._extensions.llama_get_embeddings_nextn(self.handle))
         logits: Logits = np.empty((0, self.n_vocab), np.float32)
         if any(call.n_logits for call in calls):
@@ -158,7 +156,7 @@ class OneTokenContext(HeadContext):
             n_computed = self._n_computed(call)
             n_logits += n_computed
             end, n = (n_tokens, len(call.tokens)) if self.has_all_outputs else (n_logits, n_computed)
-            call.row.on_evaluated(outputs[end - n : end])
+            call.sequence.on_evaluated(outputs[end - n : end])
             found[id(call)] = logits[n_logits - call.n_logits : n_logits]
         return found
 
@@ -166,21 +164,20 @@ class OneTokenContext(HeadContext):
 _MAX_REREAD = 8  # tokens evaluated in the call of the first draft token, if the head returns all logits
 
 
-class OneTokenRow(CachingRow):
-    """One row of a head: a `Row` and a `Head`. Created by `heads.eagle` or `heads.mtp`.
+class OneTokenSequence(CachingSequence):
+    """One sequence of a head: a `Head`. Created by `heads.eagle` or `heads.mtp`.
 
     Args:
-        context: what the rows have in common.
-        index: number of this row.
+        context: what the sequences have in common.
+        index: number of this sequence.
     """
 
     context: OneTokenContext
 
-    def __init__(self, context: OneTokenContext, index: int) -> None:
-        super().__init__(context, index * context.max_branches)
-        self.max_logits, self.max_branches = context.max_logits, context.max_branches
+    def __init__(self, context: OneTokenContext, index: int, max_draft: int = sys.maxsize) -> None:
+        super().__init__(context, index * context.max_branches, context.max_branches, max_draft)
         guard = context.first_guard + index if context.has_guard else None
-        self._tree = Branches(context, self._sequence, context.max_branches, guard)
+        self._tree = Tree(context, self._seq_id, context.max_branches, guard)
         self._n_true = 0  # the first entries of the cache, evaluated with the main model's states
         # The head's outputs, which take the place of unknown states: of tokens of the history by position, of
         # the tree by node.
@@ -189,26 +186,47 @@ class OneTokenRow(CachingRow):
 
     # Evaluating
 
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["OneTokenRow"]:
-        """Prepare a call: see `Row.call`. A token with a child in the same call must have a known state."""
+    async def call(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        n_logits: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        n_draft: int | None = None,
+    ) -> Logits:
+        """See `ModelSequence.call`.
+
+        Tokens whose states are known are evaluated in one call, others of the history one by one, and those
+        of the tree in a call for each of its levels.
+        """
+        n_logits = len(tokens) if n_logits is None else n_logits
+        self._check_positions(positions)
+        if parents is not None:
+            self._check_tree(tokens, parents)
+            return await self._extend(tokens, parents, n_logits)
+        self.commit(())
+        logits = await self._extend(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.commit(range(len(tokens)))
+        return logits
+
+    def _part(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["OneTokenSequence"]:
+        """Prepare one llama_decode: a token with a child in the same call must have a known state."""
         self._check_call(tokens, n_logits)
-        if self.context.returns_all and n_logits not in (0, len(tokens)):
-            raise InvalidRequest("this head returns logits for all tokens of a call, or for none")
-        self._check_room(len(self._cached) + len(self._tree) + len(tokens))
-        self._check_tree(tokens, parents)
-        if self._n_ready(tokens, parents) < len(tokens):
-            raise InvalidRequest("a head evaluates draft tokens level by level: give one level per call")
+        if len(self._cached) + len(self._tree) + len(tokens) > self.limits.n_ctx:
+            raise self._full()
         return Call(self, tokens, parents, n_logits)
 
     def _check_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        check_parents(tokens, parents)
-        n_branches = self._tree.count(parents)
-        if n_branches > self.max_branches:
-            raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
+        n_branches = self._tree.count(len(tokens), parents)
+        if n_branches > self.limits.max_branches:
+            raise InvalidRequest(
+                f"a tree with {n_branches} branches: give at most {self.limits.max_branches}"
+            )
 
     def _n_ready(self, tokens: Sequence[int], parents: Sequence[int]) -> int:
         """Count the nodes, from the first one, that can be evaluated in one call."""
-        nodes, n_before = self._tree.nodes, len(self._tree)
+        n_before = len(self._tree)
         positions: list[int] = []
         for parent in parents:
             position = len(self._cached)
@@ -218,7 +236,7 @@ class OneTokenRow(CachingRow):
                     break
                 position = before + 1
             elif parent >= 0:
-                position = nodes[parent].position + 1
+                position = self._tree.positions[parent] + 1
             positions.append(position)
         return len(positions)
 
@@ -240,8 +258,8 @@ class OneTokenRow(CachingRow):
     def _state(self, node: int) -> State:
         """The state of a node's token, or the output in its place; −1: of the last token of the history."""
         if node >= 0:
-            known = self._tree.nodes[node]
-            state, own = self._known(known.token, known.position), self._outputs.get(node)
+            tree = self._tree
+            state, own = self._known(tree.tokens[node], tree.positions[node]), self._outputs.get(node)
         elif self._cached:
             position = len(self._cached) - 1
             state, own = self._known(self._cached[-1], position), self._own.get(position)
@@ -258,27 +276,10 @@ class OneTokenRow(CachingRow):
             outputs: the head's, float32 (number of these nodes, width); overwritten by the next call.
         """
         first = len(self._tree) - len(outputs)
-        inner = {node.parent for node in self._tree.nodes[first:]}  # their states were known
+        inner = set(self._tree.parents[first:])  # their states were known
         for node, output in enumerate(outputs, first):
             if node not in inner:
                 self._outputs[node] = output.copy()
-
-    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        """Append tokens to the history: see `LanguageModel.evaluate`.
-
-        Tokens whose states are known are evaluated in one call, the others one by one.
-        """
-        self.commit(())
-        logits = await self._extend(tokens, range(-1, len(tokens) - 1), n_logits)
-        self.commit(range(len(tokens)))
-        return logits
-
-    async def decode_tree_async(
-        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Logits:
-        """Add nodes to the tree, in a call for each of their levels: see `LanguageModel.decode_tree`."""
-        self._check_tree(tokens, parents)
-        return await self._extend(tokens, parents, len(tokens) if n_logits is None else n_logits)
 
     async def _extend(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Logits:
         parts: list[Logits] = []
@@ -288,17 +289,17 @@ class OneTokenRow(CachingRow):
             done = 1
         while done < len(tokens):
             n, wanted = self._next_part(tokens[done:], parents[done:], n_logits)
-            n_rows = n if wanted and self.context.returns_all else wanted
-            logits = await self.call(tokens[done : done + n], parents[done : done + n], n_rows)
+            n_parallel = n if wanted and self.context.returns_all else wanted
+            logits = await self._part(tokens[done : done + n], parents[done : done + n], n_parallel)
             done += n
             if wanted:
-                found = logits[n_rows - wanted :]
+                found = logits[n_parallel - wanted :]
                 parts.append(found if done == len(tokens) else self._kept(found))
         return self._joined(parts)
 
     def _kept(self, logits: Logits) -> Logits:
         """A copy of a view that the next call overwrites; that call may compute logits of more tokens."""
-        drafted = self.draft_tokens
+        drafted = self.limits.draft_tokens
         if drafted is None:
             return logits.copy()
         kept = np.full_like(logits, -np.inf)
@@ -307,24 +308,25 @@ class OneTokenRow(CachingRow):
 
     def _next_part(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> tuple[int, int]:
         """Return the number of next nodes to evaluate in one call, and of logits to keep."""
-        n = min(self.max_tokens, self._n_ready(tokens, parents))
+        n = min(self.limits.max_tokens, self._n_ready(tokens, parents))
         wanted = min(n, max(0, n_logits - (len(tokens) - n)))
-        n_rows = n if self.context.returns_all else wanted
-        if not wanted or n_rows <= (_MAX_REREAD if wanted < n_rows else self.max_logits):
+        n_parallel = n if self.context.returns_all else wanted
+        if not wanted or n_parallel <= (_MAX_REREAD if wanted < n_parallel else self.limits.max_logits):
             return n, wanted
-        return (n - wanted, 0) if wanted < n else (self.max_logits, self.max_logits)
+        return (n - wanted, 0) if wanted < n else (self.limits.max_logits, self.limits.max_logits)
 
     # Changing the history
 
     def commit(self, path: Sequence[int]) -> None:
-        """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
+        """Commit a path of the tree and discard the other nodes: see `ModelSequence.commit`."""
         self._check_open()
-        self._tree.check_path(path)
-        nodes, outputs, n_before = self._tree.nodes, self._outputs, len(self._cached)
+        check_path(path, self._tree.parents)
+        nodes, outputs, n_before = self._tree.tokens, self._outputs, len(self._cached)
         try:
-            self._tree.take(path, n_before)
+            if path and self._tree.seq_ids[path[-1]] != self._seq_id:
+                self._tree.take(path, n_before)
             for node in path:
-                position, token = len(self._cached), nodes[node].token
+                position, token = len(self._cached), nodes[node]
                 if position == self._n_true and self._is_true(position, token):
                     self._n_true += 1
                 if node in outputs:
@@ -349,7 +351,7 @@ class OneTokenRow(CachingRow):
         return has_state and (is_next or tokens[position : position + 1] == [token])
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
+        """Keep the first `length` tokens, and discard the tree: see `ModelSequence.truncate`."""
         self._check_open()
         self._check_length(length)
         self._forget_text(length)
@@ -379,20 +381,20 @@ class OneTokenRow(CachingRow):
         del self._cached[length:]
         self._own = {position: output for position, output in self._own.items() if position < length}
 
-    def reuse(self, tokens: Sequence[int]) -> None:
-        """Make the history a prefix of `tokens`, as long as `n_received` can be: see `LanguageModel.reuse`.
+    def reuse(self, tokens: Sequence[int], text: Sequence[int] = ()) -> int:
+        """Make the history a prefix of `tokens`, as long as `n_received` can be: see `ModelSequence.reuse`.
 
-        Entries of another row are shared, not copied.
+        Entries of another sequence are shared, not copied.
         """
         tokens = list(tokens)
         self._save_before(self.known(tokens)[1])
-        best = max(self.context.rows, key=lambda row: (row.known(tokens), row is self))
+        best = max(self.context.sequences, key=lambda sequence: (sequence.known(tokens), sequence is self))
         n_received, n_pairs = best.known(tokens)
         if best is not self:
             self._cut(0)
             # The first token has no pair: its entry, if there is one, is only a placeholder.
             if (start := int(self.context.skips_first)) < n_pairs:
-                self.context.copy(best._sequence, self._sequence, start, n_pairs)
+                self.context.copy(best._seq_id, self._seq_id, start, n_pairs)
             self._tree.guard(0, n_pairs)
             self._cached, self.received = tokens[:n_pairs], best.received.copy()
         else:
@@ -401,6 +403,8 @@ class OneTokenRow(CachingRow):
         self.received.truncate(n_received)
         self._restore(tokens, n_received)
         self.received.keep(len(tokens) - 1)  # for another answer to the same prompt
+        self.may_draft(text)
+        return self.n_received
 
     @property
     def _n_read(self) -> int:
@@ -409,16 +413,16 @@ class OneTokenRow(CachingRow):
     def _take(self, tokens: list[int], received: ReceivedStates) -> None:
         self._tree.guard(0, len(tokens))
         self._cached, self._n_true, self.received = tokens, len(tokens), received
-        self.expect(tokens)
+        self.may_draft(tokens)
 
     def known(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return what `reuse` of this row would give: `n_received`, and the length of the history."""
+        """Return what `reuse` of this sequence would give: `n_received`, and the length of the history."""
         n_pairs = common_prefix(self._cached[: self._n_true], tokens)
         return self.received.n_usable(n_pairs, tokens), n_pairs
 
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
-        tokens = list(tokens[: self.n_ctx - start])
+        tokens = list(tokens[: self.limits.n_ctx - start])
         n = self.received.receive(start, tokens, states, are_raw=self.context.encodes)
         if n is None:
             return
@@ -433,7 +437,7 @@ class OneTokenRow(CachingRow):
 
     def resync(self) -> None:
         """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""
-        length = min(len(self._cached), self.context.length(self._sequence))
+        length = min(len(self._cached), self.context.length(self._seq_id))
         self._tree.resync(length)
         self._forget(length)
         self._follow(length)

@@ -1,11 +1,11 @@
-"""The main model's hidden states that a row of a head has received, as far as it may need them yet."""
+"""The main model's hidden states that a sequence of a head has received, as far as it may need them yet."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import common_prefix
+from spec_local.core.sequence import common_prefix
 from spec_local.errors import InvalidRequest
 
 State = NDArray[np.float32]

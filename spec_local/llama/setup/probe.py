@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_local import kernels
+from spec_local.core.calls import run
 from spec_local.errors import BackendCrash, BackendError, ContextOverflow, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import parts
@@ -152,7 +153,7 @@ def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
     import numpy as np
 
     from spec_local.llama.model import Model
-    from spec_local.llama.open import open_row
+    from spec_local.llama.open import open_sequence
 
     model = Model(path, gpu_layers=gpu_layers, load_mtp=True)
     if model.is_head:
@@ -160,14 +161,14 @@ def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
             _exercise_head(Model(main, gpu_layers=gpu_layers), model)
         return
     vocabulary = model.vocabulary
-    row = open_row(model, n_ctx=64, max_tokens=16, max_logits=16)
+    row = open_sequence(model, n_ctx=64, max_tokens=16, max_logits=16)
     tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
     for batch in (tokens[:1], tokens[1:2], tokens):
-        if not np.isfinite(row.evaluate(batch, len(batch))).any(axis=1).all():
+        if not np.isfinite(run(row.call(batch))).any(axis=1).all():
             raise BackendError(f"{path} returns logits that are not numbers: download it again")
     row.checkpoint()
     length = len(row.cached)
-    row.evaluate(tokens[:2], 2)
+    run(row.call(tokens[:2]))
     row.truncate(length)
     vocabulary.exercise()
     _exercise_head(model)
@@ -176,17 +177,17 @@ def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
 def _exercise_head(main: "Model", draft: "Model | None" = None) -> None:
     """Evaluate a few tokens with the head that drafts for a main model, if there is one."""
     from spec_local.llama.heads.choose import choose_head
-    from spec_local.llama.open import open_rows
+    from spec_local.llama.open import open_sequences
 
     if head := choose_head(main, draft):
-        mains = open_rows(main, 1, n_ctx=64, max_tokens=16, max_logits=16, hidden=head.hidden)
+        mains = open_sequences(main, 1, n_ctx=64, max_tokens=16, max_logits=16, hidden=head.hidden)
         (row,) = head.open(mains)
         tokens = list(range(min(8, main.vocabulary.n_tokens)))
-        mains[0].evaluate(tokens, 0)
+        run(mains[0].call(tokens, n_logits=0))
         row.receive(0, tokens, mains[0].states(range(len(tokens))))
         # Of several layers, each drafts one token.
-        for new in (tokens, *[tokens[:1]] * min(row.max_draft, 8)):
-            row.evaluate(new, 1)
+        for new in (tokens, *[tokens[:1]] * min(row.limits.max_draft, 8)):
+            run(row.call(new, n_logits=1))
 
 
 def _exercise_build() -> None:

@@ -162,7 +162,7 @@ class EngineProcess:
             n_ctx=session.main.n_ctx,
             n_rows=session.n_rows,
             template=self._model.chat_template,
-            properties={"version": __version__, "n_vocab": session.main.n_vocab},
+            properties={"version": __version__, "n_vocab": session.main.limits.n_vocab},
             draft_path=session.draft.model.path if session.draft else None,
             gpu_layers=self._model.gpu_layers if self._model.is_on_gpu else 0,
         )
@@ -251,7 +251,10 @@ class EngineProcess:
         if running.settings.proposer == "draft" and not self._session.draft:
             raise InvalidRequest('"proposer": "draft" needs a server with a draft model: leave it out')
         shape = running.settings.shape
-        if shape in ("tree", "beam") and self._session.main.max_branches < 2 <= running.settings.tree_nodes:
+        if (
+            shape in ("tree", "beam")
+            and self._session.main.limits.max_branches < 2 <= running.settings.tree_nodes
+        ):
             raise InvalidRequest(f'this server drafts chains: leave "shape": "{shape}" out')
 
     def _chat(self, id: int, request: AnswerRequest) -> _Running:

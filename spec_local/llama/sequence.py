@@ -1,0 +1,376 @@
+"""One sequence of a llama.cpp context: its history in the KV cache, extended by a tree of draft tokens.
+
+The history always has the first of the sequence's ids (see `spec_local.llama.native_context.Tree`). Sequences
+of recurrent and hybrid models roll back in another way: `spec_local.llama.recurrent`.
+
+llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from spec_local.core.calls import Call, run
+from spec_local.core.draft_vocabulary import DraftVocabulary
+from spec_local.core.proposal import check_path
+from spec_local.core.sequence import Limits, RollsBack, States, common_prefix
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
+from spec_local.llama.context import LlamaContext
+from spec_local.llama.native_context import Batch, NativeContext, Tree
+from spec_local.llama.native_object import Pointer
+from spec_local.llama.saved import Progress
+from spec_local.prompt_cache.entry import Match
+
+_MOST_POSITIONS = 1 << 31
+_MIN_RESTORED = 16  # tokens: fewer are read as fast
+
+
+class NativeSequence:
+    """What sequences of ordinary models and of heads have in common.
+
+    Args:
+        context: what evaluates it, and others.
+        seq_id: llama.cpp's id of its history.
+        limits: see `ModelSequence.limits`.
+    """
+
+    context: NativeContext
+    cached: Sequence[int]
+    can_be_limited = True
+    """True if its calls can compute a part of the output matrix: see `limit`."""
+    draft_vocabulary: DraftVocabulary | None = None
+    """The tokens for which its calls compute the output matrix; None: all. The main model's have none."""
+
+    def __init__(self, context: NativeContext, seq_id: int, limits: Limits) -> None:
+        self.context, self.model, self.limits = context, context.model, limits
+        self.n_ctx, self.threads, self.cache_type = limits.n_ctx, context.threads, context.cache_type
+        self._trained = limits.draft_tokens  # those that the model has at all
+        self._seq_id = seq_id
+        context.sequences.add(self)
+
+    def close(self) -> None:
+        """Free the memory of all sequences; logits that were returned must not be used any more."""
+        self.context.close()
+
+    def limit(self, vocabulary: DraftVocabulary | None) -> None:
+        """Compute the output matrix only for these tokens (None: all) in calls from now on.
+
+        Without specdec's kernels, calls compute all of it, and only drafts are limited.
+        """
+        self.draft_vocabulary = vocabulary
+        self.context.is_limited |= vocabulary is not None
+        self.may_draft(())
+
+    def may_draft(self, tokens: Sequence[int]) -> None:
+        """Note that tokens occur in the text, which may then be drafted, too: see `Limits.draft_tokens`."""
+        drafted = self._trained
+        if self.draft_vocabulary:
+            self.draft_vocabulary.read(tokens)
+            drafted = self.draft_vocabulary.tokens
+        if drafted is not self.limits.draft_tokens:
+            self.limits = replace(self.limits, draft_tokens=drafted)
+
+    def _forget_text(self, length: int) -> None:
+        """Draft no tokens of earlier texts if a history is cut to `length` tokens, less than half of it."""
+        if self.draft_vocabulary and 2 * length < len(self.cached):
+            self.draft_vocabulary.restart()
+            self.may_draft(self.cached[:length])
+
+    @property
+    def is_open(self) -> bool:
+        return self.context.native.is_open
+
+    @property
+    def handle(self) -> Pointer:
+        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
+        return self.context.native.pointer
+
+    def _check_open(self) -> None:
+        """Raise InvalidRequest if the context or the model is closed."""
+        _ = self.context.native.pointer, self.model.native.pointer
+
+    def _check_length(self, length: int) -> None:
+        """Check that the history can be truncated to a length."""
+        if not 0 <= length <= len(self.cached):
+            raise InvalidRequest(f"cannot truncate {len(self.cached)} tokens to {length}")
+
+    # The errors of a call: it makes the checks itself, as often as tokens are generated.
+
+    def _unknown_token(self) -> InvalidRequest:
+        return InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.limits.n_vocab - 1}")
+
+    def _full(self) -> ContextOverflow:
+        return ContextOverflow(
+            f"the context of {self.limits.n_ctx} tokens is full: "
+            "start a new conversation or give a larger --ctx"
+        )
+
+
+class LlamaSequence(NativeSequence, RollsBack):
+    """One sequence of a llama.cpp context: a `MainSequence`. Created by `spec_local.llama.open`.
+
+    Args:
+        context: what the sequences have in common; most attributes are documented there.
+        index: number of this sequence.
+
+    Attributes:
+        cached: see `ModelSequence.cached`.
+    """
+
+    context: LlamaContext
+    cached: list[int]
+
+    def __init__(self, context: LlamaContext, index: int) -> None:
+        super().__init__(context, index * context.max_branches, context.limits)
+        self.flash_attention, self.pad_to = context.flash_attention, context.pad_to
+        guard = context.first_other + index if context.has_guard else None
+        self._tree = Tree(context, self._seq_id, context.max_branches, guard)
+        self.cached = []
+        self._start = 0  # position of the first token of the history
+        self._first_entry = self._first_node = 0  # of the last call, in its batch and in the tree
+
+    def call(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        n_logits: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        n_draft: int | None = None,
+    ) -> Call["LlamaSequence"]:
+        """See `ModelSequence.call`."""
+        appends, n = parents is None, len(tokens)
+        if parents is None:
+            if self._tree.tokens:
+                self.commit(())
+            parents = range(-1, n - 1)
+        n_logits = n if n_logits is None else n_logits
+        _ = self.context.native.pointer, self.model.native.pointer  # both are open
+        limits = self.limits
+        if not 1 <= n <= limits.max_tokens:
+            raise InvalidRequest(f"{n} tokens in one call: give 1 to {limits.max_tokens}")
+        if not 0 <= n_logits <= min(n, limits.max_logits):
+            raise InvalidRequest(f"{n_logits} logits for {n} tokens: give 0 to {min(n, limits.max_logits)}")
+        if min(tokens) < 0 or max(tokens) >= limits.n_vocab:
+            raise self._unknown_token()
+        if len(self.cached) + len(self._tree.tokens) + n > limits.n_ctx:
+            raise self._full()
+        n_branches = self._tree.count(n, parents)
+        if n_branches > limits.max_branches:
+            if self.model.is_recurrent:
+                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
+            raise InvalidRequest(f"a tree with {n_branches} branches: give at most {limits.max_branches}")
+        if positions is not None:
+            self._check_positions(parents, positions)
+        return Call(self, tokens, parents, n_logits, positions, appends)
+
+    def _check_positions(self, parents: Sequence[int], positions: Sequence[int]) -> None:
+        """Check positions: llama.cpp lets a history begin anywhere, and has no gaps after that."""
+        if self.pad_to:
+            raise InvalidRequest("padded calls number the tokens themselves: give no positions")
+        known = [*self._tree.positions, *positions]
+        for parent, position in zip(parents, positions, strict=True):
+            after = known[parent] + 1 if parent >= 0 else self._start + len(self.cached)
+            is_first = parent < 0 and not self.cached
+            if not 0 <= position < _MOST_POSITIONS or (position != after and not is_first):
+                raise InvalidRequest(f"a token is at position {position}: give {after}, after its parent")
+
+    def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
+        """Add the nodes of a call to the tree and to a batch, which has `start` entries already.
+
+        Args:
+            n_logits: number of the last nodes whose logits are computed.
+        """
+        self._first_entry, self._first_node = start, len(self._tree.tokens)
+        self._tree.add(batch, start, call, n_logits, self._start + len(self.cached))
+
+    def states(self, nodes: Sequence[int]) -> States:
+        """Hidden states of tokens of the last call, as in `LlamaContext.states`.
+
+        Args:
+            nodes: numbers of the tokens, from the first one of this sequence's part of the call.
+        """
+        return self.context.states([self._first_entry + node for node in nodes])
+
+    def commit(self, path: Sequence[int]) -> States | None:
+        """Commit a path of the tree and discard the rest: see `ModelSequence.commit`."""
+        tree = self._tree
+        _ = self.context.native.pointer  # it is open
+        if not path and not tree.tokens:
+            return None
+        check_path(path, tree.parents)
+        states = None
+        if self.context.keeps_states and path and path[0] >= self._first_node:
+            states = self.states([node - self._first_node for node in path])
+        if (self.pad_to or 1) > 1 and (n_first := _n_first(path)) < len(path):
+            # Later tokens would fill the cells of rejected nodes between those of the path, and llama.cpp's
+            # attention adds up in the order of the cells (specdec's does not depend on it, and needs no
+            # padding). The nodes after the first gap are evaluated again.
+            tokens = [tree.tokens[node] for node in path[n_first:]]
+            self._commit(path[:n_first])
+            run(self.call(tokens, n_logits=0))
+        else:
+            self._commit(path)
+        return states
+
+    def _commit(self, path: Sequence[int]) -> None:
+        """`commit` of a path that has been checked."""
+        tree, start = self._tree, self._start + len(self.cached)
+        try:
+            if path and tree.seq_ids[path[-1]] != self._seq_id:
+                tree.take(path, start)
+            if path and not self.cached:
+                self._start = tree.positions[path[0]]
+            self.cached += map(tree.tokens.__getitem__, path)
+            if len(path) < len(tree.tokens):
+                self._cut(len(self.cached))
+            if self.context.has_guard:
+                tree.guard(start, self._start + len(self.cached))
+        except BaseException:  # from a signal handler
+            self.resync()
+            raise
+        tree.clear()
+
+    def _drop(self, length: int) -> None:
+        """Drop the tree, and the history from a token on, whose cells are gone."""
+        del self.cached[length:]
+        if not length:
+            self._start = 0
+        self._tree.clear()
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed tokens, and discard the tree: see `ModelSequence.truncate`."""
+        _ = self.context.native.pointer  # it is open
+        n = len(self.cached)
+        if length != n:
+            self._check_length(length)
+            self._forget_text(length)
+        if length != n or self._tree.tokens:
+            self._keep(length)
+
+    def _keep(self, length: int) -> None:
+        """Reduce the history to `length` tokens, and discard the tree."""
+        self._cut(length)
+
+    def checkpoint(self) -> bool:
+        """See `ModelSequence.checkpoint`: no checkpoints are needed, or possible."""
+        self._check_open()
+        return self.limits.rollback == "any"
+
+    def reuse(self, tokens: Sequence[int], text: Sequence[int] = ()) -> int:
+        """Make the history a prefix of `tokens`, the longest that is known: see `ModelSequence.reuse`.
+
+        Cells of another sequence are shared, not copied.
+        """
+        self._check_open()
+        self._reuse(tokens)
+        self.may_draft(text)
+        return len(self.cached)
+
+    def _reuse(self, tokens: Sequence[int]) -> None:
+        own = self._n_shared(tokens)
+        if self.limits.rollback == "none":
+            self.truncate(own if own == len(self.cached) else 0)
+            return
+        if own < len(self.cached) and self.context.saved.saves_all:
+            self.save()
+        found = self.context.saved.find(tokens)
+        self._take_cells(tokens, found, len(tokens))
+
+    def _n_shared(self, tokens: Sequence[int]) -> int:
+        """Number of the first of these tokens with which the history begins, each at its usual position."""
+        return 0 if self._start else common_prefix(self.cached, tokens)
+
+    def _take_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
+        """Make the history the longest known prefix of `tokens`, of up to `most` of them.
+
+        Args:
+            found: what the prompt cache has of them.
+        """
+        best: LlamaSequence = max(self._all(), key=lambda each: (each._n_shared(tokens), each is self))
+        n = min(most, best._n_shared(tokens))
+        use_saved = min(most, found.n_cells) - n >= _MIN_RESTORED
+        if use_saved:
+            n -= n % self.context.saved.block
+        if best is self:
+            self._shorten(n)
+        else:
+            self._copy(best._seq_id, tokens[:n])
+        if use_saved:
+            self._restore_cells(tokens, found, most)
+
+    def _restore_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
+        """Append cells of the prompt cache to the history, as far as there are any, up to `most` tokens."""
+        for cells in found.cells:
+            start, end = cells.start, min(most, cells.start + cells.n)
+            if start < len(self.cached) or end <= start:
+                continue
+            if start > len(self.cached) or not self.context.saved.put_cells(cells, self._seq_id, end):
+                return  # the file has gone: the rest is evaluated
+            done = False
+            try:
+                self._tree.guard(start, end)
+                self.cached += tokens[start:end]
+                self.may_draft(tokens[start:end])
+                done = True
+            finally:
+                if not done:  # interrupted by a signal handler
+                    self.resync()
+
+    def save(self, most: int | None = None) -> Progress:
+        """Copy what the prompt cache lacks of the history into it: see `SavedParts.save`."""
+        self._check_open()
+        if not self.cached or self._tree.tokens or self._n_shared(self.cached) < len(self.cached):
+            return "all"
+        return self.context.saved.save(self.cached, self._seq_id, most)
+
+    def _shorten(self, length: int) -> None:
+        """Keep the cells of the first `length` tokens, and discard the tree."""
+        self.truncate(length)
+
+    def _all(self) -> Sequence[Self]:
+        """All sequences of the context."""
+        return [each for each in self.context.sequences if isinstance(each, type(self))]
+
+    def _copy(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Replace the history with the first tokens of another sequence's; their cells are shared."""
+        self.truncate(0)
+        try:
+            self.context.copy(seq_id, self._seq_id, 0, len(tokens))
+            self._tree.guard(0, len(tokens))
+            self.cached += tokens
+        finally:
+            if len(self.cached) < len(tokens):  # interrupted by a signal handler
+                self.resync()
+
+    def _cut(self, length: int) -> None:
+        """Reduce the cache to `length` tokens, and discard the tree."""
+        self._check_rollback(length)
+        try:
+            self._tree.cut(self._start + length)
+        except BaseException:  # llama.cpp failed, or a signal handler interrupts it
+            self.resync()
+            raise
+        self._drop(length)
+
+    def _check_rollback(self, length: int) -> None:
+        """Check that the sequence can go back to its first `length` tokens.
+
+        If it cannot, llama.cpp may still say so, having overwritten their cells.
+        """
+        if length and self.limits.rollback == "none":
+            raise ModelError("sequences with a cache each cannot roll back: clear the sequence")
+
+    def resync(self, *, unchanged: bool = False) -> None:
+        """Discard the tree after a failed or interrupted call, and take the length from llama.cpp's cache.
+
+        Args:
+            unchanged: whether llama.cpp has not begun to evaluate the call.
+        """
+        self._drop(max(0, self.context.length(self._seq_id) - self._start))
+        self._tree.resync(self._start + len(self.cached))
+
+
+def _n_first(path: Sequence[int]) -> int:
+    """Return how many nodes of a path are the first ones of the tree, in order."""
+    return next((i for i, node in enumerate(path) if node != i), len(path))
