@@ -53,7 +53,7 @@ from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, is_pair, resolve_pair
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import best_rows
+from spec_local.policies.sharing import best_parallel
 from spec_local.prompt_cache.cache import PromptCache
 from spec_local.prompt_cache.folder import default_folder
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -688,7 +688,7 @@ class Session:
         Measures the cost of calls, or reads it from disk. More rows than gain 5 % are left out: each answer
         would take longer.
         """
-        return best_rows(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
+        return best_parallel(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
 
     @property
     def plain_seconds(self) -> float | None:

@@ -14,7 +14,7 @@ from spec_local.lookups.forced import ForcedTokens
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.base import Reading
+from spec_local.policies.base import DraftReading
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
@@ -24,7 +24,7 @@ class AlwaysWrong:
     """A proposer whose draft tokens are unrelated to the main model."""
 
     needs_logits = False
-    head = plain_s = None
+    head = main_costs = None
 
     async def prefill(self, history):
         pass
@@ -61,7 +61,7 @@ class LookupProposer:
     """A proposer that proposes all candidates of a lookup, without a policy."""
 
     needs_logits = True
-    head = plain_s = None
+    head = main_costs = None
 
     def __init__(self, lookup, name=None):
         self.lookup = lookup
@@ -135,7 +135,7 @@ class ChangingWindow(DraftModel):
     async def propose(self, history, limit, rng):
         self._n_steps += 1
         window = self._n_steps % 3
-        reading = Reading(1, window) if 0 < window < len(history) else Reading(1)
+        reading = DraftReading(1, window) if 0 < window < len(history) else DraftReading(1)
         return await super().propose(history, limit, rng, reading=reading)
 
 

@@ -15,8 +15,7 @@ from spec_local.llama import gguf_header
 from spec_local.llama.devices import DEVICES, GPU_LAYERS, Device
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.memory import free_memory
-from spec_local.policies.cost_model import CallCosts
-from spec_local.policies.sharing import RowCosts
+from spec_local.policies.cost_model import CallCosts, DraftCosts
 from spec_local.system.machine import OtherPrograms, default_threads
 
 
@@ -77,7 +76,7 @@ def _measured(
     drafting: CallCosts = of_draft
     if isinstance(row, HeadRow):
         key = _of_head(row.model.path, main, settings, device, drafts_blocks=row.drafts_blocks)
-        drafting = RowCosts(of_draft, drafts_blocks=row.drafts_blocks)
+        drafting = DraftCosts(of_draft, row.drafts_blocks)
     else:
         key = _conditions(row.model.path, settings, device)
     n_first = row.draft_vocabulary.n_first if row.draft_vocabulary else 0
@@ -97,12 +96,12 @@ def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Devi
     return None if draft else DeviceCosts(of_main)
 
 
-def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Device) -> RowCosts | None:
+def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Device) -> DraftCosts | None:
     """The costs of a head in this file, which may be that of the main model; None: there are none."""
     for drafts_blocks in (False, True):
         key = _of_head(head, main, settings, device, drafts_blocks=drafts_blocks)
         if costs := cost_store.load_drafting(key):
-            return RowCosts(costs, drafts_blocks=drafts_blocks)
+            return DraftCosts(costs, drafts_blocks)
     return None
 
 

@@ -23,5 +23,5 @@ class Confidence(Policy):
     def create(cls, options: PolicyOptions) -> Self:
         return cls(options.p_min, options.may_truncate)
 
-    def wants_more(self, output: DraftOutput | None = None) -> bool:
-        return output is None or output.confidence >= self._p_min
+    def wants_token(self, output: DraftOutput) -> bool:
+        return output.confidence >= self._p_min
