@@ -55,6 +55,7 @@ from spec_local.kernels.choice import most_tokens
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import Adaptive
+from spec_local.policies.base import PolicyOptions
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience, PastAnswers
 from spec_local.policies.loss_budget import LossBudget
@@ -193,7 +194,14 @@ def session(
                 known = Experience(learned.acceptance, learned.answers, budget.of_another_answer())
                 experience.append(known)
             n_tokens = len(model.trace.answer) if mode.lengths else _N_TOKENS
-            policy = Adaptive(*shared[0], experience[0], max_tokens=n_tokens, clock=here.clock)
+            policy = Adaptive(
+                PolicyOptions(
+                    costs=lambda: shared[0],
+                    experience=experience[0],
+                    max_tokens=n_tokens,
+                    clock=here.clock,
+                )
+            )
             return CombinedProposer(
                 policy, draft_model(model, DraftModel) if shared[0][1] else None, [SuffixLookup()]
             )

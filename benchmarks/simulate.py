@@ -39,7 +39,7 @@ from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import DraftReading, Policy
+from spec_local.policies.base import DraftReading, Policy, PolicyOptions
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import SharedCosts
@@ -461,7 +461,14 @@ def adaptive(
         draft = machine.measured("draft") if error is None else machine.estimated("draft", error)
 
     def variant(model: Replay) -> Proposer:
-        policy = Adaptive(SharedCosts(main), draft, experience, clock=machine.clock, max_tokens=max_tokens)
+        policy = Adaptive(
+            PolicyOptions(
+                costs=lambda: (SharedCosts(main), draft),
+                experience=experience,
+                max_tokens=max_tokens,
+                clock=machine.clock,
+            )
+        )
         return CombinedProposer(policy, draft_model(model, kind) if draft else None, [SuffixLookup()])
 
     return variant

@@ -14,7 +14,10 @@ from spec_local.lookups.forced import ForcedTokens
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.base import DraftReading
+from spec_local.policies.adaptive import Adaptive
+from spec_local.policies.base import DraftReading, PolicyOptions
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
@@ -272,3 +275,10 @@ SHAPES = {
     "tree": (partial(Drawn, "without replacement", 12), "traversal"),
 }
 EVERY_SHAPE = pytest.mark.parametrize(("shape", "rule"), SHAPES.values(), ids=SHAPES.keys())
+
+
+def adaptive(main, draft=None, experience=None, **options):
+    """The adaptive policy; main, draft: costs, also as seconds a call by number of tokens."""
+    main, draft = (CostModel(costs) if isinstance(costs, dict) else costs for costs in (main, draft))
+    main = SharedCosts(main) if isinstance(main, CostModel) else main
+    return Adaptive(PolicyOptions(costs=lambda: (main, draft), experience=experience, **options))

@@ -21,7 +21,7 @@ from spec_local.policies import POLICIES
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.base import Policy, PolicyOptions
 from spec_local.policies.choice import best_chain, could_gain
-from spec_local.policies.cost_model import CostModel, DraftCosts
+from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import AnswerKind, Experience, PairExperience, PastAnswers
 from spec_local.policies.loss_budget import LossBudget
 from spec_local.policies.sharing import SharedCalls, SharedCosts
@@ -81,7 +81,7 @@ class ProposerFactory:
         self._main, self._draft = slots[0].main, slots[0].draft
         self._slots = slots
         self._costs = costs
-        self._shared: tuple[SharedCosts, DraftCosts | None] | None = None
+        self._shared: tuple[SharedCosts, CostModel | None] | None = None
         self.planner = SharedCalls(lambda: self._shared[0] if self._shared else None)
         """Divides calls among requests."""
         self._recall = recall
@@ -99,12 +99,12 @@ class ProposerFactory:
             return ["draft" if self._draft else "suffix"]
         return ["draft", "suffix"] if self._draft else ["suffix"]
 
-    def _shared_costs(self, slot: Slot) -> tuple[SharedCosts, DraftCosts | None]:
+    def _shared_costs(self, slot: Slot) -> tuple[SharedCosts, CostModel | None]:
         main, draft = self._costs(slot)
         if not self._shared:
-            blocks = slot.head is not None and slot.head.drafts_blocks
-            drafts = DraftCosts(draft, blocks) if draft else None
-            self._shared = SharedCosts(main, slot.main.max_rollback), drafts
+            if draft and slot.head:
+                draft.drafts_blocks = slot.head.drafts_blocks
+            self._shared = SharedCosts(main, slot.main.max_rollback), draft
         return self._shared
 
     def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
@@ -197,7 +197,7 @@ class ProposerFactory:
     def _policy(self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot) -> Policy:
         greedy = settings.sampling.temperature == 0
         policy: type[Policy] = POLICIES[settings.policy]
-        return policy.create(
+        return policy(
             PolicyOptions(
                 # A chain that is verified against q must not be truncated after it was drawn.
                 may_truncate=greedy or settings.rule == "exact-match",
@@ -259,7 +259,7 @@ class ProposerFactory:
             return Drawn(VERIFIERS[settings.rule].drawing, settings.tree_nodes)
         return Chain("coupled" if exact_match else "drawn")
 
-    def _tree_costs(self, slot: Slot) -> tuple[SharedCosts, DraftCosts] | None:
+    def _tree_costs(self, slot: Slot) -> tuple[SharedCosts, CostModel] | None:
         """Seconds of the main and the draft model's calls, to choose the nodes of a tree."""
         main, draft = self._shared_costs(slot)
         return (main, draft) if draft else None

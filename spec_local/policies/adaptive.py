@@ -5,9 +5,7 @@ another call or verification. `AcceptanceModel` gives expected tokens, `StepCost
 compares the options, and `LossBudget` bounds what wrong estimates may cost.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Sequence
 
 from spec_local.core.proposal import MAX_DRAFT, Proposal
 from spec_local.policies.base import (
@@ -20,7 +18,6 @@ from spec_local.policies.base import (
     PolicyOptions,
 )
 from spec_local.policies.candidates import best_candidates
-from spec_local.policies.cost_model import CostModel, DraftCosts
 from spec_local.policies.drafted_chain import DraftedChain
 from spec_local.policies.drafting import Drafting
 from spec_local.policies.experience import Experience
@@ -33,43 +30,18 @@ _MAX_OBSERVED = 64  # tokens of a draft call whose cost is observed: longer ones
 
 
 class Adaptive(Policy):
-    """Never slower than plain decoding for long, and as fast as acceptance allows.
-
-    Args:
-        main, draft: seconds a call; kept up to date. draft None: there is no draft model. Calls of the draft
-            model count in full: the other requests wait for them, and rarely draft in the same step.
-        experience: of earlier answers; grows.
-        may_truncate: see `Policy`.
-        tree: maximum nodes of a tree; 0: chains only.
-        max_draft: maximum number of tokens that the draft model drafts in a row.
-        max_tokens: of the answer, if known.
-        clock: seconds.
-    """
+    """Never slower than plain decoding for long, and as fast as acceptance allows."""
 
     draft_max = MAX_DRAFT
 
-    def __init__(
-        self,
-        main: SharedCosts,
-        draft: DraftCosts | CostModel | None = None,
-        experience: Experience | None = None,
-        *,
-        may_truncate: bool = True,
-        tree: int = 0,
-        max_draft: int = MAX_CALLS,
-        max_tokens: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        super().__init__(may_truncate)
+    def __init__(self, options: PolicyOptions) -> None:
+        super().__init__(options)
+        main, draft = options.costs()
         self.main_costs: SharedCosts = main
-        self._known = known = experience or Experience()
-        self._max_tree, self._max_calls, self._clock = tree, min(MAX_CALLS, max_draft), clock
+        self._known = known = options.experience or Experience()
+        self._clock, self._as_tree = options.clock, options.tree_nodes > 0
         self._plain_steps = PlainSteps(main)
-        self._drafting = (
-            Drafting(main, draft, known, max_draft=self._max_calls, max_tree=tree, max_tokens=max_tokens)
-            if draft
-            else None
-        )
+        self._drafting = Drafting(main, draft, known, options, MAX_CALLS) if draft else None
         known.start(self._drafting.reading.usual_gain if self._drafting else lambda n_running, window: 0.0)
         # Of the step at hand:
         self._candidates: Sequence[Proposal] = ()
@@ -78,18 +50,6 @@ class Adaptive(Policy):
         self._spent = 0.0  # seconds on drafting that this step must repay
         self._call_began = 0.0
         self._rate_without_draft = 0.0  # tokens per second expected without the draft model
-
-    @classmethod
-    def create(cls, options: PolicyOptions) -> Self:
-        return cls(
-            *options.costs(),
-            options.experience,
-            may_truncate=options.may_truncate,
-            tree=options.tree_nodes,
-            max_draft=MAX_CALLS if options.max_draft is None else options.max_draft,
-            max_tokens=options.max_tokens,
-            clock=options.clock,
-        )
 
     def reads(self, readings: Sequence[DraftReading]) -> DraftReading | None:
         return None  # the draft model reads when the answer has turned out not to be short
@@ -101,7 +61,7 @@ class Adaptive(Policy):
         self._call_began = self._clock()
         if self._plain_steps.is_due or costs.needs_plain:
             return NOTHING
-        known, as_tree = self._known, self._max_tree > 0
+        known, as_tree = self._known, self._as_tree
         best, part = best_candidates(offer, costs, known.acceptance, known.budget, as_tree=as_tree)
         self._rate_without_draft = best.rate
         if self._drafting and (drafted := self._drafting.decide(offer, costs, best.rate)).reading:

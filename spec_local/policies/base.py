@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from spec_local.core.proposal import EMPTY, Limit, Proposal
-from spec_local.policies.cost_model import CostModel, DraftCosts
+from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCosts
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Decision:
 NOTHING = Decision()
 """A plain step."""
 
-Costs = tuple[SharedCosts, DraftCosts | CostModel | None]
+Costs = tuple[SharedCosts, CostModel | None]
 
 
 def _unknown_costs() -> Costs:
@@ -98,13 +98,13 @@ def _unknown_costs() -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The arguments for creating policies; each takes what it needs.
+    """What a policy knows of the answer for which it is created.
 
     Attributes:
-        may_truncate: see `Policy`.
+        may_truncate: whether draft tokens may be dropped after they were drawn: see `Policy`.
         p_min: minimum confidence of a draft token.
-        costs: measures seconds a call of the main and the draft model (None: there is no draft model) when
-            first called.
+        costs: returns seconds a call of the main and the draft model (None: there is no draft model), which
+            are kept up to date; it measures them when first called.
         experience: what earlier answers of the session taught; grows.
         tree_nodes: maximum nodes of a tree; 0: chains only.
         max_draft: maximum number of tokens that the draft model drafts in a row; None: any.
@@ -122,6 +122,9 @@ class PolicyOptions:
     clock: Callable[[], float] = time.perf_counter
 
 
+_DEFAULTS = PolicyOptions()
+
+
 class Policy:
     """Decides in each step what drafts and how many tokens. This one always drafts as many as allowed.
 
@@ -130,8 +133,7 @@ class Policy:
     `may_truncate` is false where tokens are drawn from q and verified against it: dropping a drawn token
     after looking at later ones would bias the output. Stopping before a draw is always allowed.
 
-    Args:
-        may_truncate: whether draft tokens may be dropped after they were drawn.
+    A subclass takes `PolicyOptions`, too.
     """
 
     draft_max = 4
@@ -139,13 +141,8 @@ class Policy:
     main_costs: SharedCosts | None = None
     """What the policy knows of the main model's costs; None: nothing."""
 
-    def __init__(self, may_truncate: bool = True) -> None:
-        self.may_truncate = may_truncate
-
-    @classmethod
-    def create(cls, options: PolicyOptions) -> Self:
-        """Create the policy for one answer."""
-        return cls(options.may_truncate)
+    def __init__(self, options: PolicyOptions = _DEFAULTS) -> None:
+        self.may_truncate = options.may_truncate
 
     def reads(self, readings: Sequence[DraftReading]) -> DraftReading | None:
         """Choose what the draft model reads of the prompt before the first step; None: nothing yet.

@@ -6,9 +6,6 @@ import numpy as np
 
 from spec_local.policies.cost_model import CallCosts, Floats, chain_seconds
 
-DEFAULT_ACCEPTANCE = 0.85
-"""Of an untried draft model: 0.5B for 1.5B Qwen2.5-Coder at temperature 0."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStep:
@@ -61,15 +58,11 @@ def best_chain(
     return best_prefix(acceptance ** np.arange(1.0, n_max + 1.0), seconds)
 
 
-def usual_gain(
-    main: CallCosts, draft: CallCosts, n_max: int, acceptance: float = DEFAULT_ACCEPTANCE
-) -> float:
-    """Plain steps that a draft model of usual acceptance saves per token; 0 if it never gains."""
-    if not could_gain(main, draft, n_max):
-        return 0.0
-    return 1.0 - 1.0 / (best_chain(acceptance, main, draft, n_max, least=1).rate * main.seconds(1))
+def usual_gain(main: CallCosts, draft: CallCosts, n_max: int, acceptance: float) -> float:
+    """Plain steps that a draft model of this acceptance rate saves per token, at least 0."""
+    return 1.0 - 1.0 / (best_chain(acceptance, main, draft, n_max).rate * main.seconds(1))
 
 
 def could_gain(main: CallCosts, draft: CallCosts, n_max: int) -> bool:
-    """Return whether a draft model would gain at 95 % acceptance; one that would not is never asked."""
+    """Return whether a draft model would gain 2 % at 95 % acceptance; another one is not worth its memory."""
     return best_chain(0.95, main, draft, n_max).rate > 1.02 / main.seconds(1)

@@ -66,11 +66,14 @@ class CostModel:
             excess over 1 is scaled as that of the observed sizes differs from their estimates, until they
             are observed, too.
 
+    Attributes:
+        drafts_blocks: see `CallCosts`; for those who know the model to set.
+
     Raises:
         ValueError: an impossible observation: see `observe`.
     """
 
-    drafts_blocks = False
+    drafts_blocks: bool = False
 
     def __init__(
         self, seconds: Mapping[int, float] | None = None, estimates: Mapping[int, float] | None = None
@@ -210,24 +213,6 @@ class CostModel:
             self._first = _between(np.arange(max(n + 1, 66)), self.costs)
             self._first[0] = 0.0
         return self._first[: n + 1]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCosts:
-    """Costs of a draft model's calls; drafts_blocks: see `CallCosts`."""
-
-    costs: CostModel
-    drafts_blocks: bool = False
-
-    def seconds(self, n: int) -> float:
-        return self.costs.seconds(n)
-
-    def first(self, n: int) -> Floats:
-        return self.costs.first(n)
-
-    def observe(self, n: int, seconds: float) -> None:
-        """See `CostModel`."""
-        self.costs.observe(n, seconds)
 
 
 def chain_seconds(draft: CallCosts, n_unread: int, n_max: int) -> Floats:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from spec_local.core.proposal import Limit
-from spec_local.policies.base import NOTHING, Decision, Offer
+from spec_local.policies.base import NOTHING, Decision, Offer, PolicyOptions
 from spec_local.policies.choice import best_chain
-from spec_local.policies.cost_model import CostModel, DraftCosts, chain_seconds
+from spec_local.policies.cost_model import CostModel, chain_seconds
 from spec_local.policies.drafted_chain import DraftedChain
 from spec_local.policies.experience import Experience
 from spec_local.policies.planner import plan
@@ -24,25 +24,16 @@ class Drafting:
         main, draft: seconds a call. Calls of the draft model count in full: the other requests wait for
             them, and rarely draft in the same step.
         known: of earlier answers, and of this one.
-        max_draft: maximum number of tokens in a row.
-        max_tree: maximum nodes of a tree; 0: chains only.
-        max_tokens: of the answer, if known.
+        max_calls: maximum number of calls of the draft model in a step.
     """
 
     def __init__(
-        self,
-        main: SharedCosts,
-        draft: DraftCosts | CostModel,
-        known: Experience,
-        *,
-        max_draft: int,
-        max_tree: int,
-        max_tokens: int | None,
+        self, main: SharedCosts, draft: CostModel, known: Experience, options: PolicyOptions, max_calls: int
     ) -> None:
         self.costs = draft
-        self.reading = ReadingChoice(main, draft, known, max_draft, max_tokens)
-        self._acceptance, self._budget = known.acceptance, known.budget
-        self._max_draft, self._max_tree = max_draft, max_tree
+        self._acceptance, self._budget, self._max_tree = known.acceptance, known.budget, options.tree_nodes
+        self._max_draft = min(max_calls, options.max_draft or max_calls)
+        self.reading = ReadingChoice(main, draft, known, self._max_draft, options.max_tokens)
         self._n_decisions = 0
         self._tree: tuple[int, int] | None = None  # its depth and nodes, if trees promise more than chains
 

@@ -47,32 +47,6 @@ class Plan:
         return depth_of(self.parents)
 
 
-def node_values(acceptance: Sequence[float], parents: Sequence[int]) -> list[float]:
-    """The probability that each node is accepted.
-
-    Args:
-        acceptance: by rank, from 0; higher ranks are never accepted.
-        parents: of each node; parents come before children, and siblings in the order of their ranks.
-
-    Raises:
-        ValueError: the acceptance is not in [0, 1], or its sum exceeds 1.
-    """
-    _check(acceptance)
-    n_children: dict[int, int] = {}
-    values: list[float] = []
-    for parent in parents:
-        rank = n_children.get(parent, 0)
-        n_children[parent] = rank + 1
-        above = 1.0 if parent == ROOT else values[parent]
-        values.append(above * acceptance[rank] if rank < len(acceptance) else 0.0)
-    return values
-
-
-def expected_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> float:
-    """Expected tokens of a step that verifies this tree; arguments and errors of `node_values`."""
-    return 1.0 + sum(node_values(acceptance, parents))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BestTrees:
     """For every size m and depth d the best tree of exactly m nodes on at most d levels.

@@ -6,12 +6,10 @@ import pytest
 
 from spec_local.core.proposal import EMPTY, Limit, Proposal
 from spec_local.policies import drafting
-from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import DraftReading, Offer
-from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.planner import Plan
-from spec_local.policies.sharing import SharedCosts
+from tests.proposers import adaptive
 
 FLAT = {1: 1.0, 64: 1.0}
 FREE = {1: 0.001, 64: 0.064}
@@ -37,9 +35,7 @@ class Clock:
 
 def make(main=FLAT, draft=FREE, experience=None, **options):
     clock = Clock()
-    draft = CostModel(draft) if draft else None
-    policy = Adaptive(SharedCosts(CostModel(main)), draft, experience, clock=clock, **options)
-    return policy, clock
+    return adaptive(main, draft, experience, clock=clock, **options), clock
 
 
 def drafted(policy, n_max=64, seconds=0.0, clock=None):
@@ -99,7 +95,7 @@ def test_a_tree_must_be_faster_than_a_chain(monkeypatch, speed, source):
         return Plan((-1, -1), speed, 1.0) if len(acceptance) > 1 else Plan((-1,), 1.0, 1.0)
 
     monkeypatch.setattr(drafting, "plan", plan)
-    policy, _ = make(tree=16)
+    policy, _ = make(tree_nodes=16)
     choice = policy.choose(Offer(Limit(16, 16, 16), readings=[DraftReading(1)]))
     assert choice.source == source
     assert choice.limit == (Limit(1, 2, 16) if source == "tree" else Limit(16, 16, 16))
@@ -139,7 +135,7 @@ def test_plain_steps_are_not_charged():
 
 @pytest.mark.parametrize("branches", [1, 2, 3])
 def test_a_tree_of_several_lookups_has_no_more_branches_than_allowed(branches):
-    policy, _ = make(draft=None, tree=16)
+    policy, _ = make(draft=None, tree_nodes=16)
     several = [
         Proposal([first, 7, 8], [-1, 0, -1], source="suffix", confidence=[0.9, 0.9, 0.5])
         for first in (1, 2, 3)

@@ -9,17 +9,17 @@ from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.policies.adaptive import MAX_CALLS, Adaptive
+from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.base import Decision, DraftReading, Offer, Policy
 from spec_local.policies.choice import ExpectedStep, best_chain, could_gain
-from spec_local.policies.cost_model import CostModel, DraftCosts, chain_seconds
+from spec_local.policies.cost_model import CostModel, chain_seconds
 from spec_local.policies.planner import plan
 from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
 from tests.exact import assert_main_distribution
-from tests.proposers import main_model
+from tests.proposers import adaptive, main_model
 from tests.unfiltered import unfiltered
 from tests.unit import generation
 from tests.unit.generation import GREEDY
@@ -113,14 +113,15 @@ def test_the_first_output_has_read_a_block():
 
 
 def blocks(seconds=DRAFT):
-    return DraftCosts(CostModel(seconds), drafts_blocks=True)
+    costs = CostModel(seconds)
+    costs.drafts_blocks = True
+    return costs
 
 
 def test_the_seconds_of_a_chain():
     """A block costs what its draft tokens cost, however many tokens are to be read."""
     assert chain_seconds(blocks(), 20, 4).tolist() == CostModel(DRAFT).first(4).tolist()
-    for single in (CostModel(DRAFT), DraftCosts(CostModel(DRAFT))):
-        assert chain_seconds(single, 8, 3).tolist() == pytest.approx([0.0, 0.5, 0.9, 1.3])
+    assert chain_seconds(CostModel(DRAFT), 8, 3).tolist() == pytest.approx([0.0, 0.5, 0.9, 1.3])
 
 
 def test_the_best_chain_makes_one_call():
@@ -169,7 +170,7 @@ def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
     assert not could_gain(CostModel(MAIN), CostModel(dear), MAX_CALLS)
     assert could_gain(CostModel(MAIN), blocks(dear), MAX_CALLS)
     clock = Clock()
-    policy = Adaptive(SharedCosts(CostModel(MAIN)), blocks(dear), clock=clock, max_draft=5)
+    policy = adaptive(MAIN, blocks(dear), clock=clock, max_draft=5)
     assert policy.choose(Offer(Limit(64, 64, 1), (), [DraftReading(10)])) == Decision(
         "draft", Limit(5, 64, 1), reading=DraftReading(10)
     )
@@ -187,7 +188,7 @@ def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
 def test_a_block_is_as_long_as_pays(slope, least, most):
     """The more each of its tokens costs, the shorter."""
     costs = blocks({n: 0.1 + slope * n for n in (1, 2, 4, 8)})
-    policy = Adaptive(SharedCosts(CostModel(MAIN)), costs, max_draft=8)
+    policy = adaptive(MAIN, costs, max_draft=8)
     choice = policy.choose(Offer(Limit(64, 64, 1), (), [DraftReading(2)]))
     assert choice.source == "draft"
     assert least <= choice.limit.depth <= most

@@ -9,7 +9,6 @@ from spec_local.engine.engine import Engine
 from spec_local.engine.events import Prefilled, Statistics, Step
 from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
-from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import NOTHING, Decision, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCalls, SharedCosts
@@ -17,7 +16,7 @@ from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
-from tests.proposers import main_model
+from tests.proposers import adaptive, main_model
 from tests.unit.generation import GREEDY
 
 MAIN, DRAFT = CostModel({1: 1.0, 128: 13.7}), CostModel({1: 0.25, 128: 6.6})  # 0.9 + 0.1 n, and 0.2 + 0.05 n
@@ -120,7 +119,7 @@ def saved(request):
 def test_the_sum_is_the_difference_to_plain_decoding(policy):
     world = World()
     if policy == "adaptive":
-        policy = Adaptive(world.costs, world.draft_costs, clock=world.clock)
+        policy = adaptive(world.costs, world.draft_costs, clock=world.clock)
     request = world.add(policy, n=90)
     world.finish()
     s = request.statistics

@@ -23,18 +23,17 @@ from spec_local.errors import InvalidRequest
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import NOTHING, Decision, DraftReading, Offer, Policy
+from spec_local.policies.base import NOTHING, Decision, DraftReading, Offer, Policy, PolicyOptions
 from spec_local.policies.confidence import Confidence
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.loss_budget import LossBudget
-from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain, Coupled, Drawn
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
+from tests import proposers
 from tests.unfiltered import unfiltered
 
 GREEDY, FREE = SamplingSettings(temperature=0), unfiltered()
@@ -129,14 +128,8 @@ def plain(prompt, n, sampling=GREEDY, rng=None):
 
 
 def adaptive(world, may_truncate, experience=None, tree=0):
-    main, draft = world.costs
-    return Adaptive(
-        SharedCosts(main),
-        draft,
-        experience,
-        may_truncate=may_truncate,
-        tree=tree,
-        clock=lambda: world.now,
+    return proposers.adaptive(
+        *world.costs, experience, may_truncate=may_truncate, tree_nodes=tree, clock=lambda: world.now
     )
 
 
@@ -144,7 +137,7 @@ class RandomPolicy(Policy):
     """Decides at random; any change in its input changes the decisions."""
 
     def __init__(self, world, may_truncate, seed=0):
-        super().__init__(may_truncate)
+        super().__init__(PolicyOptions(may_truncate))
         self._seen = seed  # a checksum
 
     def _see(self, *facts):
@@ -181,7 +174,7 @@ class LateDropping(Policy):
     """Drops all draft tokens if the draft model is unsure of the second: that favours some first tokens."""
 
     def __init__(self, world, may_truncate):
-        super().__init__(may_truncate)
+        super().__init__(PolicyOptions(may_truncate))
 
     def choose(self, offer):
         self._confidence = []
@@ -201,8 +194,12 @@ MARGINAL = {"main": {1: 1.0, 2: 2.4, 3: 1.85, 64: 60.0}, "draft": {1: 0.01}, "no
 SEEDS = (0, 15, 19)  # that draft chains long enough to be truncated
 # A policy, its world, and what drafts in it at temperature 0.
 CASES = {
-    "fixed": (lambda world, may_truncate: Policy(may_truncate), {}, {"draft"}),
-    "confidence": (lambda world, may_truncate: Confidence(0.4, may_truncate), {}, {"draft", "none"}),
+    "fixed": (lambda world, may_truncate: Policy(PolicyOptions(may_truncate)), {}, {"draft"}),
+    "confidence": (
+        lambda world, may_truncate: Confidence(PolicyOptions(may_truncate, 0.4)),
+        {},
+        {"draft", "none"},
+    ),
     "late dropping": (LateDropping, {}, {"draft", "none"}),
     **{f"random {i}": (partial(RandomPolicy, seed=i), {}, {"draft", "lookup", "none"}) for i in SEEDS},
     "adaptive, all cheap": (adaptive, {}, {"draft", "lookup"}),
@@ -301,7 +298,7 @@ class Peeking(Policy):
     """
 
     def __init__(self, world, may_truncate):
-        super().__init__(may_truncate)
+        super().__init__(PolicyOptions(may_truncate))
         self._next = "draft"
 
     def choose(self, offer):
@@ -497,7 +494,7 @@ def test_p_min_stops_before_a_token_is_drawn():
     for p_min, drafts in ((1.0, False), (0.0, True)):
         rng = NoDraws()
         setup = World(
-            lambda _, may_truncate, p_min=p_min: Confidence(p_min, may_truncate),
+            lambda _, may_truncate, p_min=p_min: Confidence(PolicyOptions(may_truncate, p_min)),
             **MODES["drawn, block"],
             sampling=FREE,
         )
@@ -524,7 +521,7 @@ def test_invalid_policy_settings_are_rejected(wrong):
 
 def reads_prompt(n_unread, draft, experience=None, max_tokens=None):
     known = experience or Experience()
-    policy = Adaptive(SharedCosts(CostModel(FLAT)), CostModel(draft), known, max_tokens=max_tokens)
+    policy = proposers.adaptive(FLAT, draft, known, max_tokens=max_tokens)
     known.n_tokens = 8  # not the shortest of answers
     return policy.choose(Offer(Limit(8, 8, 1), readings=[DraftReading(n_unread)])).source == "draft"
 

@@ -8,14 +8,13 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from tests.exact import assert_independent, assert_main_distribution, greedy_output
-from tests.proposers import CASES, PROPOSERS, AlwaysWrong, draft, main_model
+from tests.proposers import CASES, PROPOSERS, AlwaysWrong, adaptive, draft, main_model
 from tests.rows import RowRng, finish, new_row
 from tests.unfiltered import unfiltered
 from tests.unit.generation import GREEDY, generate
@@ -148,7 +147,7 @@ def test_the_policy_learns_what_evaluating_again_costs():
         small = FakeModel(8, seed=2, scale=1.0, noise=0.5, n_ctx=600)
         costs = CostModel({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4, 16: 4.0, 64: 14.0})
         shared = SharedCosts(costs, main.max_rollback), CostModel({1: 0.05, 64: 3.2})
-        policy = Adaptive(*shared, clock=lambda: 0.0)
+        policy = adaptive(*shared, clock=lambda: 0.0)
         proposer = CombinedProposer(policy, DraftModel(small, how, Chain(), n_vocab=8))
         engine = Engine(SharedCalls(lambda: shared[0]), clock=lambda: 0.0)
         row = new_row(main, [1], lambda sampler, n: proposer, "block", rng=SeededRng(1), max_tokens=400,

@@ -17,7 +17,7 @@ from spec_local.core.sampling import Sampler
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import BackendError, ContextOverflow
-from spec_local.policies.base import Policy
+from spec_local.policies.base import Policy, PolicyOptions
 from spec_local.policies.confidence import Confidence
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
@@ -195,7 +195,9 @@ def test_a_chain_that_ends_early_leaves_no_staged_tokens_behind():
     how = GREEDY
     small, lookup = draft_model(8), GreedyLookup(draft_model(8))
     staged = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=4)
-    tokens, statistics = run(CombinedProposer(Confidence(0.35), staged), how, draft_max=8, max_tokens=60)
+    tokens, statistics = run(
+        CombinedProposer(Confidence(PolicyOptions(p_min=0.35)), staged), how, draft_max=8, max_tokens=60
+    )
     plain, _ = run(DraftModel(draft_model(8), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
     assert tokens == plain
     assert 0 < statistics.draft_n < 8 * statistics.n_steps

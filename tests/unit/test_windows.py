@@ -7,16 +7,13 @@ from hypothesis import strategies as st
 from spec_local.core.calls import run
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import WINDOWS, Decision, DraftReading, Offer, Policy
-from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
-from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Limit
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel, Window
 from spec_local.proposers.shapes import Chain
-from tests.proposers import main_model
+from tests.proposers import adaptive, main_model
 from tests.unit.generation import GREEDY, generate
 
 LONG = [n % 8 for n in range(5_000)]
@@ -115,7 +112,7 @@ def chosen(n, experience=None, max_tokens=None):
         experience.budget.trust()
     else:
         experience = Experience()
-    policy = Adaptive(SharedCosts(CostModel(FLAT)), CostModel(CHEAP), experience, max_tokens=max_tokens)
+    policy = adaptive(FLAT, CHEAP, experience, max_tokens=max_tokens)
     experience.n_tokens = 8
     windows = [DraftReading(1 + w, w) for w in WINDOWS if w < n]
     choice = policy.choose(Offer(Limit(8, 8, 1), readings=[*windows, DraftReading(n)]))
