@@ -21,8 +21,8 @@ from spec_local.policies.candidates import best_candidates
 from spec_local.policies.drafted_chain import DraftedChain
 from spec_local.policies.drafting import Drafting
 from spec_local.policies.experience import Experience
-from spec_local.policies.plain_steps import PlainSteps
 from spec_local.policies.sharing import SharedCosts
+from spec_local.policies.timing import StepTiming
 
 MAX_CALLS = 16
 """Maximum number of draft calls a step: no pair of models that was measured gained from more."""
@@ -40,7 +40,7 @@ class Adaptive(Policy):
         self.main_costs: SharedCosts = main
         self._known = known = options.experience or Experience()
         self._clock, self._as_tree = options.clock, options.tree_nodes > 0
-        self._plain_steps = PlainSteps(main)
+        self._timing = StepTiming(main)
         self._drafting = Drafting(main, draft, known, options, MAX_CALLS) if draft else None
         known.start(self._drafting.reading.usual_gain if self._drafting else lambda n_running, window: 0.0)
         # Of the step at hand:
@@ -59,7 +59,7 @@ class Adaptive(Policy):
         self._costs = costs = self.main_costs.at(limit.load)
         self._decision, self._chain, self._spent = NOTHING, None, 0.0
         self._call_began = self._clock()
-        if self._plain_steps.is_due or costs.needs_plain:
+        if costs.needs_plain:
             return NOTHING
         known, as_tree = self._known, self._as_tree
         best, part = best_candidates(offer, costs, known.acceptance, known.budget, as_tree=as_tree)
@@ -95,7 +95,7 @@ class Adaptive(Policy):
 
     def observe(self, drafted: Sequence[int], output: Sequence[int], n_verified: int) -> None:
         took, before = self._clock() - self._call_began, self._costs.plain
-        self._costs = self._plain_steps.observe(self._costs, n_verified, took)
+        self._costs = self._timing.observe(self._costs, n_verified, took)
         if not 0.8 < self._costs.plain / before < 1.25:
             self._known.budget.restore()
         acceptance = self._known.acceptance
@@ -115,15 +115,14 @@ class Adaptive(Policy):
             # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
             seconds = min(2.0 * seconds, max(0.5 * seconds, took))
         seconds += self._spent + costs.seconds_again(n_verified + 1 - n_output, n_output)
-        plain, p_loss = costs.plain, 1.0
+        plain = costs.plain
         if decision.by_draft_model:
             # Of each step only what it gained over the best option without the draft model.
             known.gained = (known.gained or 0.0) + (n_output / self._rate_without_draft - seconds) / plain
-            p_loss = 1.0 - known.acceptance.recent.mean
         known.budget.settle(
             "draft" if decision.by_draft_model else "lookup" if decision.proposal.tokens else None,
             n_output - seconds / plain,
             seconds / plain,
-            p_loss,
+            1.0 - known.acceptance.recent.mean if decision.by_draft_model else 1.0,
             costs.load.n_parallel,
         )

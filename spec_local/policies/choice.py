@@ -58,11 +58,6 @@ def best_chain(
     return best_prefix(acceptance ** np.arange(1.0, n_max + 1.0), seconds)
 
 
-def usual_gain(main: CallCosts, draft: CallCosts, n_max: int, acceptance: float) -> float:
-    """Plain steps that a draft model of this acceptance rate saves per token, at least 0."""
-    return 1.0 - 1.0 / (best_chain(acceptance, main, draft, n_max).rate * main.seconds(1))
-
-
 def could_gain(main: CallCosts, draft: CallCosts, n_max: int) -> bool:
     """Return whether a draft model would gain 2 % at 95 % acceptance; another one is not worth its memory."""
     return best_chain(0.95, main, draft, n_max).rate > 1.02 / main.seconds(1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from spec_local.core.proposal import CallLoad
 from spec_local.policies.base import WINDOWS, DraftReading
-from spec_local.policies.choice import usual_gain
+from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CallCosts, chain_seconds
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import SharedCosts
@@ -46,9 +46,9 @@ class ReadingChoice:
         self._considered = 0  # tokens of the answer when reading was last considered
 
     def usual_gain(self, n_running: int, window: int = 0) -> float:
-        """`usual_gain` with so many answers at the same time, from this part of the history."""
+        """Plain steps that a usual draft model saves per token, at least 0: see `PastAnswers.gains`."""
         main, acceptance = self._main.at(CallLoad(n_running)), _DEFAULT_ACCEPTANCE * _BY_WINDOW[window]
-        return usual_gain(main, self._draft, self._max_draft, acceptance)
+        return 1.0 - 1.0 / (best_chain(acceptance, main, self._draft, self._max_draft).rate * main.plain)
 
     @staticmethod
     def is_long(reading: DraftReading) -> bool:

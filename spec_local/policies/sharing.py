@@ -16,7 +16,7 @@ from spec_local.core.proposal import ALONE, MAX_DRAFT, CallLoad, Proposal
 from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CallCosts, CostModel, Floats
 
-_PLAIN_AFTER = 32  # shared calls with draft tokens in a row, before one that shows what a plain one costs now
+_PLAIN_AFTER = 32  # calls with draft tokens in a row, before one that shows what a plain one costs now
 _LITTLE = 0.05  # of the tokens per second
 
 
@@ -30,7 +30,7 @@ class StepCosts:
         table: seconds of the whole call, by tokens of one sequence while the others have one each.
         load: what the call evaluates besides.
         max_rollback: see `SharedCosts`.
-        needs_plain: shared calls have had draft tokens for so long that one without should show its cost.
+        needs_plain: calls have had draft tokens for so long that one without should show its cost.
     """
 
     drafts_blocks = False
@@ -129,18 +129,17 @@ class SharedCosts:
         # plain calls of as many.
         self._tables = {1: costs}
         self._max_rollback = max_rollback
-        self._n_speculative = 0  # shared calls in a row, up to now
+        self._n_speculative = 0  # calls in a row, up to now
 
     def at(self, load: CallLoad = ALONE) -> StepCosts:
         """The costs of a call with this load, as far as they are known now."""
-        needs_plain = load.n_parallel > 1 and self._n_speculative >= _PLAIN_AFTER
+        needs_plain = self._n_speculative >= _PLAIN_AFTER
         return StepCosts(self._table(load.n_parallel), load, self._max_rollback, needs_plain)
 
     def observe(self, load: CallLoad, n_drafted: int, seconds: float) -> None:
         """Record a call with so many draft tokens; ignored if it shows nothing about other calls."""
-        if load.is_alone or (load.n_parallel > 1 and not load.n_read):
+        if not load.n_read and (load.n_parallel > 1 or not load.n_others):
             self._table(load.n_parallel).observe(1 + n_drafted, seconds)
-        if load.n_parallel > 1 and not load.n_read:
             self._n_speculative = self._n_speculative + 1 if n_drafted else 0
 
     def _table(self, n_parallel: int) -> CostModel:

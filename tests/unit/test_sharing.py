@@ -18,7 +18,6 @@ from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.base import DraftReading, Offer
-from spec_local.policies.choice import usual_gain
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import SharedCalls, SharedCosts, best_parallel
@@ -87,7 +86,6 @@ def test_a_plain_call_follows_thirty_two_shared_ones_with_draft_tokens():
         assert not costs.at(load).needs_plain
         costs.observe(load, 2, LINEAR[4])
     assert costs.at(load).needs_plain
-    assert not costs.at().needs_plain
     costs.observe(load, 0, LINEAR[2])
     assert not costs.at(load).needs_plain
 
@@ -264,13 +262,6 @@ def test_prompts_are_not_read_for_drafts_that_rows_together_cannot_use(machine, 
     _, plain = answer(8, machine, None, n_prompt=90)
     _, speculative = answer(8, machine, noise, n_prompt=90)
     assert speculative < 1.01 * plain + 3.0 * plain / N_TOKENS
-
-
-def test_the_usual_gain_is_that_at_a_number_of_answers():
-    main, draft = (CostModel(costs) for costs in MACHINES["kernels"])
-    main = SharedCosts(main)
-    assert usual_gain(main.at(), draft, 16, 0.85) > 0.1
-    assert usual_gain(main.at(CallLoad(8)), draft, 16, 0.85) == 0.0
 
 
 def test_a_prompt_is_read_for_the_answers_at_the_same_time_not_for_those_there_is_room_for():

@@ -1,28 +1,21 @@
-"""What plain steps cost now: which steps are plain to show it, and which ones are timed."""
+"""Which steps are timed, to keep the costs of the main model's calls up to date."""
 
 from spec_local.policies.sharing import SharedCosts, StepCosts
 
-_PLAIN_AFTER = 32  # speculative steps in a row, before one that shows what plain decoding costs now
 _TIMED_EVERY = 8  # plain steps between two that are timed: timing takes 1 % of a small model's step
 
 
-class PlainSteps:
-    """Keeps the costs of the main model's calls up to date in an answer. main: grows."""
+class StepTiming:
+    """Records the steps of an answer in the main model's costs, as far as it is alone."""
 
     def __init__(self, main: SharedCosts) -> None:
         self._main = main
         self._n_since_timed = 0  # steps
-        self._n_plain = self._n_speculative = 0  # steps in a row, up to now
+        self._n_plain = 0  # steps in a row, up to now
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
-
-    @property
-    def is_due(self) -> bool:
-        """True if the next step should be plain, to show what plain steps cost now."""
-        return self._n_speculative >= _PLAIN_AFTER
 
     def observe(self, costs: StepCosts, n_verified: int, took: float) -> StepCosts:
         """Note a step with n_verified draft tokens, whose call took so long; returns the costs after it."""
-        self._n_speculative = self._n_speculative + 1 if n_verified else 0
         self._n_plain = 0 if n_verified else self._n_plain + 1
         self._n_since_timed += 1
         is_alone, was_usual = costs.load.is_alone, self._as_usual  # the engine times shared calls
