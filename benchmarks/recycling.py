@@ -39,7 +39,7 @@ class Recorder:
     """Proposes the candidates of recycling, and records them and the times."""
 
     needs_logits = True
-    head = plain_s = None
+    head = main_costs = None
 
     def __init__(self, nodes: int) -> None:
         self._lookup, self._nodes = Recycling(), nodes

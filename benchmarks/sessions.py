@@ -55,10 +55,11 @@ from spec_local.kernels.choice import most_tokens
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import Adaptive
+from spec_local.policies.base import PolicyOptions
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.experience import Answers, Experience
+from spec_local.policies.experience import Experience, PastAnswers
 from spec_local.policies.loss_budget import LossBudget
-from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
@@ -153,7 +154,7 @@ class Learned:
     main: CostModel
     draft: CostModel | None
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
-    answers: Answers = field(default_factory=Answers)
+    answers: PastAnswers = field(default_factory=PastAnswers)
 
 
 def first_use(machine: Machine, *, measured: bool) -> Learned:
@@ -178,7 +179,7 @@ def session(
     here = Machine(pair, group, seed)
     if not learned and mode.pair != "estimated":
         learned = first_use(here, measured=True)
-    shared: list[tuple[RowCosts, RowCosts | None]] = []
+    shared: list[tuple[SharedCosts, CostModel | None]] = []
     budget = LossBudget()
     slots: list[list[Experience]] = [[] for _ in range(mode.n_clients)]
 
@@ -188,12 +189,19 @@ def session(
             if not learned:  # in the first answer
                 learned = first_use(here, measured=False)
             if not shared:
-                shared.append((RowCosts(learned.main), RowCosts(learned.draft) if learned.draft else None))
+                shared.append((SharedCosts(learned.main), learned.draft))
             if not experience:
-                known = Experience(learned.acceptance, learned.answers, budget.of_another_row())
+                known = Experience(learned.acceptance, learned.answers, budget.of_another_answer())
                 experience.append(known)
             n_tokens = len(model.trace.answer) if mode.lengths else _N_TOKENS
-            policy = Adaptive(*shared[0], experience[0], max_tokens=n_tokens, clock=here.clock)
+            policy = Adaptive(
+                PolicyOptions(
+                    costs=lambda: shared[0],
+                    experience=experience[0],
+                    max_tokens=n_tokens,
+                    clock=here.clock,
+                )
+            )
             return CombinedProposer(
                 policy, draft_model(model, DraftModel) if shared[0][1] else None, [SuffixLookup()]
             )

@@ -39,9 +39,10 @@ from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import Policy, Reading
+from spec_local.policies.base import DraftReading, Policy, PolicyOptions
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
+from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel, Window
@@ -406,7 +407,7 @@ def one_by_one(machine: Machine, traces: Sequence[Trace], variant: Variant) -> I
 class WholeHistory(DraftModel):
     """A draft model that reads all of a history, which costs nothing here."""
 
-    def readings(self, history: Sequence[int]) -> list[Reading]:
+    def readings(self, history: Sequence[int]) -> list[DraftReading]:
         return super().readings(history)[-1:]
 
 
@@ -471,7 +472,14 @@ def adaptive(
         draft = machine.measured("draft") if error is None else machine.estimated("draft", error)
 
     def variant(model: Replay) -> Proposer:
-        policy = Adaptive(main, draft, experience, clock=machine.clock, max_tokens=max_tokens)
+        policy = Adaptive(
+            PolicyOptions(
+                costs=lambda: (SharedCosts(main), draft),
+                experience=experience,
+                max_tokens=max_tokens,
+                clock=machine.clock,
+            )
+        )
         return CombinedProposer(policy, draft_model(model, kind) if draft else None, [SuffixLookup()])
 
     return variant

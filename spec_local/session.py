@@ -50,7 +50,7 @@ from spec_local.models.names import is_pair
 from spec_local.opening.open_models import OpenOptions, open_models
 from spec_local.opening.vocabulary_store import vocabulary_map
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import best_rows
+from spec_local.policies.sharing import best_parallel
 from spec_local.prompt_cache.cache import PromptCache
 from spec_local.prompt_cache.folder import default_folder
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -633,7 +633,7 @@ class Session:
         Measures the cost of calls, or reads it from disk. The result is the smallest number within 5 % of the
         best, because more answers at the same time make each one take longer.
         """
-        return best_rows(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
+        return best_parallel(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
 
     @property
     def plain_seconds(self) -> float | None:

@@ -14,7 +14,10 @@ from spec_local.lookups.forced import ForcedTokens
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.base import Reading
+from spec_local.policies.adaptive import Adaptive
+from spec_local.policies.base import DraftReading, PolicyOptions
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
@@ -24,7 +27,7 @@ class AlwaysWrong:
     """A proposer whose draft tokens are unrelated to the main model."""
 
     needs_logits = False
-    head = plain_s = None
+    head = main_costs = None
 
     async def prefill(self, history):
         pass
@@ -61,7 +64,7 @@ class LookupProposer:
     """A proposer that proposes all candidates of a lookup, without a policy."""
 
     needs_logits = True
-    head = plain_s = None
+    head = main_costs = None
 
     def __init__(self, lookup, name=None):
         self.lookup = lookup
@@ -135,7 +138,7 @@ class ChangingWindow(DraftModel):
     async def propose(self, history, limit, rng):
         self._n_steps += 1
         window = self._n_steps % 3
-        reading = Reading(1, window) if 0 < window < len(history) else Reading(1)
+        reading = DraftReading(1, window) if 0 < window < len(history) else DraftReading(1)
         return await super().propose(history, limit, rng, reading=reading)
 
 
@@ -272,3 +275,10 @@ SHAPES = {
     "tree": (partial(Drawn, "without replacement", 12), "traversal"),
 }
 EVERY_SHAPE = pytest.mark.parametrize(("shape", "rule"), SHAPES.values(), ids=SHAPES.keys())
+
+
+def adaptive(main, draft=None, experience=None, **options):
+    """The adaptive policy; main, draft: costs, also as seconds a call by number of tokens."""
+    main, draft = (CostModel(costs) if isinstance(costs, dict) else costs for costs in (main, draft))
+    main = SharedCosts(main) if isinstance(main, CostModel) else main
+    return Adaptive(PolicyOptions(costs=lambda: (main, draft), experience=experience, **options))

@@ -19,13 +19,12 @@ from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.policies import POLICIES
 from spec_local.policies.acceptance_model import AcceptanceModel
-from spec_local.policies.adaptive import could_gain
 from spec_local.policies.base import Policy, PolicyOptions
-from spec_local.policies.choice import best_chain
-from spec_local.policies.cost_model import CallCosts, CostModel
-from spec_local.policies.experience import Answers, Experience, Kind, Learned
+from spec_local.policies.choice import best_chain, could_gain
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.experience import AnswerKind, Experience, PairExperience, PastAnswers
 from spec_local.policies.loss_budget import LossBudget
-from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel, Window
@@ -48,7 +47,7 @@ class Slot:
     draft: LlamaSequence | HeadSequence | None
     drafter: ModelSequence | None
     recycling: Recycling
-    experience: dict[Kind, Experience] = field(default_factory=dict)
+    experience: dict[AnswerKind, Experience] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
 
     @property
@@ -77,13 +76,13 @@ class ProposerFactory:
         self,
         slots: Sequence[Slot],
         costs: Callable[[Slot], tuple[CostModel, CostModel | None]],
-        recall: Callable[[], Learned] = Learned,
+        recall: Callable[[], PairExperience] = PairExperience,
     ) -> None:
         self.datastore: Datastore | None = None
         self._main, self._draft = slots[0].main, slots[0].draft
         self._slots = slots
         self._costs = costs
-        self._shared: tuple[RowCosts, RowCosts | None] | None = None
+        self._shared: tuple[SharedCosts, CostModel | None] | None = None
         self.planner = SharedCalls(lambda: self._shared[0] if self._shared else None)
         """Divides calls among requests."""
         self._recall = recall
@@ -101,12 +100,12 @@ class ProposerFactory:
             return ["draft" if self._draft else "suffix"]
         return ["draft", "suffix"] if self._draft else ["suffix"]
 
-    def _shared_costs(self, slot: Slot) -> tuple[RowCosts, RowCosts | None]:
+    def _shared_costs(self, slot: Slot) -> tuple[SharedCosts, CostModel | None]:
         main, draft = self._costs(slot)
         if not self._shared:
-            blocks = slot.head is not None and slot.head.limits.drafts_blocks
-            drafts = RowCosts(draft, drafts_blocks=blocks) if draft else None
-            self._shared = RowCosts(main, slot.main.limits.max_rollback), drafts
+            if draft and slot.head:
+                draft.drafts_blocks = slot.head.limits.drafts_blocks
+            self._shared = SharedCosts(main, slot.main.limits.max_rollback), draft
         return self._shared
 
     def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
@@ -170,7 +169,7 @@ class ProposerFactory:
     def _could_gain(self, slot: Slot) -> bool:
         """Return whether the adaptive policy may ask the head."""
         main, draft = self._shared_costs(slot)
-        return not draft or not slot.head or could_gain(main.at(1), draft, slot.head.limits.max_draft)
+        return not draft or not slot.head or could_gain(main.at(), draft, slot.head.limits.max_draft)
 
     def _lookup(self, name: str, calibrated: bool, recycling: Recycling) -> Lookup:
         if name == recycling.name:
@@ -201,7 +200,7 @@ class ProposerFactory:
     def _policy(self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot) -> Policy:
         greedy = settings.sampling.temperature == 0
         policy: type[Policy] = POLICIES[settings.policy]
-        return policy.create(
+        return policy(
             PolicyOptions(
                 # A chain that is verified against q must not be truncated after it was drawn.
                 may_truncate=greedy or settings.rule == "exact-match",
@@ -218,15 +217,15 @@ class ProposerFactory:
     def _known(self, settings: GenerationSettings, slot: Slot) -> Experience:
         """Return the experience of earlier answers of the same kind, in all slots."""
         kind = self._kind(settings)
-        answers = self._learned.answers.setdefault(kind, Answers())
-        known = Experience(self._acceptance(settings), answers, self._budget.of_another_row())
+        answers = self._learned.answers.setdefault(kind, PastAnswers())
+        known = Experience(self._acceptance(settings), answers, self._budget.of_another_answer())
         return slot.experience.setdefault(kind, known)
 
     @cached_property
-    def _learned(self) -> Learned:
+    def _learned(self) -> PairExperience:
         return self._recall()
 
-    def learned(self) -> Learned | None:
+    def learned(self) -> PairExperience | None:
         """What the answers so far, and earlier runs, have taught; None: no answer needed it."""
         for slot in self._slots:
             for known in slot.experience.values():
@@ -237,7 +236,7 @@ class ProposerFactory:
         return self._learned.acceptance.setdefault(self._kind(settings), AcceptanceModel())
 
     @staticmethod
-    def _kind(settings: GenerationSettings) -> Kind:
+    def _kind(settings: GenerationSettings) -> AnswerKind:
         return settings.sampling.temperature == 0, settings.shape, settings.constrained
 
     @property
@@ -263,7 +262,7 @@ class ProposerFactory:
             return Drawn(VERIFIERS[settings.rule].drawing, settings.tree_nodes)
         return Chain("coupled" if exact_match else "drawn")
 
-    def _tree_costs(self, slot: Slot) -> tuple[CallCosts, CallCosts] | None:
+    def _tree_costs(self, slot: Slot) -> tuple[SharedCosts, CostModel] | None:
         """Seconds of the main and the draft model's calls, to choose the nodes of a tree."""
         main, draft = self._shared_costs(slot)
         return (main, draft) if draft else None

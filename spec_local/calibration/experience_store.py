@@ -12,7 +12,7 @@ from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.acceptance_model import AcceptanceModel, Calibration, Evidence, RecentRate
 from spec_local.policies.base import WINDOWS
-from spec_local.policies.experience import Answers, Kind, Learned
+from spec_local.policies.experience import AnswerKind, PairExperience, PastAnswers
 from spec_local.system.files import write_atomically
 from spec_local.system.json_file import JsonRecord, read_record
 
@@ -46,7 +46,7 @@ class _Gain(JsonRecord):
 class _Known(JsonRecord):
     """The experience of answers of one kind."""
 
-    kind: Kind
+    kind: AnswerKind
     draft: _Evidence
     lookups: Annotated[dict[str, _Evidence], Field(max_length=16)]
     recent: _Evidence
@@ -66,12 +66,12 @@ class _File(JsonRecord):
 
 def load(
     main: LlamaSequence, draft: LlamaSequence | HeadSequence | None, now: float | None = None
-) -> Learned:
+) -> PairExperience:
     """What earlier runs learned, the less certain the older it is; nothing if the file is damaged.
 
     now: seconds since 1970; None: the time.
     """
-    learned = Learned()
+    learned = PairExperience()
     with contextlib.suppress(OSError, ValueError):
         found = read_record(_path(main, draft), _File, _MAX_BYTES)
         age = max(0.0, (time.time() if now is None else now) - found.saved)
@@ -79,11 +79,11 @@ def load(
         for known in found.known:
             gains = {(g.n_running, g.window): g.gain for g in known.gains if g.window in (0, *WINDOWS)}
             learned.acceptance[known.kind] = models[known.kind]
-            learned.answers[known.kind] = Answers(known.length, gains)
+            learned.answers[known.kind] = PastAnswers(known.length, gains)
     return learned
 
 
-def save(main: LlamaSequence, draft: LlamaSequence | HeadSequence | None, learned: Learned) -> None:
+def save(main: LlamaSequence, draft: LlamaSequence | HeadSequence | None, learned: PairExperience) -> None:
     """Write what was learned. Nothing happens if the cache folder is not writable, or nothing was learned."""
     if not learned.answers:
         return
@@ -107,7 +107,7 @@ def _path(main: LlamaSequence, draft: LlamaSequence | HeadSequence | None) -> Pa
     return paths[0].parent.with_name("learned") / ("-".join(path.stem for path in paths) + ".json")
 
 
-def _known(kind: Kind, model: AcceptanceModel, answers: Answers) -> _Known:
+def _known(kind: AnswerKind, model: AcceptanceModel, answers: PastAnswers) -> _Known:
     def evidence(of: Calibration | RecentRate) -> _Evidence:
         return _Evidence.model_validate(of.evidence)
 

@@ -15,7 +15,6 @@ from spec_local.llama.open import open_sequence
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import Plan, plan_chain
-from spec_local.policies.sharing import RowCosts
 from spec_local.system.machine import OtherPrograms
 from spec_local.system.processors import usable_processors
 
@@ -37,7 +36,7 @@ class Measurement:
     threads: int
     costs: CostModel
     prefill: float
-    head: RowCosts | None = None
+    head: CostModel | None = None
 
 
 def thread_choices() -> list[int]:
@@ -97,9 +96,9 @@ def tune(
                 limit_drafts(drafter, model.vocabulary)
                 with drafter.known_states():
                     of_head = measure(drafter, SIZES, rounds, 1, precision=_PRECISION, log=log)
+                of_head.drafts_blocks = head.drafts_blocks
                 cost_store.save(drafter, of_head, others=programs.cores())
-            drafting = RowCosts(of_head, drafts_blocks=head.drafts_blocks) if head and of_head else None
-            yield Measurement(n, costs, prefill, drafting)
+            yield Measurement(n, costs, prefill, of_head)
 
 
 def chain_plans(

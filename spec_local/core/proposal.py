@@ -27,12 +27,39 @@ without replacement: each drawn from q without the tokens drawn before it.
 
 
 @dataclass(frozen=True, slots=True)
+class CallLoad:
+    """What the main model's call of a step evaluates; it decides what the time of draft tokens is.
+
+    n_parallel: requests that share the call. n_read: other tokens: of prompts, and accepted ones that are
+    evaluated again. n_others: requests that are evaluated in calls of their own. n_running: requests that
+    share a call as soon as all prompts have been read.
+    """
+
+    n_parallel: int = 1
+    n_read: int = 0
+    n_others: int = 0
+    n_running: int = 1
+
+    @property
+    def is_alone(self) -> bool:
+        """True if nothing but one request's call happens in the step."""
+        return self.n_parallel == 1 and not self.n_read and not self.n_others
+
+
+ALONE = CallLoad()
+
+
+@dataclass(frozen=True, slots=True)
 class Limit:
-    """Maximum size of a proposal: depth, number of nodes, number of leaves; each at least 1."""
+    """Maximum size of a proposal: depth, number of nodes, number of leaves; each at least 1.
+
+    load: of the call that will verify it.
+    """
 
     depth: int
     nodes: int
     branches: int
+    load: CallLoad = ALONE
 
 
 def check_path(path: Sequence[int], parents: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from spec_local.core.calls import Call, Calls, Timer, together
-from spec_local.core.proposal import Proposal
+from spec_local.core.proposal import CallLoad, Proposal
 from spec_local.core.sequence import Context
 from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics, Step
 from spec_local.engine.ledger import book
@@ -25,20 +25,10 @@ RequestCalls = list[tuple[Request, Call[Any]]]
 class Planner(Protocol):
     """Decides how much of the requests' proposals is verified: `spec_local.policies.sharing.SharedCalls`."""
 
-    def begin(self, n_parallel: int, n_read: int, n_others: int, n_running: int, /) -> None:
-        """Called before the requests propose and the draft model reads prompts.
-
-        Args:
-            n_parallel: requests that share a call; while all are still reading prompts, those that will.
-            n_read: other tokens of this call: of prompts, and accepted tokens that are evaluated again.
-            n_others: requests that are evaluated in calls of their own.
-            n_running: requests that share a call as soon as all prompts have been read.
-        """
-
-    def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
+    def choose(self, proposals: Sequence[Proposal], load: CallLoad, spent: float) -> Sequence[Proposal]:
         """Return the part of each proposal to verify, `spent` seconds after the step began."""
 
-    def observe(self, n_drafted: int, seconds: float) -> None:
+    def observe(self, load: CallLoad, n_drafted: int, seconds: float) -> None:
         """Record the time of a call of all requests, commits included.
 
         Args:
@@ -108,13 +98,14 @@ class Engine:
             return events
         timer, (decoding, reading) = self._timer, self._split()
         timer.start()
+        load = self._load(decoding, reading)
 
         # 1 Propose: the draft model drafts for all requests in the same calls, and reads prompts.
-        events += self._propose(decoding, reading)
+        events += self._propose(decoding, reading, load)
         failed = {request for request, event in events if isinstance(event, Failed)}
         going_on = [request for request in decoding if request not in failed]
         unread = [request for request in reading if request not in failed and request.prefill.n_unread]
-        self._shorten(going_on)
+        self._shorten(going_on, load)
 
         calls: list[tuple[int, int]] = []  # requests that decode, and tokens of prompts
         for context in dict.fromkeys(request.main.context for request in [*going_on, *unread]):
@@ -150,10 +141,10 @@ class Engine:
                     events.append(_failure(request, error))
                 self.statistics.prompt_n += len(call.tokens)
             timer.lap("commit")
-            # The planner knows the number of requests that began the step: one of them may have failed.
+            # The load counts the requests that began the step: one of them may have failed.
             if self._planner and len(steps) == len(decoding) > 1 and not chunks:
                 n_drafted = sum(len(call.tokens) - 1 for _, call in steps)
-                self._planner.observe(n_drafted, timer.clock() - started)
+                self._planner.observe(load, n_drafted, timer.clock() - started)
 
         self._count_time(decoding, calls, events)
         self._remove_ended(events)
@@ -189,13 +180,11 @@ class Engine:
                 request.prefill.reuse_cache()
         return decoding, reading
 
-    def _propose(self, decoding: Sequence[Request], reading: Sequence[Request]) -> Events:
+    def _propose(self, decoding: Sequence[Request], reading: Sequence[Request], load: CallLoad) -> Events:
         """Draft for all requests, and let the draft model or head read what the main model has read."""
         contexts = [request.main.context for request in self.requests]
-        self._announce(decoding, reading, max(map(contexts.count, contexts)))
-
         events: Events = []
-        outcomes = together(self._drafting(contexts, decoding, reading), self._timer)
+        outcomes = together(self._drafting(contexts, decoding, reading, load), self._timer)
         for request, outcome in zip([*decoding, *reading], outcomes, strict=True):
             if isinstance(outcome, Exception):
                 events.append(_failure(request, outcome))
@@ -206,37 +195,37 @@ class Engine:
 
     @staticmethod
     def _drafting(
-        contexts: list[Context], decoding: Sequence[Request], reading: Sequence[Request]
+        contexts: list[Context], decoding: Sequence[Request], reading: Sequence[Request], load: CallLoad
     ) -> Iterator[Calls[bool | None]]:
         """Yield the coroutine of each request that drafts, then of each that reads its prompt."""
         for request in decoding:
             context = request.main.context
-            yield request.propose(min(context.max_tokens, context.max_logits) // contexts.count(context))
+            most = min(context.max_tokens, context.max_logits) // contexts.count(context)
+            yield request.propose(most, load)
         read: list[Prefill] = []
         for request in reading:
             yield request.prefill.read_draft(read.copy())
             if not request.prefill.n_unread:
                 read.append(request.prefill)
 
-    def _announce(self, decoding: Sequence[Request], reading: Sequence[Request], n_running: int) -> None:
-        """Pass the planner what this step's call will evaluate."""
-        if not self._planner:
-            return
+    def _load(self, decoding: Sequence[Request], reading: Sequence[Request]) -> CallLoad:
+        """What the call of the requests that decode evaluates in this step."""
+        contexts = [request.main.context for request in self.requests]
+        n_running = max(map(contexts.count, contexts))
         share_calls = n_running > 1  # otherwise each has its own model
-        n = (len(decoding) or n_running) if share_calls else 1
-        n_unread = sum(request.prefill.n_unread for request in reading) if share_calls and decoding else 0
+        n = len(decoding) if share_calls else 1
+        n_unread = sum(request.prefill.n_unread for request in reading) if share_calls else 0
         n_again = sum(request.n_unevaluated - 1 for request in (decoding if share_calls else decoding[:1]))
-        self._planner.begin(
-            n, min(_chunk(len(decoding)), n_unread) + n_again, len(self.requests) - n, n_running
-        )
+        n_read = min(_chunk(len(decoding)), n_unread) + n_again
+        return CallLoad(n, n_read, len(self.requests) - n, n_running)
 
-    def _shorten(self, decoding: Sequence[Request]) -> None:
+    def _shorten(self, decoding: Sequence[Request], load: CallLoad) -> None:
         """Drop draft tokens that are not worth their time in the call that the requests share."""
         if self._planner and len({request.main.context for request in decoding}) == 1 < len(decoding):
             proposals = [request.proposal for request in decoding]
             self._timer.lap("propose")
             for request, kept in zip(
-                decoding, self._planner.choose(proposals, self._timer.seconds), strict=True
+                decoding, self._planner.choose(proposals, load, self._timer.seconds), strict=True
             ):
                 request.shorten(kept)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_local.core.calls import Call, Logits, Timer
-from spec_local.core.proposal import EMPTY, ROOT, Limit, Proposal
+from spec_local.core.proposal import ALONE, EMPTY, ROOT, CallLoad, Limit, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, TokenLogprob, logprob
 from spec_local.core.sequence import MainSequence
@@ -87,7 +87,7 @@ class Request:
         self.main = main
         self.history = list(prompt)
         self.statistics = Statistics()
-        self.proposal = EMPTY
+        self.proposal, self._load = EMPTY, ALONE
         self._sampler, self._rng = sampler, rng
         self._proposer = proposer if draft_max and main.limits.rollback != "none" else None
         self.head = self._proposer.head if self._proposer else None
@@ -120,8 +120,9 @@ class Request:
 
     @property
     def plain_s(self) -> float | None:
-        """See `Proposer`; None also if there is none."""
-        return self._proposer.plain_s if self._proposer else None
+        """Seconds of the main model's call in this step if no request had draft tokens; None: unknown."""
+        costs = self._proposer.main_costs if self._proposer else None
+        return costs.at(self._load).plain_s if costs else None
 
     @property
     def _n_left(self) -> int:
@@ -134,8 +135,9 @@ class Request:
         """Tokens of the history that the next call evaluates before draft tokens."""
         return len(self.history) - len(self.main.cached)
 
-    async def propose(self, max_tokens: int) -> None:
-        """Draft tokens for a call of up to `max_tokens` tokens."""
+    async def propose(self, max_tokens: int, load: CallLoad = ALONE) -> None:
+        """Draft tokens for a call of up to `max_tokens` tokens, with this load."""
+        self._load = load
         if self.head:  # steps without a draft may have left tokens to read
             await self.head.read()
         main, limits, n_before = self.main, self.main.limits, self.n_unevaluated
@@ -147,7 +149,7 @@ class Request:
         depth = min(self._draft_max, self._n_left - 1, nodes)
         self.proposal = EMPTY
         if self._proposer and depth > 0:
-            limit = Limit(depth, nodes, limits.max_branches)
+            limit = Limit(depth, nodes, limits.max_branches, load)
             self.proposal = await self._proposer.propose(self.history, limit, self._rng)
 
     def shorten(self, proposal: Proposal) -> None:

@@ -18,7 +18,6 @@ from spec_local.llama.memory import free_memory
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
-from spec_local.policies.sharing import RowCosts
 from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.system.files import format_size
 from spec_local.system.machine import default_threads, is_busy
@@ -238,9 +237,10 @@ def expectation(
     """
     of_main, of_draft = (_reliable(found) for found in (cost_store.read(main), cost_store.of_drafting(draft)))
     if of_main and of_draft and not of_main.estimates:
-        scaled = CostModel({n: seconds * copied for n, seconds in of_draft.costs.items()})
-        drafting = RowCosts(scaled if copied != 1.0 else of_draft, drafts_blocks=drafts_blocks)
-        return Expectation(expected_speedups(of_main, drafting, acceptance_rates, max_draft), True)
+        if copied != 1.0:
+            of_draft = CostModel({n: seconds * copied for n, seconds in of_draft.costs.items()})
+        of_draft.drafts_blocks = drafts_blocks
+        return Expectation(expected_speedups(of_main, of_draft, acceptance_rates, max_draft), True)
     if share is None:
         return None
     is_on_gpu = main.workers or (main.gpu_layers and runtime.library().llama_supports_gpu_offload())

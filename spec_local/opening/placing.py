@@ -15,8 +15,7 @@ from spec_local.llama.devices import DEVICES, GPU_LAYERS, Device
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.memory import free_memory
 from spec_local.opening.loading import DEFAULT_CONTEXT, LoadSettings, load
-from spec_local.policies.cost_model import CallCosts
-from spec_local.policies.sharing import RowCosts
+from spec_local.policies.cost_model import CostModel
 from spec_local.system.machine import OtherPrograms, default_threads
 
 
@@ -74,15 +73,14 @@ def _measured(
     cost_store.save(_conditions(main, settings, device), of_main, others=others)
     if not row or not of_draft:
         return DeviceCosts(of_main)
-    drafting: CallCosts = of_draft
     if isinstance(row, HeadSequence):
         key = _of_head(row.model.path, main, settings, device, drafts_blocks=row.limits.drafts_blocks)
-        drafting = RowCosts(of_draft, drafts_blocks=row.limits.drafts_blocks)
+        of_draft.drafts_blocks = row.limits.drafts_blocks
     else:
         key = _conditions(row.model.path, settings, device)
     n_first = row.draft_vocabulary.n_first if row.draft_vocabulary else 0
     cost_store.save(replace(key, n_first=n_first), of_draft, others=others)
-    return DeviceCosts(of_main, drafting, isinstance(row, HeadSequence))
+    return DeviceCosts(of_main, of_draft, isinstance(row, HeadSequence))
 
 
 def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Device) -> DeviceCosts | None:
@@ -97,12 +95,13 @@ def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Devi
     return None if draft else DeviceCosts(of_main)
 
 
-def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Device) -> RowCosts | None:
+def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Device) -> CostModel | None:
     """The costs of a head in this file, which may be that of the main model; None: there are none."""
     for drafts_blocks in (False, True):
         key = _of_head(head, main, settings, device, drafts_blocks=drafts_blocks)
         if costs := cost_store.load_drafting(key):
-            return RowCosts(costs, drafts_blocks=drafts_blocks)
+            costs.drafts_blocks = drafts_blocks
+            return costs
     return None
 
 

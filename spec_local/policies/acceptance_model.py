@@ -4,14 +4,12 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spec_local.core.proposal import ROOT, Proposal
-
-Floats = NDArray[np.float64]
+from spec_local.policies.cost_model import Floats
 
 _MEMORY = 128.0
 """Plain steps after which what drafts did before them counts 1/e: about the length of an answer."""
@@ -182,6 +180,11 @@ class AcceptanceModel:
     lookups: dict[str, Calibration] = field(default_factory=lambda: defaultdict(_lookup))
     recent: RecentRate = field(default_factory=lambda: RecentRate(4.0, 1.0, 32.0))
     recycled: RecentRate = field(default_factory=lambda: RecentRate(2.0, 3.0, 1000.0))
+
+    def calibrated(self, candidates: Proposal) -> Proposal:
+        """Candidates of a lookup, with acceptance rates in place of its confidence."""
+        rates = self.lookups[candidates.source].rates(np.array(candidates.confidence))
+        return replace(candidates, confidence=rates.tolist())
 
     def observe_draft(
         self, drafted: Sequence[int], output: Sequence[int], confidence: Sequence[float]

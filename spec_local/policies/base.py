@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from spec_local.core.proposal import EMPTY, Limit, Proposal
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import RowCosts
+from spec_local.policies.sharing import SharedCosts
 
 if TYPE_CHECKING:
     from spec_local.policies.experience import Experience
@@ -36,8 +36,8 @@ WINDOWS = (32, 128, 512, 2048)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A part of the history for the draft model to draft from: all of it, or its end.
+class DraftReading:
+    """A part of the history for the draft model to read and draft from: all of it, or its end.
 
     Attributes:
         n_unread: tokens of it that the draft model must read before it can draft, at least 1.
@@ -53,21 +53,20 @@ class Offer:
     """The choices of a policy in one step.
 
     Attributes:
-        limit: the largest proposal allowed; None: nothing is drafted yet, and the draft model may only read
-            the prompt.
+        limit: the largest proposal allowed, and the load of the call that verifies it.
         candidates: what each lookup found, at least one token each.
         readings: parts of the history that the draft model may draft from, the longest one last; only the
             one that it has read, if little is unread. None: there is no draft model, or no room in its
             context.
     """
 
-    limit: Limit | None
+    limit: Limit
     candidates: Sequence[Proposal] = ()
-    readings: Sequence[Reading] = ()
+    readings: Sequence[DraftReading] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Decision:
     """The source of one step's draft, with its limit or its tokens.
 
     Attributes:
@@ -79,13 +78,18 @@ class Choice:
     source: Source = "none"
     limit: Limit | None = None
     proposal: Proposal = EMPTY
-    reading: Reading | None = None
+    reading: DraftReading | None = None
+
+    @property
+    def by_draft_model(self) -> bool:
+        """True if the draft model drafts."""
+        return self.source in ("draft", "tree")
 
 
-NOTHING = Choice()
+NOTHING = Decision()
 """A plain step."""
 
-Costs = tuple[CostModel | RowCosts, CostModel | RowCosts | None]
+Costs = tuple[SharedCosts, CostModel | None]
 
 
 def _unknown_costs() -> Costs:
@@ -94,13 +98,13 @@ def _unknown_costs() -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The arguments for creating policies; each takes what it needs.
+    """What a policy knows of the answer for which it is created.
 
     Attributes:
-        may_truncate: see `Policy`.
+        may_truncate: whether draft tokens may be dropped after they were drawn: see `Policy`.
         p_min: minimum confidence of a draft token.
-        costs: measures seconds a call of the main and the draft model (None: there is no draft model) when
-            first called.
+        costs: returns seconds a call of the main and the draft model (None: there is no draft model), which
+            are kept up to date; it measures them when first called.
         experience: what earlier answers of the session taught; grows.
         tree_nodes: maximum nodes of a tree; 0: chains only.
         max_draft: maximum number of tokens that the draft model drafts in a row; None: any.
@@ -118,46 +122,47 @@ class PolicyOptions:
     clock: Callable[[], float] = time.perf_counter
 
 
+_DEFAULTS = PolicyOptions()
+
+
 class Policy:
     """Decides in each step what drafts and how many tokens. This one always drafts as many as allowed.
 
-    A step calls `choose`, then `wants_more` for each token of a chain of the draft model, then `trim`, and
-    after verification `observe`. A policy changes speed, never output, provided that `may_truncate` is false
-    where tokens are drawn from q and verified against it: dropping a drawn token after looking at later ones
-    would bias the output. Stopping before a draw is always allowed.
+    A step calls `choose`, then `wants_call` and `wants_token` for each token of a chain of the draft model,
+    then `trim`, and after verification `observe`. A policy changes speed, never output, provided that
+    `may_truncate` is false where tokens are drawn from q and verified against it: dropping a drawn token
+    after looking at later ones would bias the output. Stopping before a draw is always allowed.
 
-    Args:
-        may_truncate: whether draft tokens may be dropped after they were drawn.
+    A subclass takes `PolicyOptions`, too.
     """
 
     draft_max = 4
     """Default maximum of draft tokens a step."""
+    main_costs: SharedCosts | None = None
+    """What the policy knows of the main model's costs; None: nothing."""
 
-    def __init__(self, may_truncate: bool = True) -> None:
-        self.may_truncate = may_truncate
+    def __init__(self, options: PolicyOptions = _DEFAULTS) -> None:
+        self.may_truncate = options.may_truncate
 
-    @classmethod
-    def create(cls, options: PolicyOptions) -> Self:
-        """Create the policy for one answer."""
-        return cls(options.may_truncate)
+    def reads(self, readings: Sequence[DraftReading]) -> DraftReading | None:
+        """Choose what the draft model reads of the prompt before the first step; None: nothing yet.
 
-    @property
-    def plain_s(self) -> float | None:
-        """Seconds of the main model's next call if no row has draft tokens; None: unknown."""
-        return None
-
-    def choose(self, offer: Offer) -> Choice:
-        """Choose what drafts in this step; before the first one, what the draft model reads of the prompt."""
-        if offer.readings:
-            return Choice("draft", reading=offer.readings[-1])
-        return Choice("lookup", proposal=offer.candidates[0]) if offer.candidates else NOTHING
-
-    def wants_more(self, output: DraftOutput | None = None) -> bool:
-        """Return whether to go on with a chain: to call the draft model, and then to draw from its output.
-
-        Args:
-            output: of the call, which the next draft token would be drawn from; None: before the call.
+        readings: as in `Offer`.
         """
+        return readings[-1] if readings else None
+
+    def choose(self, offer: Offer) -> Decision:
+        """Choose what drafts in this step."""
+        if offer.readings:
+            return Decision("draft", reading=offer.readings[-1])
+        return Decision("lookup", proposal=offer.candidates[0]) if offer.candidates else NOTHING
+
+    def wants_call(self) -> bool:
+        """Return whether to call the draft model for the next token of a chain."""
+        return True
+
+    def wants_token(self, output: DraftOutput) -> bool:
+        """Return whether to draw the next token of a chain from this output of the draft model."""
         return True
 
     def trim(self, proposal: Proposal) -> Proposal:
@@ -172,3 +177,7 @@ class Policy:
             output: tokens that the step generated.
             n_verified: draft tokens that the main model read.
         """
+
+
+ALWAYS = Policy()
+"""Drafts as many tokens as the limit allows."""

@@ -1,11 +1,50 @@
-"""Values of lookup candidates, and one tree of several candidates."""
+"""The part of lookup candidates to verify."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from spec_local.core.proposal import ROOT, Proposal
-from spec_local.policies.acceptance_model import Floats
+from spec_local.core.proposal import EMPTY, ROOT, Proposal
+from spec_local.policies.acceptance_model import AcceptanceModel
+from spec_local.policies.base import Offer
+from spec_local.policies.choice import ExpectedStep, best_prefix
+from spec_local.policies.cost_model import Floats
+from spec_local.policies.loss_budget import LossBudget
+from spec_local.policies.sharing import StepCosts
+
+
+def best_candidates(
+    offer: Offer,
+    costs: StepCosts,
+    acceptance: AcceptanceModel,
+    budget: LossBudget,
+    *,
+    as_tree: bool,
+) -> tuple[ExpectedStep, Proposal]:
+    """The part of a lookup's candidates with the most expected tokens per second; it may be empty.
+
+    Args:
+        as_tree: take the candidates of several lookups as one tree.
+    """
+    best, part, limit = ExpectedStep(1.0, costs.plain), EMPTY, offer.limit
+    found = [acceptance.calibrated(each) for each in offer.candidates if _could_pay(each, costs, acceptance)]
+    for each in [merged(found)] if as_tree and len(found) > 1 else found:
+        values = path_values(each)
+        n_max = limit.nodes if each.is_chain else min(limit.nodes, limit.branches)
+        order = (-values).argsort(kind="stable")[:n_max]  # a parent comes before its equals
+        n_max = costs.affordable(budget.may_lose("lookup", 1.0 - each.confidence[0]))
+        step = best_prefix(values[order], costs.verifying[: n_max + 1])
+        if step.rate > best.rate:
+            best = step
+            part = replace(each, values=values.tolist()).part(order[: step.n].tolist())
+    return best, part
+
+
+def _could_pay(candidates: Proposal, costs: StepCosts, acceptance: AcceptanceModel) -> bool:
+    """Return whether the best part of these candidates may be worth the main model's time."""
+    rate = acceptance.lookups[candidates.source].rate(candidates.confidence[0])
+    return rate >= costs.needed[min(len(candidates.tokens), len(costs.needed)) - 1]
 
 
 def path_values(candidates: Proposal) -> Floats:

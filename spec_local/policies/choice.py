@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spec_local.policies.acceptance_model import Floats
-from spec_local.policies.cost_model import CallCosts, chain_seconds
+from spec_local.policies.cost_model import CallCosts, Floats, chain_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExpectedStep:
     """The expected tokens and time of a step.
 
     Attributes:
@@ -28,7 +27,7 @@ class Step:
         return self.tokens / self.seconds
 
 
-def best_prefix(values: Floats, seconds: Floats, plain: float = 1.0) -> Step:
+def best_prefix(values: Floats, seconds: Floats, plain: float = 1.0) -> ExpectedStep:
     """The best number of nodes to verify, 0 included; of equals the smallest.
 
     OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858) verify the n
@@ -41,23 +40,24 @@ def best_prefix(values: Floats, seconds: Floats, plain: float = 1.0) -> Step:
     """
     tokens = np.concatenate(([plain], plain + values.cumsum()))[: len(seconds)]
     n = int((tokens / seconds[: len(tokens)]).argmax())
-    return Step(float(tokens[n]), float(seconds[n]), n)
+    return ExpectedStep(float(tokens[n]), float(seconds[n]), n)
 
 
 def best_chain(
-    acceptance: float, main: CallCosts, draft: CallCosts | None, n_max: int, n_unread: int = 1
-) -> Step:
-    """The best chain of at least one draft token, at one acceptance rate for all.
+    acceptance: float, main: CallCosts, draft: CallCosts | None, n_max: int, n_unread: int = 1, least: int = 0
+) -> ExpectedStep:
+    """The best chain, at one acceptance rate for all of its tokens.
 
     Args:
         main, draft: seconds a call; draft None: draft tokens cost nothing, as those of a lookup.
-        n_max: maximum number of draft tokens, at least 1.
+        n_max, least: maximum and minimum number of draft tokens.
         n_unread: tokens that the draft model's first call reads.
     """
-    n = np.arange(1, n_max + 1)
-    seconds = main.first(n_max + 1)[2:]
-    if draft:
-        seconds = seconds + chain_seconds(draft, n_unread, n_max)
-    tokens = 1.0 + np.cumsum(acceptance**n)
-    best = int((tokens / seconds).argmax())
-    return Step(float(tokens[best]), float(seconds[best]), best + 1)
+    seconds = main.first(n_max + 1)[1:] + (chain_seconds(draft, n_unread, n_max) if draft else 0.0)
+    seconds[:least] = np.inf
+    return best_prefix(acceptance ** np.arange(1.0, n_max + 1.0), seconds)
+
+
+def could_gain(main: CallCosts, draft: CallCosts, n_max: int) -> bool:
+    """Return whether a draft model would gain 2 % at 95 % acceptance; another one is not worth its memory."""
+    return best_chain(0.95, main, draft, n_max).rate > 1.02 / main.seconds(1)

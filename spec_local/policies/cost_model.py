@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 _WINDOW = 9  # last calls of a size that count: the median tolerates four slow ones
 _NEAR = 4  # calls; a call of one token that comes later is no reference
 _UNUSUAL = 1.4  # ratio of costs that disagree, or its inverse
@@ -34,7 +35,7 @@ class CallCosts(Protocol):
     def seconds(self, n: int) -> float:
         """Seconds of a call of n tokens."""
 
-    def first(self, n: int) -> NDArray[np.float64]:
+    def first(self, n: int) -> Floats:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
 
 
@@ -65,11 +66,14 @@ class CostModel:
             excess over 1 is scaled as that of the observed sizes differs from their estimates, until they
             are observed, too.
 
+    Attributes:
+        drafts_blocks: see `CallCosts`; for those who know the model to set.
+
     Raises:
         ValueError: an impossible observation: see `observe`.
     """
 
-    drafts_blocks = False
+    drafts_blocks: bool = False
 
     def __init__(
         self, seconds: Mapping[int, float] | None = None, estimates: Mapping[int, float] | None = None
@@ -83,7 +87,7 @@ class CostModel:
         self._multiples: dict[int, float] = {}  # of a one-token call, by number of tokens
         self._shape: dict[int, float] = {}  # the same, corrected by _plausible, ascending
         self._costs: dict[int, float] = {}
-        self._first: NDArray[np.float64] | None = None
+        self._first: Floats | None = None
         for n in sorted(seconds or {}):
             self.observe(n, (seconds or {})[n])
         for call in self._open:
@@ -122,7 +126,7 @@ class CostModel:
         An error says less about sizes that are further away.
         """
         seen = {n: multiple for n, multiple in self._multiples.items() if n > 1}
-        expected = np.interp(list(seen), [1, *self._estimates], [1.0, *self._estimates.values()])
+        expected = _between(np.array(list(seen)), {1: 1.0, **self._estimates})
         errors = {
             n: min(_MOST_WRONG, max(1.0 / _MOST_WRONG, (seen[n] - 1.0) / max(_INSTANT, estimate - 1.0)))
             for n, estimate in zip(seen, expected, strict=True)
@@ -197,30 +201,40 @@ class CostModel:
         Raises:
             ValueError: n is below 1, or nothing has been observed.
         """
-        if n < 1 or not self.costs:
-            raise ValueError(f"the cost of {n} tokens is unknown: {len(self.costs)} sizes have been observed")
+        if n < 1:
+            raise ValueError(f"the cost of {n} tokens is unknown: a call has at least one")
         return float(self.first(n)[n])
 
-    def first(self, n: int) -> NDArray[np.float64]:
+    def first(self, n: int) -> Floats:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
         if self._first is None or len(self._first) <= n:
-            wanted, sizes, costs = np.arange(max(n + 1, 66)), list(self.costs), list(self.costs.values())
-            self._first = np.interp(wanted, sizes, costs)
-            beyond = wanted > sizes[-1]
-            if len(sizes) == 1:
-                self._first[beyond] = costs[0] * wanted[beyond] / sizes[0]
-            else:
-                slope = max(0.0, (costs[-1] - costs[0]) / (sizes[-1] - sizes[0]))
-                self._first[beyond] = costs[-1] + slope * (wanted[beyond] - sizes[-1])
+            if not self.costs:
+                raise ValueError(f"the cost of {n} tokens is unknown: no call has been observed")
+            self._first = _between(np.arange(max(n + 1, 66)), self.costs)
             self._first[0] = 0.0
         return self._first[: n + 1]
 
 
-def chain_seconds(draft: CallCosts, n_unread: int, n_max: int) -> NDArray[np.float64]:
-    """Seconds of drafting chains of 1 … n_max tokens, whose first call reads `n_unread` tokens: (n_max,)."""
+def chain_seconds(draft: CallCosts, n_unread: int, n_max: int) -> Floats:
+    """Seconds of drafting chains of 0 … n_max tokens, whose first call reads `n_unread`: (n_max + 1,)."""
     if draft.drafts_blocks:
-        return draft.first(n_max)[1:]
-    return draft.seconds(n_unread) + np.arange(n_max, dtype=np.float64) * draft.seconds(1)
+        return draft.first(n_max)
+    seconds: Floats = draft.seconds(n_unread) + np.arange(-1.0, n_max) * draft.seconds(1)
+    seconds[0] = 0.0
+    return seconds
+
+
+def _between(wanted: NDArray[np.integer], known: Mapping[int, float]) -> Floats:
+    """Costs by number of tokens, from the known ones, which ascend: see `CostModel.seconds`."""
+    sizes, costs = list(known), list(known.values())
+    found = np.interp(wanted, sizes, costs)
+    beyond = wanted > sizes[-1]
+    if len(sizes) == 1:
+        found[beyond] = costs[0] * wanted[beyond] / sizes[0]
+    else:
+        slope = max(0.0, (costs[-1] - costs[0]) / (sizes[-1] - sizes[0]))
+        found[beyond] = costs[-1] + slope * (wanted[beyond] - sizes[-1])
+    return found
 
 
 def _median(several: Collection[float]) -> float:

@@ -15,12 +15,12 @@ _GAIN_RATE = (
 _RETRY_RATE = 0.01  # the same where the draft was not asked: a bad record fades in a hundred answers
 
 GainOf = Callable[[int, int], float]
-"""Expected gain by number of answers at the same time, and by window: see `Answers.gains`."""
+"""Expected gain by number of answers at the same time, and by window: see `PastAnswers.gains`."""
 
 
 @dataclass(slots=True)
-class Answers:
-    """State carried between whole answers, of all rows.
+class PastAnswers:
+    """What whole answers have taught, in all slots.
 
     Attributes:
         length: expected tokens of an answer.
@@ -44,16 +44,16 @@ class Answers:
         return usual(n_running, window) + sum(others) / max(1, len(others))
 
 
-Kind = tuple[bool, str, bool]
+AnswerKind = tuple[bool, str, bool]
 """Of an answer: whether it is greedy, its shape, and whether it is constrained."""
 
 
 @dataclass(slots=True)
-class Learned:
+class PairExperience:
     """What all answers of a pair of models share, by kind of answer; kept on disk between runs."""
 
-    acceptance: dict[Kind, AcceptanceModel] = field(default_factory=dict)
-    answers: dict[Kind, Answers] = field(default_factory=dict)
+    acceptance: dict[AnswerKind, AcceptanceModel] = field(default_factory=dict)
+    answers: dict[AnswerKind, PastAnswers] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -65,13 +65,13 @@ class Experience:
         answers: what whole answers have taught.
         budget: what speculation may lose.
         n_running: answers at the same time, this one included, when the draft model was last considered.
-        window: of the draft model: see `Answers.gains`.
+        window: of the draft model: see `PastAnswers.gains`.
         n_tokens: generated in this answer.
         gained: plain steps that the draft model has saved in this answer; None: it was not asked.
     """
 
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
-    answers: Answers = field(default_factory=Answers)
+    answers: PastAnswers = field(default_factory=PastAnswers)
     budget: LossBudget = field(default_factory=LossBudget)
     n_running: int = 1
     window: int = 0

@@ -6,7 +6,7 @@ All amounts are in plain steps: the time of one call without speculation.
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["lookup", "draft"]
+DrafterKind = Literal["lookup", "draft"]
 
 _FIRST = 2.0  # plain steps that a session may lose at first: 1 % of 200 tokens
 _SHARE = 0.008  # of the time that it may lose later; 0.2 % are left for the searches of lookups
@@ -44,10 +44,10 @@ class LossBudget:
 
     def __init__(self) -> None:
         self._session = _Session()
-        self._gains: dict[Kind, float] = {"lookup": 0.0, "draft": 0.0}
+        self._gains: dict[DrafterKind, float] = {"lookup": 0.0, "draft": 0.0}
         self._invested = 0.0
 
-    def of_another_row(self) -> "LossBudget":
+    def of_another_answer(self) -> "LossBudget":
         """The budget of answers that are generated at the same time, in the same session."""
         found = LossBudget()
         found._session = self._session
@@ -80,7 +80,7 @@ class LossBudget:
         self._invested += n_steps
         self._session.credit -= n_steps
 
-    def may_lose(self, kind: Kind, p_loss: float = 1.0) -> float:
+    def may_lose(self, kind: DrafterKind, p_loss: float = 1.0) -> float:
         """Plain steps that a step may cost beyond a plain one.
 
         Args:
@@ -90,21 +90,26 @@ class LossBudget:
         return max(0.0, min(_RISK, self._session.balance) + self._gains[kind]) / min(1.0, _SAFETY * p_loss)
 
     def settle(
-        self, kind: Kind | None, gain: float, n_steps: float = 1.0, p_loss: float = 1.0, n_rows: int = 1
+        self,
+        kind: DrafterKind | None,
+        gain: float,
+        n_steps: float = 1.0,
+        p_loss: float = 1.0,
+        n_parallel: int = 1,
     ) -> None:
         """Account for a step: its gain (negative: a loss), and the plain steps that it took.
 
         Args:
-            n_rows: rows that share the step, each of which settles its part.
+            n_parallel: answers that share the step, each of which settles its part.
         """
         if gain < 0.0:
             gain *= min(1.0, _SAFETY * p_loss)
-        gain /= n_rows
+        gain /= n_parallel
         if kind:
             gains = self._gains[kind] + gain
             self._gains[kind], gain = max(0.0, gains), min(0.0, gains)
         session, before = self._session, self._allowed
-        session.elapsed += n_steps / n_rows
+        session.elapsed += n_steps / n_parallel
         self._add(gain + self._allowed - before)
 
     @property

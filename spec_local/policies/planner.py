@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.proposal import ROOT, depth_of, is_chain
-from spec_local.policies.cost_model import CallCosts
+from spec_local.policies.choice import best_chain
+from spec_local.policies.cost_model import CallCosts, Floats
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 
@@ -45,32 +45,6 @@ class Plan:
     def depth(self) -> int:
         """Number of nodes on the longest path, which is the number of draft model calls."""
         return depth_of(self.parents)
-
-
-def node_values(acceptance: Sequence[float], parents: Sequence[int]) -> list[float]:
-    """The probability that each node is accepted.
-
-    Args:
-        acceptance: by rank, from 0; higher ranks are never accepted.
-        parents: of each node; parents come before children, and siblings in the order of their ranks.
-
-    Raises:
-        ValueError: the acceptance is not in [0, 1], or its sum exceeds 1.
-    """
-    _check(acceptance)
-    n_children: dict[int, int] = {}
-    values: list[float] = []
-    for parent in parents:
-        rank = n_children.get(parent, 0)
-        n_children[parent] = rank + 1
-        above = 1.0 if parent == ROOT else values[parent]
-        values.append(above * acceptance[rank] if rank < len(acceptance) else 0.0)
-    return values
-
-
-def expected_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> float:
-    """Expected tokens of a step that verifies this tree; arguments and errors of `node_values`."""
-    return 1.0 + sum(node_values(acceptance, parents))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,9 +97,7 @@ def best_trees(acceptance: Sequence[float], max_nodes: int, max_depth: int) -> B
     Raises:
         ValueError: the acceptance is not in [0, 1], its sum exceeds 1, or a limit is negative.
     """
-    _check(acceptance)
-    if max_nodes < 0 or max_depth < 0:
-        raise ValueError(f"there is no tree of {max_nodes} nodes on {max_depth} levels: give 0 or more")
+    _check(acceptance, max_nodes, max_depth)
     depth = min(max_nodes, max_depth)
     ranks = min(len(acceptance), max_nodes)
     # Values of 0, 1, … nodes without children; the last entry, index −1, is for an impossible division.
@@ -201,8 +173,9 @@ def plan_chain(
     acceptance: Sequence[float], main: CallCosts, draft: CallCosts, max_nodes: int, max_depth: int
 ) -> Plan:
     """The chain, or nothing, with the least time per token; arguments and errors of `plan`."""
-    _check(acceptance)
-    return _best(acceptance[:1], main, draft, max_nodes, max_depth)
+    _check(acceptance, max_nodes, max_depth)
+    step = best_chain(sum(acceptance[:1]), main, draft, min(max_nodes, max_depth))
+    return Plan(tuple(range(ROOT, step.n - 1)), step.tokens, step.seconds)
 
 
 def _best(
@@ -210,12 +183,11 @@ def _best(
 ) -> Plan:
     """Of the best trees of every size and depth the one with the least time per token, then the smallest."""
     trees = best_trees(acceptance, max_nodes, max_depth)
-    verifying = np.array([main.seconds(n + 1) for n in range(max_nodes + 1)])
+    verifying = main.first(max_nodes + 1)[1:]
     if draft.drafts_blocks:
         seconds = draft.first(len(trees.tokens) - 1)[:, None] + verifying
     else:
-        drafting = np.array([0.0, *(draft.seconds(n) for n in range(1, max_nodes + 1))])
-        seconds = drafting[trees.reads].sum(axis=2) + verifying
+        seconds = draft.first(max_nodes)[trees.reads].sum(axis=2) + verifying
     per_token = np.full_like(seconds, np.inf)
     np.divide(seconds, trees.tokens, out=per_token, where=np.isfinite(trees.tokens))
     depth, nodes = divmod(int(per_token.argmin()), max_nodes + 1)
@@ -223,7 +195,9 @@ def _best(
     return Plan(parents, float(trees.tokens[depth, nodes]), float(seconds[depth, nodes]))
 
 
-def _check(acceptance: Sequence[float]) -> None:
+def _check(acceptance: Sequence[float], max_nodes: int = 0, max_depth: int = 0) -> None:
+    if max_nodes < 0 or max_depth < 0:
+        raise ValueError(f"there is no tree of {max_nodes} nodes on {max_depth} levels: give 0 or more")
     total = sum(acceptance)
     if not all(0 <= a <= 1 for a in acceptance) or not total <= 1 + 1e-9:
         raise ValueError(

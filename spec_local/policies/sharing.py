@@ -1,118 +1,100 @@
-"""The costs of calls that several rows share, and how the rows divide a call among themselves.
+"""The costs of calls that several sequences share, and the division of a call among them.
 
-The time of a call depends on its number of tokens, whichever rows they belong to. One row leaves most of the
-machine's arithmetic unused, so that draft tokens cost little; many rows use it for tokens of their own. The
-more rows, the fewer draft tokens pay.
+The time of a call depends on its number of tokens, whichever sequences they belong to. One sequence leaves
+most of the machine's arithmetic unused, so that draft tokens cost little; many use it for tokens of their
+own. The more sequences, the fewer draft tokens pay.
 """
 
-import copy
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spec_local.core.proposal import Proposal
+from spec_local.core.proposal import ALONE, MAX_DRAFT, CallLoad, Proposal
 from spec_local.policies.choice import best_prefix
-from spec_local.policies.cost_model import CallCosts, CostModel
+from spec_local.policies.cost_model import CallCosts, CostModel, Floats
 
-_PLAIN_AFTER = 32  # shared calls with draft tokens in a row, before one that shows what a plain one costs now
+_PLAIN_AFTER = 32  # calls with draft tokens in a row, before one that shows what a plain one costs now
 _LITTLE = 0.05  # of the tokens per second
 
 
-class RowCosts:
-    """Seconds of a call as one of R rows sees it: its share, if each row has as many tokens in the call.
+@dataclass(frozen=True, eq=False)
+class StepCosts:
+    """Seconds of the main model's call as one of its sequences sees it.
 
-    With one row, the costs are those of the cost model. It has the methods of `CostModel` that policies use.
-
-    Args:
-        costs: seconds of a call by number of tokens; kept up to date while there is one row.
-        max_rollback: see `ModelSequence`. More draft tokens are priced as if all of them had to be evaluated
-            again, since that can happen to the accepted ones.
-        drafts_blocks: see `CallCosts`.
+    It is its share, if each has as many tokens. With one sequence, all costs are those of the table.
 
     Attributes:
-        n_rows: rows that share the next call.
-        n_read: tokens that the next call evaluates besides: prompts, and accepted tokens again.
-        n_others: rows that are evaluated in calls of their own meanwhile.
-        n_running: rows that share calls when those that read their prompt have read it.
-        version: changes with the costs, except those that `observe` changes.
+        table: seconds of the whole call, by tokens of one sequence while the others have one each.
+        load: what the call evaluates besides.
+        max_rollback: see `SharedCosts`.
+        needs_plain: calls have had draft tokens for so long that one without should show its cost.
     """
 
-    def __init__(
-        self, costs: CostModel, max_rollback: int = sys.maxsize, *, drafts_blocks: bool = False
-    ) -> None:
-        # By number of rows, seconds of a call of one draft token less than the argument. They are kept apart:
-        # rows read longer contexts than one row does, and the machine's speed is seen in plain calls of as
-        # many rows.
-        self._tables = {1: costs}
-        self._max_rollback, self.drafts_blocks = max_rollback, drafts_blocks
-        self.n_rows, self.n_read, self.n_others, self.version = 1, 0, 0, 0
-        self.n_running = 1
-        self._n_speculative = 0  # shared calls in a row, up to now
+    drafts_blocks = False
 
-    @property
-    def is_alone(self) -> bool:
-        """True if nothing but one row's call happens in a step."""
-        return self.n_rows == 1 and not self.n_read and not self.n_others
+    table: CostModel
+    load: CallLoad = ALONE
+    max_rollback: int = sys.maxsize
+    needs_plain: bool = False
 
-    @property
-    def needs_plain(self) -> bool:
-        """True if shared calls have had draft tokens for so long that one without should show its cost."""
-        return self.n_rows > 1 and self._n_speculative >= _PLAIN_AFTER
+    @cached_property
+    def plain(self) -> float:
+        """Seconds without draft tokens."""
+        return self.seconds(1)
+
+    @cached_property
+    def verifying(self) -> Floats:
+        """Seconds with 0, 1, … draft tokens, up to the most that there may be: (MAX_DRAFT + 1,)."""
+        return self.first(MAX_DRAFT + 1)[1:]
+
+    @cached_property
+    def needed(self) -> list[float]:
+        """Minimum acceptance of the first of 1, 2, … tokens at which verifying them can break even."""
+        losses = self.verifying[1:] / self.plain - 1.0
+        needed: list[float] = np.minimum.accumulate(losses / np.arange(1.0, len(losses) + 1.0)).tolist()
+        return needed
+
+    def affordable(self, may_lose: float, spent: float = 0.0) -> int:
+        """The most draft tokens whose rejection costs no more than `may_lose` plain steps.
+
+        spent: seconds of drafting.
+        """
+        seconds = (1.0 + may_lose) * self.plain - spent
+        return max(0, int(np.searchsorted(self.verifying, seconds, side="right")) - 1)
 
     @property
     def plain_s(self) -> float:
-        """Seconds of the whole call of all rows without draft tokens, prompts and tokens evaluated again."""
-        return self._table.seconds(1)
-
-    @property
-    def _table(self) -> CostModel:
-        if self.n_rows not in self._tables:
-            alone, n_rows = self._tables[1], self.n_rows
-            sizes = sorted({n_rows, *(n for n in alone.costs if n > n_rows)})
-            if len(sizes) == 1:  # one size tells nothing about the cost of more
-                sizes.append(2 * n_rows)
-            self._tables[n_rows] = CostModel({n - n_rows + 1: alone.seconds(n) for n in sizes})
-        return self._tables[self.n_rows]
-
-    def at(self, n_rows: int) -> "RowCosts":
-        """The costs at another number of rows, which evaluate nothing besides."""
-        found = copy.copy(self)
-        found.n_rows, found.n_read, found.n_others = n_rows, 0, 0
-        return found
-
-    def share(self, n_rows: int, n_read: int = 0, n_others: int = 0, n_running: int | None = None) -> None:
-        """Set with how many rows and other tokens the next calls are shared."""
-        self.n_others, self.n_running = n_others, n_rows if n_running is None else n_running
-        if (n_rows, n_read) != (self.n_rows, self.n_read):
-            self.n_rows, self.n_read = n_rows, n_read
-            self.version += 1
+        """Seconds of the whole call without draft tokens, prompts and tokens evaluated again."""
+        return self.table.seconds(1)
 
     def seconds(self, n: int) -> float:
-        """A row's share of a call in which it has n tokens."""
-        if self.is_alone and n <= 1 + self._max_rollback:
-            return self._table.seconds(n)
+        """A sequence's share of a call in which it has n tokens."""
+        if self.load.is_alone and n <= 1 + self.max_rollback:
+            return self.table.seconds(n)
         return float(self.first(n)[n])
 
-    def first(self, n: int) -> NDArray[np.float64]:
+    def first(self, n: int) -> Floats:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
-        if self.is_alone:
-            found = self._table.first(n)
+        if self.load.is_alone:
+            found = self.table.first(n)
         else:
-            plain, extra = self._extra(self.n_rows * max(0, n - 1))
+            n_parallel = self.load.n_parallel
+            plain, extra = self._extra(n_parallel * max(0, n - 1))
             found = np.zeros(n + 1)
-            found[1:] = (plain + extra[:: self.n_rows][:n]) / self.n_rows
-        start = 2 + self._max_rollback
+            found[1:] = (plain + extra[::n_parallel][:n]) / n_parallel
+        start = 2 + self.max_rollback
         if start <= n:
             found = found.copy()
             found[start:] += found[start:] - found[1]
         return found
 
-    def shared(self, n_drafted: int) -> NDArray[np.float64]:
-        """Seconds of the whole call with 0, 1, … draft tokens of all rows: float64 (n_drafted + 1,)."""
+    def shared(self, n_drafted: int) -> Floats:
+        """Seconds of the whole call with 0, 1, … draft tokens of all sequences: float64 (n_drafted + 1,)."""
         plain, extra = self._extra(n_drafted)
-        return plain + (extra if self._max_rollback else 2 * extra)
+        return plain + (extra if self.max_rollback else 2 * extra)
 
     def seconds_again(self, n_rejected: int, n_kept: int) -> float:
         """Return the extra seconds of the next call because it evaluates tokens of this one again.
@@ -120,82 +102,103 @@ class RowCosts:
         Args:
             n_rejected, n_kept: rejected draft tokens, and other tokens of this call.
         """
-        if n_rejected <= self._max_rollback:
+        if n_rejected <= self.max_rollback:
             return 0.0
-        table = self._table.first(1 + n_kept)
+        table = self.table.first(1 + n_kept)
         return float(table[1 + n_kept] - table[1])
 
-    def _extra(self, n: int) -> tuple[float, NDArray[np.float64]]:
+    def _extra(self, n: int) -> tuple[float, Floats]:
         """Seconds of the plain call, and those that 0 … n draft tokens add to it and the prompt tokens."""
-        table = self._table.first(1 + self.n_read + n)
-        start = 1 + self.n_read
+        start = 1 + self.load.n_read
+        table = self.table.first(start + n)
         return float(table[1]), table[start:] - table[start]
 
-    def observe(self, n: int, seconds: float) -> None:
-        """Record a call of n tokens, if one row had it to itself."""
-        if self.is_alone:
-            self._tables[1].observe(n, seconds)
 
-    def observe_shared(self, n_drafted: int, seconds: float) -> None:
-        """Record a call of several rows, with so many draft tokens; it read no prompt."""
-        if self.n_rows > 1 and not self.n_read:
-            self._table.observe(1 + n_drafted, seconds)
+class SharedCosts:
+    """What is known of the main model's costs in a session, by number of sequences that share a call.
+
+    Args:
+        costs: seconds of a call with one sequence, by number of tokens; kept up to date.
+        max_rollback: see `LanguageModel`. More draft tokens are priced as if all of them had to be evaluated
+            again, since that can happen to the accepted ones.
+    """
+
+    def __init__(self, costs: CostModel, max_rollback: int = sys.maxsize) -> None:
+        # By number of sequences, seconds of a call of one draft token less than the argument. They are kept
+        # apart: several sequences read longer contexts than one does, and the machine's speed is seen in
+        # plain calls of as many.
+        self._tables = {1: costs}
+        self._max_rollback = max_rollback
+        self._n_speculative = 0  # calls in a row, up to now
+
+    def at(self, load: CallLoad = ALONE) -> StepCosts:
+        """The costs of a call with this load, as far as they are known now."""
+        needs_plain = self._n_speculative >= _PLAIN_AFTER
+        return StepCosts(self._table(load.n_parallel), load, self._max_rollback, needs_plain)
+
+    def observe(self, load: CallLoad, n_drafted: int, seconds: float) -> None:
+        """Record a call with so many draft tokens; ignored if it shows nothing about other calls."""
+        if not load.n_read and (load.n_parallel > 1 or not load.n_others):
+            self._table(load.n_parallel).observe(1 + n_drafted, seconds)
             self._n_speculative = self._n_speculative + 1 if n_drafted else 0
-            self.version += 1
+
+    def _table(self, n_parallel: int) -> CostModel:
+        if n_parallel not in self._tables:
+            alone = self._tables[1]
+            sizes = sorted({n_parallel, *(n for n in alone.costs if n > n_parallel)})
+            if len(sizes) == 1:  # one size tells nothing about the cost of more
+                sizes.append(2 * n_parallel)
+            self._tables[n_parallel] = CostModel({n - n_parallel + 1: alone.seconds(n) for n in sizes})
+        return self._tables[n_parallel]
 
 
 class SharedCalls:
-    """Divides the main model's calls among rows: a `spec_local.engine.engine.Planner`.
+    """Divides the main model's calls among requests: a `spec_local.engine.engine.Planner`.
 
-    Each row's policy proposes what would pay if the others did the same. Of all that is proposed, `choose`
-    keeps the part with the highest expected tokens per second.
+    Each request's policy proposes what would pay if the others did the same. Of all that is proposed,
+    `choose` keeps the part with the highest expected tokens per second.
 
     Args:
-        costs: returns those of the main model that the rows' policies use; None: no policy needs costs, and
-            all that is proposed is verified.
+        costs: returns those that the requests' policies use; None: no policy needs costs, and all that is
+            proposed is verified.
     """
 
-    def __init__(self, costs: Callable[[], RowCosts | None]) -> None:
+    def __init__(self, costs: Callable[[], SharedCosts | None]) -> None:
         self._costs = costs
 
-    def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
-        """See `spec_local.engine.engine.Planner`."""
-        if costs := self._costs():
-            costs.share(n_rows, n_read, n_others, n_running)
-
-    def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
-        """The parts of the rows' proposals to verify, `spent` seconds after the step began.
+    def choose(self, proposals: Sequence[Proposal], load: CallLoad, spent: float) -> Sequence[Proposal]:
+        """The parts of the requests' proposals to verify, `spent` seconds after the step began.
 
         Only proposals whose tokens were chosen, and have values, are shortened.
         """
         found = list(proposals)
-        rows = [i for i, p in enumerate(found) if p.values and p.drawing == "chosen"]
+        open_to = [i for i, p in enumerate(found) if p.values and p.drawing == "chosen"]
         costs = self._costs()
-        if not rows or not costs:
+        if not open_to or not costs:
             return found
-        values = np.concatenate([found[i].values for i in rows])
-        owners = np.repeat(rows, [len(found[i].tokens) for i in rows])
-        nodes = np.concatenate([np.arange(len(found[i].tokens)) for i in rows])
+        values = np.concatenate([found[i].values for i in open_to])
+        owners = np.repeat(open_to, [len(found[i].tokens) for i in open_to])
+        nodes = np.concatenate([np.arange(len(found[i].tokens)) for i in open_to])
         order = (-values).argsort(kind="stable")  # a parent comes before its equals
         n_fixed = sum(len(p.tokens) for p in found) - len(values)
-        seconds = spent + costs.shared(n_fixed + len(values))[n_fixed:]
+        seconds = spent + costs.at(load).shared(n_fixed + len(values))[n_fixed:]
         kept = order[: best_prefix(values[order], seconds, len(found)).n]
-        for i in rows:
+        for i in open_to:
             mine = nodes[kept[owners[kept] == i]]
             if len(mine) < len(found[i].tokens):
                 found[i] = found[i].part(mine.tolist())
         return found
 
-    def observe(self, n_drafted: int, seconds: float) -> None:
+    def observe(self, load: CallLoad, n_drafted: int, seconds: float) -> None:
         """See `spec_local.engine.engine.Planner`."""
         if costs := self._costs():
-            costs.observe_shared(n_drafted, seconds)
+            costs.observe(load, n_drafted, seconds)
 
 
-def best_rows(costs: CallCosts, n_max: int) -> int:
-    """The number of rows, up to `n_max`, whose plain calls give the most tokens per second.
+def best_parallel(costs: CallCosts, n_max: int) -> int:
+    """The number of sequences, up to `n_max`, whose plain calls give the most tokens per second.
 
-    The smallest one within `_LITTLE` of it: with more rows, each would only take longer.
+    The smallest one within `_LITTLE` of it: with more, each would only take longer.
     """
     rates = np.arange(1, n_max + 1) / costs.first(n_max)[1:]
     return 1 + int(np.argmax(rates >= (1.0 - _LITTLE) * rates.max()))

@@ -7,6 +7,7 @@ from spec_local.core.calls import Logits
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sequence import Head
+from spec_local.policies.sharing import SharedCosts
 
 __all__ = ["Limit", "Proposer"]
 
@@ -30,8 +31,8 @@ class Proposer(Protocol):
         """The head that reads the main model's hidden states, which it must receive; None: there is none."""
 
     @property
-    def plain_s(self) -> float | None:
-        """Seconds of the main model's next call if no request has draft tokens; None: unknown."""
+    def main_costs(self) -> SharedCosts | None:
+        """What is known of the main model's costs; None: nothing."""
 
     async def prefill(self, history: Sequence[int]) -> None:
         """Read a prompt. The caller may stop after any of the calls."""

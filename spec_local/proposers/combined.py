@@ -41,36 +41,32 @@ class CombinedProposer:
         self._policy, self._draft, self._lookups, self._tree = policy, draft, lookups, tree
         self._constraint, self._branches, self._nodes = constraint, branches, nodes
         self.head = draft.head if draft else None
+        self.main_costs = policy.main_costs
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
         self._length: int | None = None  # of the history that was proposed for
         self._draft_used = False  # since the last commit
-
-    @property
-    def plain_s(self) -> float | None:
-        return self._policy.plain_s
 
     async def prefill(self, history: Sequence[int]) -> None:
         if not self._draft:
             return
         self._draft.commit(history)  # discards the cache of another history
         self._draft.recall(history)
-        choice = self._policy.choose(Offer(None, readings=self._draft.readings(history)))
-        if choice.source == "draft":
-            await self._draft.prefill(history, choice.reading)
+        if reading := self._policy.reads(self._draft.readings(history)):
+            await self._draft.prefill(history, reading)
 
     async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
         draft, policy = self._draft, self._policy
         offer = Offer(limit, self._find(history, limit), draft.readings(history) if draft else ())
-        choice = policy.choose(offer)
-        proposal = choice.proposal
-        if draft and choice.source in ("draft", "tree"):
+        decision = policy.choose(offer)
+        proposal = decision.proposal
+        if draft and decision.by_draft_model:
             self._draft_used = True
-            shape = self._tree if choice.source == "tree" else None
+            shape = self._tree if decision.source == "tree" else None
             drafted = await draft.propose(
-                history, choice.limit or limit, rng, shape, policy.wants_more, choice.reading
+                history, decision.limit or limit, rng, shape, policy, decision.reading
             )
-            proposal = policy.trim(replace(drafted, source=choice.source))
+            proposal = policy.trim(replace(drafted, source=decision.source))
             draft.shorten(proposal)
         else:
             proposal = policy.trim(proposal)

@@ -23,9 +23,10 @@ from spec_local.core.sampling import Distribution, Sampler, chosen
 from spec_local.core.sequence import Head, ModelSequence, common_prefix, prefill
 from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
-from spec_local.policies.base import WINDOWS, Reading
+from spec_local.policies.base import ALWAYS, WINDOWS, DraftReading, Policy
+from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Limit
-from spec_local.proposers.shapes import Ranked, Shape, WantsMore, always
+from spec_local.proposers.shapes import Ranked, Shape
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class DraftModel:
     """
 
     needs_logits = False
-    plain_s: float | None = None
+    main_costs: SharedCosts | None = None
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class DraftModel:
         self._tree: _DraftTree | None = None
         self._proposal = Proposal()
 
-    async def prefill(self, history: Sequence[int], reading: Reading | None = None) -> None:
+    async def prefill(self, history: Sequence[int], reading: DraftReading | None = None) -> None:
         """See `Proposer.prefill`.
 
         Args:
@@ -115,26 +116,28 @@ class DraftModel:
                 found.append(self._proposal.tokens[children[node][0]])
         return found
 
-    def readings(self, history: Sequence[int]) -> list[Reading]:
+    def readings(self, history: Sequence[int]) -> list[DraftReading]:
         """The parts of the history to draft from, as in `Offer.readings`; the cache has a prefix of it."""
         n, n_ctx, start = len(history), self.model.limits.n_ctx, self._window.start
         n_read = len(self.model.cached)
         if start >= n or (start and 2 * n_read <= n - start):  # of an earlier text, mostly
             start = n_read = 0
         n_part = n - start + (start > 0)
-        own = Reading(max(1, n_part - n_read), n - start if start else None)  # the last is always read again
+        own = DraftReading(
+            max(1, n_part - n_read), n - start if start else None
+        )  # the last is always read again
         fits = n_part <= n_ctx
         if self.head or (fits and own.n_unread <= WINDOWS[0]):
             return [own] * fits
         windows = [w for w in WINDOWS if w < min(n - 1, n_ctx // 2)]
         if n > n_ctx:
             windows.append(n_ctx // 2)  # so that the answer may grow
-        others = [Reading(1 + w, w) for w in windows if not fits or w < own.n_unread]
+        others = [DraftReading(1 + w, w) for w in windows if not fits or w < own.n_unread]
         if start and n <= n_ctx:
-            others.append(Reading(n))
+            others.append(DraftReading(n))
         return sorted([*others, *[own] * fits], key=lambda each: each.window or n)
 
-    def _use(self, reading: Reading | None, n: int) -> None:
+    def _use(self, reading: DraftReading | None, n: int) -> None:
         """Draft from this part of a history of n tokens from now on."""
         if reading:
             self._window.start = n - reading.window if reading.window else 0
@@ -145,14 +148,14 @@ class DraftModel:
         limit: Limit,
         rng: Rng,
         shape: Shape | None = None,
-        wants_more: WantsMore = always,
-        reading: Reading | None = None,
+        policy: Policy = ALWAYS,
+        reading: DraftReading | None = None,
     ) -> Proposal:
         """See `Proposer.propose`.
 
         Args:
             shape: of this draft; None: the usual one.
-            wants_more: see `Policy.wants_more`.
+            policy: decides on the length of a chain.
             reading: see `prefill`.
         """
         self._use(reading, len(history))
@@ -164,11 +167,11 @@ class DraftModel:
             return Proposal()
         branches = min(limit.branches, own.max_branches, own.max_tokens, own.max_logits, room)
         depth = min(limit.depth, room, own.max_draft)
-        limit = Limit(depth, min(limit.nodes, room), branches)
+        limit = Limit(depth, min(limit.nodes, room), branches, limit.load)
         model.truncate(common_prefix(model.cached, history[:-1]))
         self._used = shape or self.shape
         self._tree = _DraftTree(self, whole, history, limit)
-        proposal = await self._used.build(self._tree, limit, rng, wants_more)
+        proposal = await self._used.build(self._tree, limit, rng, policy)
         self._proposal = replace(proposal, source="draft")
         return self._proposal
 

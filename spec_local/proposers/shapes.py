@@ -9,7 +9,7 @@ proposals have no probabilities.
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Literal, Protocol
 
@@ -21,20 +21,14 @@ from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution
 from spec_local.errors import ContextOverflow
 from spec_local.policies.acceptance_model import RecentRate
-from spec_local.policies.base import DraftOutput
+from spec_local.policies.base import ALWAYS, DraftOutput, Policy
 from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CallCosts
+from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Limit
 
 Ranked = tuple[NDArray[np.intp], NDArray[np.float64]]
 """Tokens by falling probability, and their probabilities (n,)."""
-WantsMore = Callable[[DraftOutput | None], bool]
-"""See `spec_local.policies.base.Policy.wants_more`."""
-
-
-def always(output: DraftOutput | None = None) -> bool:
-    """Draft as many tokens as the limit allows."""
-    return True
 
 
 class ChainOutput(DraftOutput, Protocol):
@@ -73,13 +67,11 @@ class Shape(ABC):
     """Chooses the tree to draft."""
 
     @abstractmethod
-    async def build(
-        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
-    ) -> Proposal:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
         """Grow a tree within the limit, and propose it or a part of it.
 
         Args:
-            wants_more: decides on the length of a chain.
+            policy: decides on the length of a chain.
         """
 
     def observe(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
@@ -106,15 +98,13 @@ class Chain(Shape):
     def __init__(self, selection: Selection = "drawn") -> None:
         self._selection = selection
 
-    async def build(
-        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
-    ) -> Proposal:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
         with suppress(ContextOverflow):
-            while len(tree.tokens) < min(limit.depth, limit.nodes) and wants_more(None):
+            while len(tree.tokens) < min(limit.depth, limit.nodes) and policy.wants_call():
                 output = await tree.next_output()
-                if not wants_more(output):
+                if not policy.wants_token(output):
                     break
                 q = output.distribution
                 distributions.append(q)
@@ -143,9 +133,7 @@ class _Divided(Shape):
         self._nodes, self._width = nodes, width
         self._acceptance = RecentRate(8.0, 2.0, memory=50.0)
 
-    async def build(
-        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
-    ) -> Proposal:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
         distributions: dict[int, Distribution] = {}
         draws: list[int] = []
         level = {ROOT: min(limit.nodes, limit.branches, self._nodes)}
@@ -272,12 +260,12 @@ class BestFirst(Shape):
             of them.
     """
 
-    def __init__(self, nodes: int, width: int = 8, costs: tuple[CallCosts, CallCosts] | None = None) -> None:
+    def __init__(
+        self, nodes: int, width: int = 8, costs: tuple[SharedCosts, CallCosts] | None = None
+    ) -> None:
         self._nodes, self._width, self._costs = nodes, width, costs
 
-    async def build(
-        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
-    ) -> Proposal:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
         n = min(limit.nodes, limit.branches, self._nodes)
         values: list[float] = []
         depths: list[int] = []
@@ -307,7 +295,7 @@ class BestFirst(Shape):
                     and not tree.is_end(tree.tokens[node])
                 ][: limit.branches - len(evaluated)]
         if self._costs:
-            seconds = spent + self._costs[0].first(len(best) + 1)[1:]
+            seconds = spent + self._costs[0].at(limit.load).first(len(best) + 1)[1:]
             best = best[: best_prefix(np.array([values[node] for node in best]), seconds).n]
         return Proposal(tree.tokens, tree.parents).part(best)
 
@@ -323,9 +311,7 @@ class Beam(Shape):
     def __init__(self, width: int, nodes: int) -> None:
         self._width, self._nodes = width, nodes
 
-    async def build(
-        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
-    ) -> Proposal:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
         max_nodes = min(limit.nodes, self._nodes)
         width = min(self._width, max_nodes, limit.branches)
         n_evaluated = 0

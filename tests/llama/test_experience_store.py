@@ -11,7 +11,7 @@ from spec_local.calibration import experience_store
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.acceptance_model import AcceptanceModel
-from spec_local.policies.experience import Answers, Learned
+from spec_local.policies.experience import PairExperience, PastAnswers
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 from tests.llama.answers import text_of
@@ -48,7 +48,7 @@ def learned():
         model.recent.observe(i % 3 == 0)
         model.lookups["suffix"].observe(0.5, True)
         model.recycled.observe(False)
-    return Learned({KIND: model}, {KIND: Answers(75.0, {(1, 512): -0.2, (8, 0): 0.1})})
+    return PairExperience({KIND: model}, {KIND: PastAnswers(75.0, {(1, 512): -0.2, (8, 0): 0.1})})
 
 
 def rates(model):
@@ -88,7 +88,7 @@ def test_a_session_begins_with_what_earlier_ones_learned(open_session, own_cache
     kind = next(iter(seen[0].answers))
     first, second = (each.acceptance[kind].lookups["suffix"].evidence.seen for each in seen)
     assert sum(second) > sum(first) > 0
-    assert seen[0].answers[kind].length != Answers().length  # of the last answer, too
+    assert seen[0].answers[kind].length != PastAnswers().length  # of the last answer, too
     (path,) = (own_cache / "learned").iterdir()
     assert json.loads(path.read_text())["main"] == "main.gguf"
 
@@ -128,4 +128,4 @@ def test_a_damaged_file_is_no_experience_and_gives_no_impossible_rates(rows, dat
 def test_a_file_that_is_no_experience(rows, content):
     experience_store.save(*rows, learned())
     experience_store._path(*rows).write_bytes(content)
-    assert experience_store.load(*rows) == Learned()
+    assert experience_store.load(*rows) == PairExperience()

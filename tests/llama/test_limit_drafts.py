@@ -13,7 +13,7 @@ from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
 from spec_local.llama.quantize import quantize
-from spec_local.policies.base import Reading
+from spec_local.policies.base import DraftReading
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.session import Session
@@ -106,7 +106,7 @@ def test_tokens_of_the_part_of_a_prompt_that_is_not_read_can_be_drafted(model, m
         row, Sampler(SamplingSettings(temperature=0)), Chain("greedy"), n_vocab=row.limits.n_vocab
     )
     run(row.call([20] * 30, n_logits=0))  # of another text, which is forgotten
-    run(draft.prefill([*TEXT, *[20] * 10], Reading(9, 8)))
+    run(draft.prefill([*TEXT, *[20] * 10], DraftReading(9, 8)))
     assert list(row.cached) == [TEXT[0], *[20] * 7]
     assert 300 in row.limits.draft_tokens
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from spec_local.core.proposal import EMPTY, Limit, Proposal
-from spec_local.policies import adaptive
-from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import Offer, Reading
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies import drafting
+from spec_local.policies.base import DraftReading, Offer
 from spec_local.policies.experience import Experience
 from spec_local.policies.planner import Plan
+from tests.proposers import adaptive
 
 FLAT = {1: 1.0, 64: 1.0}
 FREE = {1: 0.001, 64: 0.064}
@@ -36,19 +35,16 @@ class Clock:
 
 def make(main=FLAT, draft=FREE, experience=None, **options):
     clock = Clock()
-    policy = Adaptive(
-        CostModel(main), CostModel(draft) if draft else None, experience, clock=clock, **options
-    )
-    return policy, clock
+    return adaptive(main, draft, experience, clock=clock, **options), clock
 
 
 def drafted(policy, n_max=64, seconds=0.0, clock=None):
     """Number of tokens that a draft model drafts which is always sure, in calls of some seconds."""
     n = 0
-    while n < n_max and policy.wants_more():
+    while n < n_max and policy.wants_call():
         if clock:
             clock.now += seconds
-        if not policy.wants_more(Output()):
+        if not policy.wants_token(Output()):
             break
         n += 1
     return n
@@ -67,7 +63,7 @@ def step(policy, clock, offer, n_drafted, n_accepted):
 @pytest.mark.parametrize("may_truncate", [False, True])
 def test_a_head_may_draft_few_tokens_only(may_truncate):
     policy, _ = make(max_draft=3, may_truncate=may_truncate)
-    policy.choose(Offer(LIMIT, readings=[Reading(1)]))
+    policy.choose(Offer(LIMIT, readings=[DraftReading(1)]))
     assert drafted(policy) == 3
 
 
@@ -76,13 +72,13 @@ def test_a_head_whose_few_tokens_cannot_repay_a_call_is_not_asked():
     sources = []
     for max_draft in (1, 16):
         policy, _ = make(main, draft, max_draft=max_draft)
-        sources.append(policy.choose(Offer(LIMIT, readings=[Reading(1)])).source)
+        sources.append(policy.choose(Offer(LIMIT, readings=[DraftReading(1)])).source)
     assert sources == ["none", "draft"]
 
 
 def test_plain_steps_between_speculative_ones_show_what_they_cost_now():
     policy, clock = make()
-    sources = [step(policy, clock, Offer(LIMIT, readings=[Reading(1)]), 2, 2) for _ in range(100)]
+    sources = [step(policy, clock, Offer(LIMIT, readings=[DraftReading(1)]), 2, 2) for _ in range(100)]
     assert 1 <= sources.count("none") <= 5
 
 
@@ -90,7 +86,7 @@ def test_reading_much_of_a_text_must_be_repaid_by_the_rest_of_the_answer():
     for n_tokens, max_tokens, source in ((8, 8, "none"), (8, None, "draft"), (7, None, "none")):
         policy, _ = make(experience=(known := Experience()), max_tokens=max_tokens)
         known.n_tokens = n_tokens
-        assert policy.choose(Offer(LIMIT, readings=[Reading(100)])).source == source
+        assert policy.choose(Offer(LIMIT, readings=[DraftReading(100)])).source == source
 
 
 @pytest.mark.parametrize(("speed", "source"), [(1.1, "tree"), (0.9, "draft")])
@@ -98,9 +94,9 @@ def test_a_tree_must_be_faster_than_a_chain(monkeypatch, speed, source):
     def plan(acceptance, *_):
         return Plan((-1, -1), speed, 1.0) if len(acceptance) > 1 else Plan((-1,), 1.0, 1.0)
 
-    monkeypatch.setattr(adaptive, "plan", plan)
-    policy, _ = make(tree=16)
-    choice = policy.choose(Offer(Limit(16, 16, 16), readings=[Reading(1)]))
+    monkeypatch.setattr(drafting, "plan", plan)
+    policy, _ = make(tree_nodes=16)
+    choice = policy.choose(Offer(Limit(16, 16, 16), readings=[DraftReading(1)]))
     assert choice.source == source
     assert choice.limit == (Limit(1, 2, 16) if source == "tree" else Limit(16, 16, 16))
 
@@ -108,7 +104,7 @@ def test_a_tree_must_be_faster_than_a_chain(monkeypatch, speed, source):
 def test_drafting_leaves_budget_for_verification():
     """Time spent on draft calls is not left for verification: the chain ends while both fit the budget."""
     policy, clock = make({1: 1.0, 64: 1.3}, {1: 0.3, 64: 3.0})
-    policy.choose(Offer(LIMIT, readings=[Reading(1)]))
+    policy.choose(Offer(LIMIT, readings=[DraftReading(1)]))
     n = drafted(policy, seconds=0.3, clock=clock)
     assert n == 4  # 4 × 0.3 + 0.03 is within 1.5 plain steps
     assert len(policy.trim(Proposal.chain([0] * n)).tokens) == n
@@ -118,7 +114,10 @@ def test_gains_of_the_draft_model_are_counted_over_the_best_lookup():
     experience = Experience()
     policy, clock = make(FLAT, FREE, experience)
     candidates = Proposal.chain([0], source="suffix", confidence=[0.99])
-    for offer in (Offer(LIMIT, readings=[Reading(1)]), Offer(LIMIT, [candidates], readings=[Reading(1)])):
+    for offer in (
+        Offer(LIMIT, readings=[DraftReading(1)]),
+        Offer(LIMIT, [candidates], readings=[DraftReading(1)]),
+    ):
         before = experience.gained or 0.0
         assert step(policy, clock, offer, 4, 4) == "draft"
         gain = experience.gained - before
@@ -136,7 +135,7 @@ def test_plain_steps_are_not_charged():
 
 @pytest.mark.parametrize("branches", [1, 2, 3])
 def test_a_tree_of_several_lookups_has_no_more_branches_than_allowed(branches):
-    policy, _ = make(draft=None, tree=16)
+    policy, _ = make(draft=None, tree_nodes=16)
     several = [
         Proposal([first, 7, 8], [-1, 0, -1], source="suffix", confidence=[0.9, 0.9, 0.5])
         for first in (1, 2, 3)

@@ -9,18 +9,17 @@ from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.policies.adaptive import Adaptive, could_gain
-from spec_local.policies.base import Choice, Offer, Policy, Reading
-from spec_local.policies.choice import Step as Planned
-from spec_local.policies.choice import best_chain
+from spec_local.policies.adaptive import MAX_CALLS
+from spec_local.policies.base import Decision, DraftReading, Offer, Policy
+from spec_local.policies.choice import ExpectedStep, best_chain, could_gain
 from spec_local.policies.cost_model import CostModel, chain_seconds
 from spec_local.policies.planner import plan
-from spec_local.policies.sharing import RowCosts
+from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
 from tests.exact import assert_main_distribution
-from tests.proposers import main_model
+from tests.proposers import adaptive, main_model
 from tests.unfiltered import unfiltered
 from tests.unit import generation
 from tests.unit.generation import GREEDY
@@ -100,9 +99,8 @@ def test_the_first_output_has_read_a_block():
             super().__init__()
             self.n_read = []
 
-        def wants_more(self, output=None):
-            if output:
-                self.n_read.append(output.n_read)
+        def wants_token(self, output):
+            self.n_read.append(output.n_read)
             return True
 
     for head, expected in ((FakeBlockHead(8), [BLOCK, 0, 0]), (FakeHead(8), [1, 1, 1])):
@@ -114,16 +112,16 @@ def test_the_first_output_has_read_a_block():
 # Costs
 
 
-def blocks(seconds=DRAFT, **options):
-    return RowCosts(CostModel(seconds), drafts_blocks=True, **options)
+def blocks(seconds=DRAFT):
+    costs = CostModel(seconds)
+    costs.drafts_blocks = True
+    return costs
 
 
 def test_the_seconds_of_a_chain():
-    """A block costs what its draft tokens cost, however many tokens are to be read; also of several rows."""
-    for costs in (blocks(), blocks().at(3)):
-        assert chain_seconds(costs, 20, 4).tolist() == costs.first(4)[1:].tolist()
-    single = RowCosts(CostModel(DRAFT))
-    assert chain_seconds(single, 8, 3).tolist() == pytest.approx([0.5, 0.9, 1.3])
+    """A block costs what its draft tokens cost, however many tokens are to be read."""
+    assert chain_seconds(blocks(), 20, 4).tolist() == CostModel(DRAFT).first(4).tolist()
+    assert chain_seconds(CostModel(DRAFT), 8, 3).tolist() == pytest.approx([0.0, 0.5, 0.9, 1.3])
 
 
 def test_the_best_chain_makes_one_call():
@@ -152,11 +150,11 @@ def test_the_cost_of_a_best_first_tree_is_that_of_one_call(monkeypatch):
 
     def best_prefix(values, seconds):
         spent.append(seconds[0] - plain)
-        return Planned(1.0, 1.0, len(values))
+        return ExpectedStep(1.0, 1.0, len(values))
 
     monkeypatch.setattr("spec_local.proposers.shapes.best_prefix", best_prefix)
     for costs in (blocks(), CostModel(DRAFT)):
-        shape = BestFirst(6, costs=(CostModel(MAIN), costs))
+        shape = BestFirst(6, costs=(SharedCosts(CostModel(MAIN)), costs))
         how = GREEDY
         generate(FakeBlockHead(8), shape, how, SeededRng(0), max_tokens=8, draft_max=BLOCK)
         if costs.drafts_blocks:
@@ -169,17 +167,17 @@ def test_the_cost_of_a_best_first_tree_is_that_of_one_call(monkeypatch):
 
 def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
     dear = {1: 0.9, 64: 0.9}
-    assert not could_gain(CostModel(MAIN), CostModel(dear))
-    assert could_gain(CostModel(MAIN), blocks(dear))
+    assert not could_gain(CostModel(MAIN), CostModel(dear), MAX_CALLS)
+    assert could_gain(CostModel(MAIN), blocks(dear), MAX_CALLS)
     clock = Clock()
-    policy = Adaptive(CostModel(MAIN), blocks(dear), clock=clock, max_draft=5)
-    assert policy.choose(Offer(Limit(64, 64, 1), (), [Reading(10)])) == Choice(
-        "draft", Limit(5, 64, 1), reading=Reading(10)
+    policy = adaptive(MAIN, blocks(dear), clock=clock, max_draft=5)
+    assert policy.choose(Offer(Limit(64, 64, 1), (), [DraftReading(10)])) == Decision(
+        "draft", Limit(5, 64, 1), reading=DraftReading(10)
     )
     n = 0
-    while policy.wants_more():
+    while policy.wants_call():
         clock.now += 0 if n else 0.9
-        if not policy.wants_more(Output(0 if n else 5, 0.9)):
+        if not policy.wants_token(Output(0 if n else 5, 0.9)):
             break
         n += 1
     assert n == 5
@@ -190,8 +188,8 @@ def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
 def test_a_block_is_as_long_as_pays(slope, least, most):
     """The more each of its tokens costs, the shorter."""
     costs = blocks({n: 0.1 + slope * n for n in (1, 2, 4, 8)})
-    policy = Adaptive(CostModel(MAIN), costs, max_draft=8)
-    choice = policy.choose(Offer(Limit(64, 64, 1), (), [Reading(2)]))
+    policy = adaptive(MAIN, costs, max_draft=8)
+    choice = policy.choose(Offer(Limit(64, 64, 1), (), [DraftReading(2)]))
     assert choice.source == "draft"
     assert least <= choice.limit.depth <= most
 
@@ -199,7 +197,7 @@ def test_a_block_is_as_long_as_pays(slope, least, most):
 def test_the_chain_is_no_longer_than_the_policy_wants():
     class Short(Policy):
         def choose(self, offer):
-            return Choice("draft", offer.limit and replace(offer.limit, depth=min(2, offer.limit.depth)))
+            return Decision("draft", replace(offer.limit, depth=min(2, offer.limit.depth)))
 
     head = FakeBlockHead(8)
     generate(head, Chain("greedy"), GREEDY, None, policy=Short(), max_tokens=20, draft_max=8)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.policies.choice import Step, best_chain, best_prefix
+from spec_local.policies.choice import ExpectedStep, best_chain, best_prefix
 from spec_local.policies.cost_model import CostModel
 
 
 def test_a_rate_is_tokens_per_second():
-    assert Step(3.0, 1.5).rate == 2.0
+    assert ExpectedStep(3.0, 1.5).rate == 2.0
 
 
 @settings(max_examples=200)
@@ -47,9 +47,12 @@ def test_the_best_chain_is_the_best_of_all_lengths(acceptance, n_unread):
         )
         for n in range(1, 17)
     ]
-    step = best_chain(acceptance, main, draft, 16, n_unread)
+    step = best_chain(acceptance, main, draft, 16, n_unread, least=1)
     assert step.rate == pytest.approx(max(tokens / seconds for tokens, seconds in steps))
     assert (step.tokens, step.seconds) == pytest.approx(steps[step.n - 1])
+    or_none = best_chain(acceptance, main, draft, 16, n_unread)
+    assert or_none.rate == pytest.approx(max(1.0, step.rate))
+    assert or_none.n == (step.n if step.rate > 1.0 else 0)
 
 
 def test_without_a_draft_model_draft_tokens_cost_only_their_verification():

@@ -32,7 +32,7 @@ from spec_local.models.head_versions import HeadVersions
 from spec_local.opening import vocabulary_store
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.experience import Answers
+from spec_local.policies.experience import PastAnswers
 from spec_local.server.learning import idle_training as learning
 from spec_local.server.learning import training_child
 from spec_local.settings import GenerationSettings
@@ -74,7 +74,7 @@ def experience(home, main):
         main="main",
         draft=None,
         saved=5.0,
-        known=[experience_store._known(kind, AcceptanceModel(), Answers(gains={(1, 0): 0.4}))],
+        known=[experience_store._known(kind, AcceptanceModel(), PastAnswers(gains={(1, 0): 0.4}))],
     )
 
     def read():

@@ -31,7 +31,7 @@ def test_the_time_to_the_first_token_is_that_of_all_steps_before_it(n_prompt):
 class FailingProposer:
     """Proposes nothing, and fails in its second step."""
 
-    head, needs_logits, plain_s = None, False, None
+    head, needs_logits, main_costs = None, False, None
 
     def __init__(self, sampler, n_vocab):
         self._n_steps = 0
@@ -50,19 +50,16 @@ class FailingProposer:
 
 
 class RecordingPlanner:
-    """Records with how many requests each call was announced, and which announcement an observation is of."""
+    """Records how many requests began the steps whose calls it observes."""
 
     def __init__(self):
-        self.begun, self.observed = [], []
+        self.observed = []
 
-    def begin(self, n_rows, n_read, n_others, n_running):
-        self.begun.append(n_rows)
-
-    def choose(self, proposals, spent):
+    def choose(self, proposals, load, spent):
         return proposals
 
-    def observe(self, n_drafted, seconds):
-        self.observed.append((len(self.begun), self.begun[-1]))
+    def observe(self, load, n_drafted, seconds):
+        self.observed.append(load.n_parallel)
 
 
 def test_the_planner_does_not_observe_a_call_that_a_failed_request_does_not_share():
@@ -72,9 +69,8 @@ def test_the_planner_does_not_observe_a_call_that_a_failed_request_does_not_shar
     for i, make in enumerate([None, FailingProposer, None]):
         engine.add(new_row(main, [i], make, rng=SeededRng(i)))
     engine.step()  # reads the prompts
-    for n_steps in (2, 3, 4):
+    for n_failed, observed in ((0, [3]), (1, [3]), (0, [3, 2])):
         failed = [event.error for _, event in engine.step() if isinstance(event, Failed)]
-        assert len(planner.begun) == n_steps
-        assert len(failed) == (n_steps == 3)
+        assert len(failed) == n_failed
+        assert planner.observed == observed
     assert main.context.calls == [[1, 1, 1], [1, 1], [1, 1]]
-    assert planner.observed == [(2, 3), (4, 2)]

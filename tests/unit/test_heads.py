@@ -13,6 +13,8 @@ from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.engine.request import Request
 from spec_local.policies.base import NOTHING, Policy
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
@@ -191,7 +193,7 @@ def test_steps_without_a_draft_leave_no_more_states_than_a_call_reads():
     """Even if a policy never drafts. What the head reads of them is in the answer's ledger, as drafting."""
 
     class Never(Policy):
-        plain_s = 1.0
+        main_costs = SharedCosts(CostModel({1: 1.0}))
 
         def choose(self, offer):
             return NOTHING

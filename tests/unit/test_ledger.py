@@ -9,15 +9,14 @@ from spec_local.engine.engine import Engine
 from spec_local.engine.events import Prefilled, Statistics, Step
 from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
-from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import NOTHING, Choice, Policy
+from spec_local.policies.base import NOTHING, Decision, Policy
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
-from tests.proposers import main_model
+from tests.proposers import adaptive, main_model
 from tests.unit.generation import GREEDY
 
 MAIN, DRAFT = CostModel({1: 1.0, 128: 13.7}), CostModel({1: 0.25, 128: 6.6})  # 0.9 + 0.1 n, and 0.2 + 0.05 n
@@ -45,17 +44,15 @@ class Scripted(Policy):
         self._world, self._script, self._n = world, script, 0
 
     @property
-    def plain_s(self):
-        return self._world.costs.plain_s
+    def main_costs(self):
+        return self._world.costs
 
     def choose(self, offer):
-        if not offer.limit:
-            return super().choose(offer)
         self._do = self._script[self._n % len(self._script)]
         self._n += 1
         if self._do == "l" and offer.candidates:
-            return Choice("lookup", proposal=offer.candidates[0])
-        return Choice("draft") if self._do in "dt" else NOTHING
+            return Decision("lookup", proposal=offer.candidates[0])
+        return Decision("draft") if self._do in "dt" else NOTHING
 
     def trim(self, proposal):  # "t": nothing of what was drafted is verified
         return proposal.first(0) if self._do == "t" else proposal
@@ -67,8 +64,8 @@ class World:
     def __init__(self):
         limits = {"max_tokens": 128, "max_logits": 128, "n_ctx": 400}
         self.main, self.draft = main_model(8, **limits), main_model(8, noise=0.3, **limits)
-        self.costs, self.searched = RowCosts(CostModel(MAIN.costs)), 0.0
-        self.draft_costs = RowCosts(CostModel(DRAFT.costs))
+        self.costs, self.searched = SharedCosts(CostModel(MAIN.costs)), 0.0
+        self.draft_costs = CostModel(DRAFT.costs)
         self.engine = Engine(SharedCalls(lambda: self.costs), self.clock)
         self.models = [(MAIN, self.main), (DRAFT, self.draft)]
         self.plain = {}  # seconds that each request would have taken in plain steps
@@ -122,7 +119,7 @@ def saved(request):
 def test_the_sum_is_the_difference_to_plain_decoding(policy):
     world = World()
     if policy == "adaptive":
-        policy = Adaptive(world.costs, world.draft_costs, clock=world.clock)
+        policy = adaptive(world.costs, world.draft_costs, clock=world.clock)
     request = world.add(policy, n=90)
     world.finish()
     s = request.statistics

@@ -60,25 +60,25 @@ def test_an_answer_starts_with_little_of_what_the_last_ones_gained(budget):
     assert budget.may_lose("draft") == budget.may_lose("lookup") == RISK
 
 
-@pytest.mark.parametrize("n_rows", [1, 4])
+@pytest.mark.parametrize("n_parallel", [1, 4])
 @pytest.mark.parametrize("length", [10, 64, 1000])
-def test_however_short_its_answers_a_session_loses_less_than_a_hundredth(length, n_rows):
+def test_however_short_its_answers_a_session_loses_less_than_a_hundredth(length, n_parallel):
     """Every step and every reading loses all that it may; what counts is the time of shared calls."""
     first, lost, elapsed = LossBudget(), 0.0, 0.0
     at_first = LossBudget().may_invest + exhausted(LossBudget())
-    rows = [first, *(first.of_another_row() for _ in range(n_rows - 1))]
+    budgets = [first, *(first.of_another_answer() for _ in range(n_parallel - 1))]
     while elapsed < 20_000:
-        for budget in rows:
+        for budget in budgets:
             budget.start()
         for number in range(length):
-            for budget in rows:
+            for budget in budgets:
                 reading = budget.may_invest if number == 0 else 0.0
                 budget.invest(reading)
                 loss = budget.may_lose("draft")
-                budget.settle("draft", -loss, 1.0 + loss, n_rows=n_rows)
-                lost += reading + loss / n_rows
-                elapsed += reading + (1.0 + loss) / n_rows
-        assert lost <= at_first + 0.1 * n_rows + 0.01 * elapsed
+                budget.settle("draft", -loss, 1.0 + loss, n_parallel=n_parallel)
+                lost += reading + loss / n_parallel
+                elapsed += reading + (1.0 + loss) / n_parallel
+        assert lost <= at_first + 0.1 * n_parallel + 0.01 * elapsed
     assert lost > 0.005 * elapsed
 
 

@@ -7,7 +7,6 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama import devices, runtime
 from spec_local.llama.devices import fixed_gpu_layers, has_metal
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import RowCosts
 from spec_local.system import machine
 
 
@@ -85,7 +84,7 @@ def test_a_head_is_where_the_main_model_is():
 
 
 def test_the_longest_draft_is_limited():
-    found = {"cpu": DeviceCosts(costs(1.0), RowCosts(costs(0.01)))}
+    found = {"cpu": DeviceCosts(costs(1.0), costs(0.01))}
     (one,), (many,) = (choose(found, n).drafting.values() for n in (1, 16))
     assert one == pytest.approx(1.8 / 1.01)
     assert many > 3

@@ -15,13 +15,7 @@ from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT
 from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.planner import (
-    best_trees,
-    expected_tokens,
-    node_values,
-    plan,
-    plan_chain,
-)
+from spec_local.policies.planner import best_trees, plan, plan_chain
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
 SMALL = {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.2, 16: 3.4}  # 0.5B Q4_K_M, the draft model
@@ -40,6 +34,20 @@ def table(seconds, unit=1.0):
 
 def all_trees(nodes):
     return itertools.product(*(range(ROOT, node) for node in range(nodes)))
+
+
+def node_values(acceptance, parents):
+    """The probability that each node is accepted, by the model of the planner."""
+    values = []
+    for node, parent in enumerate(parents):
+        rank = list(parents[:node]).count(parent)
+        share = acceptance[rank] if rank < len(acceptance) else 0.0
+        values.append(share * (1.0 if parent == ROOT else values[parent]))
+    return values
+
+
+def expected_tokens(acceptance, parents):
+    return 1.0 + sum(node_values(acceptance, parents))
 
 
 def depths(parents):
@@ -221,7 +229,6 @@ def test_costs_of_zero_do_not_divide_by_zero():
 def test_invalid_acceptance_is_rejected(acceptance):
     costs = table(F16)
     for call in (
-        lambda: expected_tokens(acceptance, [ROOT]),
         lambda: best_trees(acceptance, 4, 4),
         lambda: plan(acceptance, costs, costs, 4, 4),
         lambda: plan_chain(acceptance, costs, costs, 4, 4),

@@ -23,8 +23,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import NOTHING, Choice, Offer, Policy, Reading
+from spec_local.policies.base import NOTHING, Decision, DraftReading, Offer, Policy, PolicyOptions
 from spec_local.policies.confidence import Confidence
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
@@ -34,6 +33,7 @@ from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain, Coupled, Drawn
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
+from tests import proposers
 from tests.unfiltered import unfiltered
 
 GREEDY, FREE = SamplingSettings(temperature=0), unfiltered()
@@ -128,14 +128,16 @@ def plain(prompt, n, sampling=GREEDY, rng=None):
 
 
 def adaptive(world, may_truncate, experience=None, tree=0):
-    return Adaptive(*world.costs, experience, may_truncate=may_truncate, tree=tree, clock=lambda: world.now)
+    return proposers.adaptive(
+        *world.costs, experience, may_truncate=may_truncate, tree_nodes=tree, clock=lambda: world.now
+    )
 
 
 class RandomPolicy(Policy):
     """Decides at random; any change in its input changes the decisions."""
 
     def __init__(self, world, may_truncate, seed=0):
-        super().__init__(may_truncate)
+        super().__init__(PolicyOptions(may_truncate))
         self._seen = seed  # a checksum
 
     def _see(self, *facts):
@@ -146,16 +148,17 @@ class RandomPolicy(Policy):
         return random.Random(self._seen).randrange(n)
 
     def choose(self, offer):
-        if not offer.limit:
-            return Choice("draft")
         lookup = super().choose(replace(offer, readings=()))
-        drafting = Choice("draft")
+        drafting = Decision("draft")
         choices = (NOTHING, lookup if offer.candidates else drafting, drafting, drafting)
         self._source = choices[n := self._random(4, offer)].source
         return choices[n]
 
-    def wants_more(self, output=None):
-        return self._random(4, *([output.confidence] if output else ())) > 0
+    def wants_call(self):
+        return self._random(4) > 0
+
+    def wants_token(self, output):
+        return self._random(4, output.confidence) > 0
 
     def trim(self, proposal):
         n = len(proposal.tokens)
@@ -171,15 +174,14 @@ class LateDropping(Policy):
     """Drops all draft tokens if the draft model is unsure of the second: that favours some first tokens."""
 
     def __init__(self, world, may_truncate):
-        super().__init__(may_truncate)
+        super().__init__(PolicyOptions(may_truncate))
 
     def choose(self, offer):
         self._confidence = []
         return super().choose(offer)
 
-    def wants_more(self, output=None):
-        if output:
-            self._confidence.append(output.confidence)
+    def wants_token(self, output):
+        self._confidence.append(output.confidence)
         return True
 
     def trim(self, proposal):
@@ -192,8 +194,12 @@ MARGINAL = {"main": {1: 1.0, 2: 2.4, 3: 1.85, 64: 60.0}, "draft": {1: 0.01}, "no
 SEEDS = (0, 15, 19)  # that draft chains long enough to be truncated
 # A policy, its world, and what drafts in it at temperature 0.
 CASES = {
-    "fixed": (lambda world, may_truncate: Policy(may_truncate), {}, {"draft"}),
-    "confidence": (lambda world, may_truncate: Confidence(0.4, may_truncate), {}, {"draft", "none"}),
+    "fixed": (lambda world, may_truncate: Policy(PolicyOptions(may_truncate)), {}, {"draft"}),
+    "confidence": (
+        lambda world, may_truncate: Confidence(PolicyOptions(may_truncate, 0.4)),
+        {},
+        {"draft", "none"},
+    ),
     "late dropping": (LateDropping, {}, {"draft", "none"}),
     **{f"random {i}": (partial(RandomPolicy, seed=i), {}, {"draft", "lookup", "none"}) for i in SEEDS},
     "adaptive, all cheap": (adaptive, {}, {"draft", "lookup"}),
@@ -282,7 +288,7 @@ def test_enumeration_notices_truncated_drawn_chains(case, mode):
 
 
 def tree_of_two(limit):
-    return Choice("tree", replace(limit, depth=min(limit.depth, 2), nodes=min(limit.nodes, 2)))
+    return Decision("tree", replace(limit, depth=min(limit.depth, 2), nodes=min(limit.nodes, 2)))
 
 
 class Peeking(Policy):
@@ -292,11 +298,11 @@ class Peeking(Policy):
     """
 
     def __init__(self, world, may_truncate):
-        super().__init__(may_truncate)
+        super().__init__(PolicyOptions(may_truncate))
         self._next = "draft"
 
     def choose(self, offer):
-        return tree_of_two(offer.limit) if self._next == "tree" else Choice(self._next)
+        return tree_of_two(offer.limit) if self._next == "tree" else Decision(self._next)
 
     def trim(self, proposal):
         return EMPTY if self.may_truncate and self._next == "draft" else proposal
@@ -317,7 +323,7 @@ class RandomTrees(RandomPolicy):
 
     def choose(self, offer):
         choice = super().choose(offer)
-        if not offer.limit or choice.source != "draft" or not self._random(2):
+        if choice.source != "draft" or not self._random(2):
             return choice
         self._source = "tree"
         return tree_of_two(offer.limit)
@@ -488,7 +494,7 @@ def test_p_min_stops_before_a_token_is_drawn():
     for p_min, drafts in ((1.0, False), (0.0, True)):
         rng = NoDraws()
         setup = World(
-            lambda _, may_truncate, p_min=p_min: Confidence(p_min, may_truncate),
+            lambda _, may_truncate, p_min=p_min: Confidence(PolicyOptions(may_truncate, p_min)),
             **MODES["drawn, block"],
             sampling=FREE,
         )
@@ -513,9 +519,11 @@ def test_invalid_policy_settings_are_rejected(wrong):
         GenerationSettings(**wrong)
 
 
-def reads_prompt(policy, n_unread):
-    policy._experience.n_tokens = 8  # not the shortest of answers
-    return policy.choose(Offer(Limit(8, 8, 1), readings=[Reading(n_unread)])).source == "draft"
+def reads_prompt(n_unread, draft, experience=None, max_tokens=None):
+    known = experience or Experience()
+    policy = proposers.adaptive(FLAT, draft, known, max_tokens=max_tokens)
+    known.n_tokens = 8  # not the shortest of answers
+    return policy.choose(Offer(Limit(8, 8, 1), readings=[DraftReading(n_unread)])).source == "draft"
 
 
 @pytest.mark.parametrize(
@@ -527,7 +535,7 @@ def reads_prompt(policy, n_unread):
     ],
 )
 def test_the_draft_model_reads_a_prompt_that_is_worth_it(n_unread, draft, expected):
-    assert reads_prompt(Adaptive(CostModel(FLAT), CostModel(draft)), n_unread) == expected
+    assert reads_prompt(n_unread, draft) == expected
 
 
 def test_earlier_answers_decide_whether_the_prompt_is_read():
@@ -537,8 +545,7 @@ def test_earlier_answers_decide_whether_the_prompt_is_read():
         def reads(n):
             experience.budget = LossBudget()
             experience.budget.trust()
-            costs = CostModel(FLAT), CostModel({1: 0.05, 64: 3.2})
-            return reads_prompt(Adaptive(*costs, experience, max_tokens=max_tokens), n)
+            return reads_prompt(n, {1: 0.05, 64: 3.2}, experience, max_tokens)
 
         return max(filter(reads, range(1, 5_000, 20)), default=0)
 

@@ -8,14 +8,13 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from tests.exact import assert_independent, assert_main_distribution, greedy_output
-from tests.proposers import CASES, PROPOSERS, AlwaysWrong, draft, main_model
+from tests.proposers import CASES, PROPOSERS, AlwaysWrong, adaptive, draft, main_model
 from tests.rows import RowRng, finish, new_row
 from tests.unfiltered import unfiltered
 from tests.unit.generation import GREEDY, generate
@@ -85,7 +84,7 @@ def test_two_rows_are_independent(mode, later):
             new_row(main, prompt, make, rule, rng=RowRng(rng, i), draft_max=2, max_tokens=n)
             for i, ((make, rule), prompt, n) in enumerate(zip(kinds, prompts, lengths, strict=True))
         ]
-        shared = RowCosts(CostModel(costs), 0), None
+        shared = SharedCosts(CostModel(costs), 0), None
         engine, found, n_steps = Engine(SharedCalls(lambda: shared[0])), {}, 0
         engine.add(rows[0])
         while len(engine.requests) or n_steps <= later:
@@ -147,8 +146,8 @@ def test_the_policy_learns_what_evaluating_again_costs():
         main, how = FakeModel(8, seed=2, scale=1.0, n_ctx=600, **mode), Sampler(unfiltered())
         small = FakeModel(8, seed=2, scale=1.0, noise=0.5, n_ctx=600)
         costs = CostModel({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4, 16: 4.0, 64: 14.0})
-        shared = RowCosts(costs, main.limits.max_rollback), RowCosts(CostModel({1: 0.05, 64: 3.2}))
-        policy = Adaptive(*shared, clock=lambda: 0.0)
+        shared = SharedCosts(costs, main.limits.max_rollback), CostModel({1: 0.05, 64: 3.2})
+        policy = adaptive(*shared, clock=lambda: 0.0)
         proposer = CombinedProposer(policy, DraftModel(small, how, Chain(), n_vocab=8))
         engine = Engine(SharedCalls(lambda: shared[0]), clock=lambda: 0.0)
         row = new_row(main, [1], lambda sampler, n: proposer, "block", rng=SeededRng(1), max_tokens=400,
@@ -168,13 +167,13 @@ def test_the_policy_learns_what_evaluating_again_costs():
 
 @pytest.mark.parametrize(("n_rejected", "expected"), [(0, 0.0), (2, 0.0), (3, 0.4)])
 def test_costs_of_evaluating_again(n_rejected, expected):
-    costs = RowCosts(CostModel({1: 1.0, 3: 1.4, 5: 1.8}), max_rollback=2)
+    costs = SharedCosts(CostModel({1: 1.0, 3: 1.4, 5: 1.8}), max_rollback=2).at()
     assert costs.seconds_again(n_rejected, 2) == pytest.approx(expected)
 
 
 def test_costs_beyond_the_kept_states():
-    plain = RowCosts(CostModel({1: 1.0, 3: 1.4, 5: 1.8}))
-    costs = RowCosts(CostModel({1: 1.0, 3: 1.4, 5: 1.8}), max_rollback=2)
+    plain = SharedCosts(CostModel({1: 1.0, 3: 1.4, 5: 1.8})).at()
+    costs = SharedCosts(CostModel({1: 1.0, 3: 1.4, 5: 1.8}), max_rollback=2).at()
     assert costs.first(5)[:4] == pytest.approx(plain.first(5)[:4])
     assert costs.first(5)[4:] == pytest.approx([1.0 + 2 * 0.6, 1.0 + 2 * 0.8])
     assert costs.seconds(5) == pytest.approx(2.6)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from spec_local.core.calls import run
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeState
+from spec_local.core.proposal import CallLoad
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
@@ -15,7 +16,7 @@ from spec_local.engine.events import Failed, Finished, Prefilled, Statistics, St
 from spec_local.engine.request import Request
 from spec_local.errors import BackendError, DeadEnd, InvalidRequest
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import greedy_output
@@ -442,21 +443,17 @@ class Recording(SharedCalls):
     """Records its arguments."""
 
     def __init__(self, costs):
-        known = RowCosts(CostModel(costs))
+        known = SharedCosts(CostModel(costs))
         super().__init__(lambda: known)
-        self.begun, self.chosen, self.observed = [], [], []
+        self.chosen, self.observed = [], []
 
-    def begin(self, *args):
-        self.begun.append(args)
-        super().begin(*args)
+    def choose(self, proposals, load, spent):
+        self.chosen.append((len(proposals), load, spent))
+        return super().choose(proposals, load, spent)
 
-    def choose(self, proposals, spent):
-        self.chosen.append((len(proposals), spent))
-        return super().choose(proposals, spent)
-
-    def observe(self, n_drafted, seconds):
-        self.observed.append((n_drafted, seconds))
-        super().observe(n_drafted, seconds)
+    def observe(self, load, n_drafted, seconds):
+        self.observed.append((load, n_drafted, seconds))
+        super().observe(load, n_drafted, seconds)
 
 
 def test_what_the_planner_learns():
@@ -475,21 +472,18 @@ def test_what_the_planner_learns():
         engine.add(row)
     run_until(engine, Prefilled)
     engine.step()
-    assert set(planner.begun) == {(2, 0, 0, 2)}
-    n_steps = len(planner.begun)
-    assert planner.chosen == [(2, pytest.approx(0.2))]
-    assert planner.observed == [(4, pytest.approx(costs.seconds(6)))]
+    load = CallLoad(2, 0, 0, 2)
+    assert planner.chosen == [(2, load, pytest.approx(0.2))]
+    assert planner.observed == [(load, 4, pytest.approx(costs.seconds(6)))]
     engine.add(new_row(main, [3] * 61, rng=SeededRng(0), max_tokens=1))
     engine.step()
-    assert planner.begun[n_steps:] == [(2, 48, 1, 3)]
-    assert len(planner.observed) == 1  # a call that reads a prompt is not comparable
     engine.step()
-    assert planner.begun[n_steps + 1 :] == [(2, 12, 1, 3)]
+    assert [load for _, load, _ in planner.chosen[1:]] == [CallLoad(2, 48, 1, 3), CallLoad(2, 12, 1, 3)]
+    assert len(planner.observed) == 1  # a call that reads a prompt is not comparable
     engine.close()
     engine.add(new_row(main, [1, 2, 3], rng=SeededRng(0), max_tokens=2))
     finish(engine)
-    assert planner.begun[-1] == (1, 0, 0, 1)
-    assert len(planner.chosen) == 3
+    assert len(planner.chosen) == 3  # nothing is shared by one request
     assert len(planner.observed) == 1
 
 

@@ -11,7 +11,7 @@ from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_independent
@@ -34,7 +34,7 @@ class Valued:
     """Adds values to what a proposer proposes: of a 1 another than of a 0."""
 
     needs_logits = False
-    head = plain_s = None
+    head = main_costs = None
 
     def __init__(self, proposer):
         self._proposer = proposer
@@ -54,7 +54,7 @@ def valued(make):
 
 
 def planner(kind=SharedCalls):
-    costs = RowCosts(CostModel(COSTS))
+    costs = SharedCosts(CostModel(COSTS))
     return kind(lambda: costs)
 
 

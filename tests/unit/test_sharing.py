@@ -1,4 +1,4 @@
-"""Costs of calls that rows share, and the division of a call among them: policies/sharing.py."""
+"""Costs of calls that sequences share, and the division of a call among them: policies/sharing.py."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.fake import FakeContext, FakeModel
-from spec_local.core.proposal import ROOT, Limit, Proposal
+from spec_local.core.proposal import ALONE, ROOT, CallLoad, Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler
 from spec_local.engine.engine import Engine
@@ -17,15 +17,15 @@ from spec_local.engine.events import Step
 from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.adaptive import Adaptive, usual_gain
-from spec_local.policies.base import Offer, Reading
+from spec_local.policies.base import DraftReading, Offer
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
-from spec_local.policies.sharing import RowCosts, SharedCalls, best_rows
+from spec_local.policies.sharing import SharedCalls, SharedCosts, best_parallel
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
+from tests.proposers import adaptive
 from tests.unfiltered import unfiltered
 
 LINEAR = {1: 1.0, 2: 1.25, 4: 1.75, 8: 2.75, 16: 4.75, 64: 16.75}
@@ -35,66 +35,59 @@ STEP = {1: 1.0, 4: 1.1, 5: 2.0, 8: 2.1, 9: 3.0, 64: 17.0}
 # Costs -----------------------------------------------------------------------------------------------------
 
 
-def test_one_row_has_the_costs_of_the_model():
-    costs, model = RowCosts(CostModel(LINEAR)), CostModel(LINEAR)
-    assert costs.first(40) == pytest.approx(model.first(40))
-    costs.observe(1, 2.0)
-    costs.observe(1, 2.0)
-    model.observe(1, 2.0)
-    model.observe(1, 2.0)
-    assert [costs.seconds(n) for n in (1, 3, 20)] == pytest.approx([model.seconds(n) for n in (1, 3, 20)])
+def test_one_sequence_has_the_costs_of_the_model():
+    costs, model = SharedCosts(CostModel(LINEAR)), CostModel(LINEAR)
+    assert costs.at().first(40) == pytest.approx(model.first(40))
+    for _ in range(2):
+        costs.observe(ALONE, 0, 2.0)
+        model.observe(1, 2.0)
+    expected = [model.seconds(n) for n in (1, 3, 20)]
+    assert [costs.at().seconds(n) for n in (1, 3, 20)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("n_rows", [2, 3, 8])
-def test_a_row_sees_its_share_of_a_call_of_all(n_rows):
-    costs, model = RowCosts(CostModel(LINEAR)), CostModel(LINEAR)
-    costs.share(n_rows)
-    expected = [model.seconds(n_rows * n) / n_rows for n in (1, 2, 4)]
+@pytest.mark.parametrize("n_parallel", [2, 3, 8])
+def test_a_request_sees_its_share_of_a_call_of_all(n_parallel):
+    costs, model = SharedCosts(CostModel(LINEAR)).at(CallLoad(n_parallel)), CostModel(LINEAR)
+    expected = [model.seconds(n_parallel * n) / n_parallel for n in (1, 2, 4)]
     assert [costs.seconds(n) for n in (1, 2, 4)] == pytest.approx(expected)
     assert costs.first(4)[[1, 2, 4]] == pytest.approx(expected)
-    assert costs.shared(6) == pytest.approx([model.seconds(n_rows + n) for n in range(7)])
+    assert costs.shared(6) == pytest.approx([model.seconds(n_parallel + n) for n in range(7)])
 
 
 def test_draft_tokens_beside_a_prompt_cost_what_they_add_to_its_call():
-    costs, model = RowCosts(CostModel(STEP)), CostModel(STEP)
-    costs.share(1, 7, 1)
+    costs, model = SharedCosts(CostModel(STEP)).at(CallLoad(1, 7, 1)), CostModel(STEP)
     assert costs.shared(4) == pytest.approx([1.0 + model.seconds(8 + n) - model.seconds(8) for n in range(5)])
 
 
-def test_shared_calls_correct_the_costs_of_as_many_rows():
-    costs, model = RowCosts(CostModel(LINEAR)), CostModel(LINEAR)
-    costs.share(4)
-    version = costs.version
+def test_shared_calls_correct_the_costs_of_as_many():
+    costs, model, load = SharedCosts(CostModel(LINEAR)), CostModel(LINEAR), CallLoad(4)
+    before = costs.at(load)
+    assert before.plain == pytest.approx(LINEAR[4] / 4)
     for _ in range(3):
-        costs.observe_shared(0, 3.5)
-    assert costs.shared(0)[0] == pytest.approx(3.5)
-    assert costs.shared(4)[4] == pytest.approx(2.0 * model.seconds(8))  # all sizes scale with the plain call
-    assert costs.version > version
-    costs.share(1)
-    assert costs.seconds(1) == pytest.approx(1.0)
+        costs.observe(load, 0, 3.5)
+    now = costs.at(load).shared(4)
+    assert now[0] == pytest.approx(3.5)
+    assert now[4] == pytest.approx(2.0 * model.seconds(8))  # all sizes scale with the plain call
+    assert before.plain == pytest.approx(LINEAR[4] / 4)  # of the step in which it was taken
+    assert costs.at().seconds(1) == pytest.approx(1.0)
 
 
 def test_calls_that_say_nothing_about_other_calls_are_ignored():
-    costs = RowCosts(CostModel(LINEAR))
-    costs.share(4, 32)
-    costs.observe_shared(0, 100.0)
-    costs.share(1, 0, 1)
-    costs.observe(1, 100.0)
-    costs.share(4)
-    assert costs.shared(0)[0] == pytest.approx(LINEAR[4])
-    costs.share(1)
-    assert costs.seconds(1) == pytest.approx(1.0)
+    costs = SharedCosts(CostModel(LINEAR))
+    for load in (CallLoad(4, n_read=32), CallLoad(1, n_read=1), CallLoad(1, n_others=1)):
+        costs.observe(load, 0, 100.0)
+    assert costs.at(CallLoad(4)).shared(0)[0] == pytest.approx(LINEAR[4])
+    assert costs.at().seconds(1) == pytest.approx(1.0)
 
 
 def test_a_plain_call_follows_thirty_two_shared_ones_with_draft_tokens():
-    costs = RowCosts(CostModel(LINEAR))
-    costs.share(2)
+    costs, load = SharedCosts(CostModel(LINEAR)), CallLoad(2)
     for _ in range(32):
-        assert not costs.needs_plain
-        costs.observe_shared(2, LINEAR[4])
-    assert costs.needs_plain
-    costs.observe_shared(0, LINEAR[2])
-    assert not costs.needs_plain
+        assert not costs.at(load).needs_plain
+        costs.observe(load, 2, LINEAR[4])
+    assert costs.at(load).needs_plain
+    costs.observe(load, 0, LINEAR[2])
+    assert not costs.at(load).needs_plain
 
 
 @pytest.mark.parametrize(
@@ -107,8 +100,8 @@ def test_a_plain_call_follows_thirty_two_shared_ones_with_draft_tokens():
         ({1: 1.0, 2: 1.92}, 2, 1),  # a gain of 4 % is not worth twice the time for each
     ],
 )
-def test_best_number_of_rows(costs, n_max, expected):
-    assert best_rows(CostModel(costs), n_max) == expected
+def test_best_number_of_sequences(costs, n_max, expected):
+    assert best_parallel(CostModel(costs), n_max) == expected
 
 
 # Division of a call ----------------------------------------------------------------------------------------
@@ -142,11 +135,9 @@ def parts(proposal):
     st.floats(0.0, 1.0),
 )
 def test_no_division_has_a_higher_expected_rate(proposals, costs, spent):
-    main = RowCosts(CostModel(costs))
-    planner = SharedCalls(lambda: main)
-    planner.begin(len(proposals), 0, 0, len(proposals))
-    chosen = planner.choose(proposals, spent)
-    seconds = main.shared(12)
+    main, load = SharedCosts(CostModel(costs)), CallLoad(len(proposals))
+    chosen = SharedCalls(lambda: main).choose(proposals, load, spent)
+    seconds = main.at(load).shared(12)
 
     def rate(kept):
         expected = sum(p.values[i] for p, nodes in zip(proposals, kept, strict=True) for i in nodes)
@@ -169,10 +160,9 @@ def test_drawn_tokens_and_those_without_values_are_all_verified():
     drawn = Proposal.chain([1, 2, 3], [q] * 3)
     unknown = Proposal.chain([1, 2, 3])
     valued = Proposal([1, 2, 3], [-1, 0, 1], values=[0.3, 0.1, 0.01], source="draft")
-    costs = RowCosts(CostModel({1: 1.0, 2: 2.0, 64: 64.0}))
+    costs = SharedCosts(CostModel({1: 1.0, 2: 2.0, 64: 64.0}))
     planner = SharedCalls(lambda: costs)
-    planner.begin(3, 0, 0, 3)
-    first, second, third = planner.choose([drawn, unknown, valued], 0.0)
+    first, second, third = planner.choose([drawn, unknown, valued], CallLoad(3), 0.0)
     assert first is drawn
     assert second is unknown
     assert not third.tokens
@@ -213,7 +203,7 @@ MACHINES = {  # costs of the main and the draft model
 
 
 @functools.cache
-def answer(n_rows, machine, noise, n_prompt=3):
+def answer(n_parallel, machine, noise, n_prompt=3):
     """Generate `N_TOKENS` tokens in each row, after so many others; `noise` None: plain decoding.
 
     Returns the engine's statistics, and seconds on a virtual clock.
@@ -226,12 +216,12 @@ def answer(n_rows, machine, noise, n_prompt=3):
         model.context = TimedShared(costs, clock)
         models.append(model)
     now = lambda: clock[0]  # noqa: E731
-    shared = RowCosts(CostModel(main_costs)), RowCosts(CostModel(draft_costs))
+    shared = SharedCosts(CostModel(main_costs)), CostModel(draft_costs)
     engine = Engine(SharedCalls(lambda: shared[0]), now)
     sampler = Sampler(unfiltered(temperature=0.9))
-    for i in range(n_rows):
+    for i in range(n_parallel):
         main, small = (model.new_sequence() for model in models)
-        policy = Adaptive(*shared, Experience(), clock=now)
+        policy = adaptive(*shared, Experience(), clock=now)
         draft = DraftModel(small, sampler, Chain("coupled"), n_vocab=V)
         lookups = [SuffixLookup.create(True), PromptLookup.create(True)]
         engine.add(
@@ -250,19 +240,19 @@ def answer(n_rows, machine, noise, n_prompt=3):
     while engine.requests:
         for _, event in engine.step():
             n_tokens += len(event.tokens) if isinstance(event, Step) else 0
-    assert n_tokens == N_TOKENS * n_rows
+    assert n_tokens == N_TOKENS * n_parallel
     return engine.statistics, clock[0]
 
 
 @pytest.mark.parametrize("machine", ["flat", "kernels", "linear"])
-@pytest.mark.parametrize(("n_rows", "noise"), [(1, 0.05), (3, 8.0), (8, 0.05), (8, 8.0)])
-def test_drafting_is_never_slower_than_plain_decoding_of_as_many_rows(machine, n_rows, noise):
-    _, plain = answer(n_rows, machine, None)
-    _, speculative = answer(n_rows, machine, noise)
+@pytest.mark.parametrize(("n_parallel", "noise"), [(1, 0.05), (3, 8.0), (8, 0.05), (8, 8.0)])
+def test_drafting_is_never_slower_than_plain_decoding_of_as_many_rows(machine, n_parallel, noise):
+    _, plain = answer(n_parallel, machine, None)
+    _, speculative = answer(n_parallel, machine, noise)
     # What is tried and does not pay may take three plain steps of an answer, and 1 % beyond them.
     assert speculative < 1.01 * plain + 3.0 * plain / N_TOKENS
     if machine == "flat" and noise == 0.05:
-        assert speculative < (0.6 if n_rows < 8 else 0.9) * plain
+        assert speculative < (0.6 if n_parallel < 8 else 0.9) * plain
 
 
 @pytest.mark.parametrize("machine", ["kernels", "linear"])
@@ -274,30 +264,22 @@ def test_prompts_are_not_read_for_drafts_that_rows_together_cannot_use(machine, 
     assert speculative < 1.01 * plain + 3.0 * plain / N_TOKENS
 
 
-def test_the_usual_gain_is_that_at_a_number_of_rows():
-    main, draft = (RowCosts(CostModel(costs)) for costs in MACHINES["kernels"])
-    assert usual_gain(main, draft) > 0.1
-    assert usual_gain(main.at(8), draft.at(8)) == 0.0
-    assert main.n_rows == 1
-
-
 def test_a_prompt_is_read_for_the_answers_at_the_same_time_not_for_those_there_is_room_for():
-    shared = [RowCosts(CostModel(costs)) for costs in MACHINES["kernels"]]
-    known = Experience()
+    main, draft = (CostModel(costs) for costs in MACHINES["kernels"])
+    known, main = Experience(), SharedCosts(main)
     reads = []
     for n_running in (8, 1, 8):
-        for costs in shared:
-            costs.share(1, n_running=n_running)
-        policy, known.n_tokens = Adaptive(*shared, known), 8
-        reads.append(policy.choose(Offer(Limit(8, 8, 1), readings=[Reading(20)])).source)
+        policy, known.n_tokens = adaptive(main, draft, known), 8
+        limit = Limit(8, 8, 1, CallLoad(1, n_running=n_running))
+        reads.append(policy.choose(Offer(limit, readings=[DraftReading(20)])).source)
         known.n_tokens = 200
     assert reads == ["none", "draft", "none"]
 
 
 def test_as_rows_join_each_drafts_less():
     drafted = []
-    for n_rows in (1, 2, 4, 8):
-        statistics, _ = answer(n_rows, "full at eight", 0.05)
+    for n_parallel in (1, 2, 4, 8):
+        statistics, _ = answer(n_parallel, "full at eight", 0.05)
         drafted.append(statistics.draft_n / statistics.predicted_n)
     assert sorted(drafted, reverse=True) == drafted
     assert drafted[0] > 0.8

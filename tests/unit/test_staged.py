@@ -18,6 +18,7 @@ from spec_local.core.sampling import Sampler
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import BackendError, ContextOverflow
+from spec_local.policies.base import Policy, PolicyOptions
 from spec_local.policies.confidence import Confidence
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
@@ -166,36 +167,38 @@ def test_a_lookup_that_is_wrong_needs_no_further_calls():
 
 
 @pytest.mark.parametrize("n_staged", [0, 4])
-def test_wants_more_receives_the_same_outputs_and_the_tokens_read(n_staged):
+def test_the_policy_receives_the_same_outputs_and_the_tokens_read(n_staged):
     """Copied before the next call: the fake model overwrites old rows with NaN."""
     how, small, seen = unfiltered(), draft_model(8), []
 
-    def wants_more(output=None):
-        if output:
-            seen.append((output.n_read, output.confidence))
-        return True
+    class Listening(Policy):
+        def __init__(self, seen):
+            super().__init__()
+            self._seen = seen
+
+        def wants_token(self, output):
+            self._seen.append((output.n_read, output.confidence))
+            return True
 
     lookup = GreedyLookup(draft_model(8), 4)
     draft = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=n_staged)
     plain = DraftModel(draft_model(8), Sampler(how), Chain(), n_vocab=8)
     limit, outputs = Limit(6, 6, 1), []
 
-    def listen(output=None):
-        outputs.extend([output.confidence] if output else [])
-        return True
-
-    run_call(plain.propose([1, 2, 3], limit, SeededRng(1), None, listen))
-    run_call(draft.propose([1, 2, 3], limit, SeededRng(1), None, wants_more))
+    run_call(plain.propose([1, 2, 3], limit, SeededRng(1), None, Listening(outputs)))
+    run_call(draft.propose([1, 2, 3], limit, SeededRng(1), None, Listening(seen)))
     assert [n for n, _ in seen if n] == small.calls
-    assert [confidence for _, confidence in seen] == outputs
-    assert np.isfinite(outputs).all()
+    assert [confidence for _, confidence in seen] == [confidence for _, confidence in outputs]
+    assert np.isfinite([confidence for _, confidence in outputs]).all()
 
 
 def test_a_chain_that_ends_early_leaves_no_staged_tokens_behind():
     how = GREEDY
     small, lookup = draft_model(8), GreedyLookup(draft_model(8))
     staged = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookups=[lookup], n_staged=4)
-    tokens, statistics = run(CombinedProposer(Confidence(0.35), staged), how, draft_max=8, max_tokens=60)
+    tokens, statistics = run(
+        CombinedProposer(Confidence(PolicyOptions(p_min=0.35)), staged), how, draft_max=8, max_tokens=60
+    )
     plain, _ = run(DraftModel(draft_model(8), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
     assert tokens == plain
     assert 0 < statistics.draft_n < 8 * statistics.n_steps

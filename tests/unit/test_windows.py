@@ -7,15 +7,13 @@ from hypothesis import strategies as st
 from spec_local.core.calls import run
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import WINDOWS, Choice, Offer, Policy, Reading
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.base import WINDOWS, Decision, DraftReading, Offer, Policy
 from spec_local.policies.experience import Experience
 from spec_local.proposers.base import Limit
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel, Window
 from spec_local.proposers.shapes import Chain
-from tests.proposers import main_model
+from tests.proposers import adaptive, main_model
 from tests.unit.generation import GREEDY, generate
 
 LONG = [n % 8 for n in range(5_000)]
@@ -43,7 +41,7 @@ def test_the_end_of_a_long_history_may_be_read_in_place_of_all():
 @pytest.mark.parametrize("window", WINDOWS[2:])
 def test_what_has_been_read_is_kept_while_little_is_unread(window):
     draft = draft_model()
-    run(draft.prefill(LONG, Reading(window + 1, window)))
+    run(draft.prefill(LONG, DraftReading(window + 1, window)))
     assert draft.model.cached == [LONG[0], *LONG[-window:-1]]
     assert sum(draft.model.calls) == window
     assert offered(draft, [*LONG, 1, 2]) == [(window + 2, 3)]
@@ -51,14 +49,14 @@ def test_what_has_been_read_is_kept_while_little_is_unread(window):
     assert (window + 200, 201) in offered(draft, more)
     assert (None, len(more)) in offered(draft, more)
     limit = Limit(3, 3, 1)
-    run(draft.propose(more, limit, SeededRng(0), reading=Reading(201, window + 200)))
+    run(draft.propose(more, limit, SeededRng(0), reading=DraftReading(201, window + 200)))
     assert len(draft.model.cached) == 1 + window + 200 + 2  # the last draft token is not evaluated
 
 
 def test_another_text_is_read_anew():
     """Also where it is shorter than the start of the part that has been read."""
     draft = draft_model(Window())
-    run(draft.prefill(LONG, Reading(513, 512)))
+    run(draft.prefill(LONG, DraftReading(513, 512)))
     for other in ([3, 3], [5] * 300, [7 - n for n in LONG]):
         assert offered(draft, other)[-1] == (None, len(other))
 
@@ -85,8 +83,8 @@ class Windows(Policy):
     def choose(self, offer):
         self.numbers = [*self.numbers[1:], self.numbers[0]]
         if not offer.readings or self.numbers[0] == 9:
-            return Choice()
-        return Choice("draft", reading=offer.readings[self.numbers[0] % len(offer.readings)])
+            return Decision()
+        return Decision("draft", reading=offer.readings[self.numbers[0] % len(offer.readings)])
 
 
 @given(
@@ -114,10 +112,10 @@ def chosen(n, experience=None, max_tokens=None):
         experience.budget.trust()
     else:
         experience = Experience()
-    policy = Adaptive(CostModel(FLAT), CostModel(CHEAP), experience, max_tokens=max_tokens)
+    policy = adaptive(FLAT, CHEAP, experience, max_tokens=max_tokens)
     experience.n_tokens = 8
-    windows = [Reading(1 + w, w) for w in WINDOWS if w < n]
-    choice = policy.choose(Offer(Limit(8, 8, 1), readings=[*windows, Reading(n)]))
+    windows = [DraftReading(1 + w, w) for w in WINDOWS if w < n]
+    choice = policy.choose(Offer(Limit(8, 8, 1), readings=[*windows, DraftReading(n)]))
     return choice.reading.window if choice.reading else "none"
 
 
