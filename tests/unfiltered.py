@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from spec_local.core.sampling import UNCHANGED
+from spec_local.core.sampling_settings import UNCHANGED
 
 
 def unfiltered(temperature=1.0, **changes):

@@ -26,7 +26,7 @@ from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import commands, completion, render, terminal, waiting
 
 if TYPE_CHECKING:
-    from spec_local.core.sampling import SamplingSettings
+    from spec_local.core.sampling_settings import SamplingSettings
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
@@ -470,7 +470,7 @@ class SamplerOptions:
         Raises:
             InvalidRequest: an invalid value.
         """
-        from spec_local.core.sampling import SamplingSettings
+        from spec_local.core.sampling_settings import SamplingSettings
 
         given = {
             "temperature": self.temp,

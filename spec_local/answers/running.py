@@ -138,7 +138,7 @@ class RunningAnswers:
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
-        drawn = settings.sampling.temperature > 0 and VERIFIERS[settings.rule].drawing != "chosen"
+        drawn = not settings.sampling.is_greedy and VERIFIERS[settings.rule].drawing != "chosen"
         if self._main.pad_to and drawn:
             raise InvalidRequest(
                 "reproducible output above temperature 0 needs the verifier exact-match: give it"

@@ -23,7 +23,7 @@ from spec_local.batch.answers import Answers, Entry
 from spec_local.chat.messages import Message
 from spec_local.chat.request import Request
 from spec_local.core.reasoning import Splitter
-from spec_local.core.sampling import UNCHANGED
+from spec_local.core.sampling_settings import UNCHANGED
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import (

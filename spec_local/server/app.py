@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from spec_local.core.lazy_table import LazyTable
-from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sampling_settings import SamplingSettings
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors, llama_paths, ollama_paths, openapi, responding
 from spec_local.server.engine import Engine, NotReady

@@ -100,7 +100,7 @@ def test_a_dead_end_is_an_error_for_the_main_model_only(temperature):
         how = unfiltered(temperature=temperature, top_k=9, logit_bias=bias)
         with pytest.raises(BackendError, match="no token may follow here"):
             Sampler(how, constraint(400, allowed)).distribution(logits)
-        free = Sampler(how, constraint(400, allowed), for_draft=True)
+        free = Sampler(how, constraint(400, allowed)).for_draft()
         assert free.distribution(logits).top(1)[0] == 0
         assert free.most_probable(logits, 1)[0] == 0
 
