@@ -1,8 +1,8 @@
 """DRY ("don't repeat yourself"): a penalty for tokens that would prolong a repetition.
 
-The last tokens of the context may occur earlier in it, too. The token that followed there would make the repetition
-longer: its penalty is multiplier · base^(n − allowed length) for n repeated tokens. It is 0 where fewer than the
-allowed length are repeated, and no repetition goes beyond a sequence breaker, such as a newline. As in llama.cpp.
+The last n tokens of the context may occur earlier in it, too. The token that followed them there would make
+the repetition longer: its penalty is multiplier · base^(n − allowed length), or none if n is less than the
+allowed length. No repetition goes beyond a sequence breaker, such as a newline. As in llama.cpp.
 """
 
 import math
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spec_local.core.sampling_settings import SamplingSettings
 
 Breakers = Mapping[int, Sequence[Sequence[int]]]
-"""Sequence breakers as tokens: by their first token, those that follow it, which are none for most of them."""
+"""Sequence breakers as tokens: by their first token, those that follow it (for most of them, none)."""
 _MAX_LOG = 88.7228391  # of float32
 
 
@@ -37,7 +37,7 @@ def dry_penalties(
         length += 1
         lengths[ends] = length
     found = (lengths >= allowed).nonzero()[0]
-    found = found[np.argsort(lengths[found])]  # of several repetitions with the same next token, the longest counts
+    found = found[np.argsort(lengths[found])]  # the longest last: it counts for each next token
     exponents = dict(zip(tokens[found + 1].tolist(), (lengths[found] - allowed).tolist(), strict=True))
     for token in exponents.keys() & breakers.keys():
         if () in map(tuple, breakers[token]):

@@ -1,7 +1,7 @@
 """The sampling settings: each is declared once, with its range, its names, and what turns it off.
 
-The options of the command, ``/set``, the fields of HTTP bodies, the defaults in a model's file and the options of
-the plug-in for llm follow from `SETTINGS`; `spec_local.core.sampling` has the arithmetic.
+The options of the command, ``/set``, the fields of HTTP bodies, the defaults in a model's file and the options
+of the plug-in for llm follow from `SETTINGS`; `spec_local.core.sampling` has the arithmetic.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Setting:
     sampler: the one of `SAMPLERS` that it belongs to; "": none.
     off: the value that turns it off; None: there is none.
     foreign: converts a valid value of llama.cpp, in a body or a file, to one that is valid here.
-    needs_all: it depends on the logits of all allowed tokens, and not only on those of the most probable ones.
+    needs_all: it depends on the logits of all allowed tokens, not only on those of the most probable ones.
     field: of `SamplingSettings`.
     option: of the command, and in ``/set``; as in llama.cpp. body: of an HTTP body, in all protocols.
     gguf: in the file of a model, after ``general.sampling.``; "": files do not have it.
