@@ -1,9 +1,10 @@
 """Sampling: from logits to the distribution that a token is drawn from.
 
-The order is that of llama.cpp: logit bias, then `SAMPLERS`. A constraint comes after penalties and DRY, so that
-a token that it allows is always left; the other settings apply to the logits of the allowed tokens. This
-differs from llama.cpp, which first samples without the grammar and, if the grammar forbids that token, samples
-again with the grammar applied first. Without settings that remove tokens, both give the same distribution.
+The order is that of llama.cpp: logit bias, then `SAMPLERS`. A constraint comes after penalties and DRY, so
+that a token that it allows is always left; the other settings apply to the logits of the allowed tokens.
+This differs from llama.cpp, which first samples without the grammar and, if the grammar forbids that token,
+samples again with the grammar applied first. Without settings that remove tokens, both give the same
+distribution.
 
 The same settings apply to the main model and the draft model; they give p and q.
 

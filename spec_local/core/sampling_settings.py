@@ -1,7 +1,7 @@
 """The sampling settings: each is declared once, with its range, its names, and what turns it off.
 
-The options of the command, ``/set``, the fields of HTTP bodies, the defaults in a model's file and the options
-of the plug-in for llm follow from `SETTINGS`; `spec_local.core.sampling` has the arithmetic.
+The options of the command, ``/set``, the fields of HTTP bodies, the defaults in a model's file and the
+options of the plug-in for llm follow from `SETTINGS`; `spec_local.core.sampling` has the arithmetic.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class Setting:
 
     check: returns the value, converted; raises InvalidRequest if it is not valid.
     help: a sentence without the full stop.
-    sampler: the one of `SAMPLERS` that it belongs to; "": none.
-    off: the value that turns it off; None: there is none.
+    sampler: the one of `SAMPLERS` that it turns on or off; "": none.
+    off: the value with which it changes nothing; None: there is none.
     foreign: converts a valid value of llama.cpp, in a body or a file, to one that is valid here.
     needs_all: it depends on the logits of all allowed tokens, not only on those of the most probable ones.
     field: of `SamplingSettings`.
@@ -55,8 +55,14 @@ class Setting:
     gguf: str = ""
 
     @property
-    def is_number(self) -> bool:
-        return isinstance(self.check, Number)
+    def kind(self) -> Any:
+        """Its type in options and bodies: a number, or a list of texts; None: another, or it has neither."""
+        match self.check:
+            case Number(kind=kind):
+                return kind
+            case Texts():
+                return list[str]
+        return None
 
 
 def _setting(default: Any, check: Any, help: str, **more: Any) -> Any:
@@ -140,7 +146,6 @@ class SamplingSettings:
         64,
         _COUNT,
         "Number of tokens that count as recent",
-        sampler="penalties",
         foreign=_whole_below_0,
         option="repeat_last_n",
         body="repeat_last_n",
@@ -178,7 +183,6 @@ class SamplingSettings:
         0.1,
         _SHARE,
         "Probability from which XTC may remove a token; above 0.5, it removes none",
-        sampler="xtc",
         gguf="xtc_threshold",
     )
     dry_multiplier: float = _setting(
@@ -192,24 +196,21 @@ class SamplingSettings:
         1.75,
         Number(float, 1, 1e3),
         "DRY: factor of the penalty for each further repeated token",
-        sampler="dry",
         foreign=lambda value: value if value >= 1 else 1.75,  # as llama.cpp's server
     )
     dry_allowed_length: int = _setting(
-        2, _COUNT, "DRY: number of tokens that may be repeated without a penalty", sampler="dry"
+        2, _COUNT, "DRY: number of tokens that may be repeated without a penalty"
     )
     dry_penalty_last_n: int = _setting(
         64,
         _COUNT,
         "DRY: number of tokens in which to look for repetitions",
-        sampler="dry",
         foreign=_whole_below_0,
     )
     dry_sequence_breakers: Sequence[str] = _setting(
         ("\n", ":", '"', "*"),
         Texts(64, 40),
         "DRY: text at which repetitions end",
-        sampler="dry",
         option="dry_sequence_breaker",
     )
 
@@ -217,6 +218,11 @@ class SamplingSettings:
         for setting in SETTINGS:
             value = setting.check(setting.field, getattr(self, setting.field))
             object.__setattr__(self, setting.field, value)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The fields of an HTTP body with these settings, without those of another type."""
+        return {each.body: getattr(self, each.field) for each in SETTINGS if each.kind}
 
     @property
     def has_penalties(self) -> bool:
@@ -247,8 +253,6 @@ def _named(field: "dataclasses.Field[Any]") -> Setting:
 
 
 SETTINGS: Sequence[Setting] = tuple(map(_named, fields(SamplingSettings)))
-NUMBERS: Sequence[Setting] = [each for each in SETTINGS if each.is_number]
-"""Settings that are one number: those that can be set everywhere."""
 UNCHANGED = SamplingSettings(
     **{"temperature": 1.0, **{each.field: each.off for each in SETTINGS if each.off is not None}}
 )

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -110,9 +109,7 @@ def create(
     async def props(request: Request) -> Response:
         with await use(request) as engine:
             loaded = engine.check_ready()
-        defaults = {**dataclasses.asdict(SamplingSettings()), **served.chosen(name_in(request)).defaults}
-        # Those that are fields of a body, and have one value.
-        left_out = ("speculative", "logit_bias", "penalize_prompt", "penalty_window")
+        usual, chosen = SamplingSettings().body, served.chosen(name_in(request)).defaults
         return JSONResponse(
             {
                 "model": loaded.name,
@@ -123,7 +120,7 @@ def create(
                 "chat_template": loaded.template,
                 "default_generation_settings": {
                     "n_ctx": loaded.n_ctx,
-                    "params": {name: value for name, value in defaults.items() if name not in left_out},
+                    "params": {name: chosen.get(name, value) for name, value in usual.items()},
                 },
                 **loaded.properties,
             }
