@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # of pydantic, which needs it before Python 3.12
 
 from spec_local.core.checks import shown
 from spec_local.errors import InvalidRequest
