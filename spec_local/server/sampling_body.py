@@ -45,7 +45,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields of llama.cpp's server that change answers and do not exist here, with the values that do not."""
 _OFF_BELOW_0 = {"dynatemp_range", "adaptive_target"}
-_LISTS = ("samplers", "stop", "input_extra", "response_fields", "tools", "dry_sequence_breakers")
+_LISTS = ("samplers", "stop", "input_extra", "response_fields", "tools")
 _EXCHANGEABLE = ({"top_k", "min_p"}, {"top_k", "temperature"})
 """Pairs whose order does not change the distribution."""
 _LETTERS = {letter: name for name, letter in SAMPLERS.items()}

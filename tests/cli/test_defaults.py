@@ -11,7 +11,6 @@ import gguf
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
-from spec_local.core.sampling_settings import SETTINGS
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES
 from spec_local.llama.devices import DeviceOption
 from spec_local.llama.quantize import KINDS
@@ -22,6 +21,7 @@ from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import batch_view, options
 from specdec_cli.draft import KindChoice
 from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
+from tests.unfiltered import changed_values
 
 
 def test_an_answer_has_the_same_settings():
@@ -48,11 +48,7 @@ def test_each_sampling_option_reaches_the_sampler():
         "logit_bias": ["1=2"], "seed": 5, "stop": ["x"], "max_tokens": 3, "json_schema": "{}",
         "thinking_budget": 5,
     }  # fmt: skip
-    for setting in (each for each in SETTINGS if each.kind):
-        value = ["x"] if setting.kind == list[str] else setting.check.least
-        if value == getattr(SamplingSettings(), setting.field):
-            value += 1
-        changed[setting.option.replace("-", "_")] = value
+    changed |= {setting.option.replace("-", "_"): value for setting, value in changed_values()}
     assert {f.name for f in fields(SamplingOptions)} == {*changed, "grammar_file"}
     usual = generation_settings(ModelOptions(), SamplingOptions())
     for name, value in changed.items():

@@ -1,4 +1,4 @@
-"""Versions of packages: those that make installs, and the lowest ones, are those that pyproject.toml allows."""
+"""The versions that make installs, and the lowest ones, are versions that pyproject.toml allows."""
 
 import tomllib
 from collections.abc import Iterator
