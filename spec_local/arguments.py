@@ -18,6 +18,7 @@ Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """An integer for llama.cpp."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
+_TYPED_DICT: Any = TypedDict  # for type checkers, which want its fields to be literals
 _CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True)
 _EXPECTED = {
     "greater_than_equal": "{ge:.10g} or more",
@@ -52,7 +53,7 @@ def checked(function: _Function) -> _Function:
     def validator() -> TypeAdapter[dict[str, Any]]:
         hints = get_type_hints(function, include_extras=True)
         named = {name: hints[name] for name in signature.parameters if name in hints and name not in others}
-        record: Any = TypedDict(function.__name__, named, total=False)  # type: ignore[operator]
+        record = _TYPED_DICT("Arguments", named, total=False)
         record.__pydantic_config__ = _CONFIG
         return TypeAdapter(record)
 

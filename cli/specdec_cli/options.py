@@ -412,13 +412,15 @@ class ModelOptions:
 
 def _sampler_field(setting: Setting) -> tuple[str, Any, Any]:
     """Return name, type and default of an option; None: what the model's file recommends, or the default."""
-    help, default, kind, more = setting.help, getattr(SamplingSettings(), setting.field), setting.kind, {}
+    help, default, kind = setting.help, getattr(SamplingSettings(), setting.field), setting.kind
+    metavar = None
     if kind == list[str]:
-        help, default, more = f"{help}; repeatable; none for none", None, {"metavar": "TEXT"}
+        texts = ", ".join(default).replace("\n", "\\n")
+        help, default, metavar = f"{help}; repeatable, none: no text (default: {texts})", None, "TEXT"
     elif setting.gguf:
         help, default, kind = f"{help} (default: the model's, or {default:g})", None, kind | None
-    option = Option if setting.field == "temperature" else _Sampling
-    return setting.option.replace("-", "_"), Annotated[kind, option(help=f"{help}.", **more)], default
+    option = (Option if setting.field == "temperature" else _Sampling)(metavar=metavar, help=f"{help}.")
+    return setting.option.replace("-", "_"), Annotated[kind, option], default
 
 
 if TYPE_CHECKING:

@@ -173,7 +173,7 @@ class SamplingSettings:
     xtc_probability: float = _setting(
         0.0,
         _SHARE,
-        "Probability of removing all but the least of the tokens that reach the XTC threshold; 0 disables it",
+        "Probability of removing all but one of the tokens that reach the XTC threshold; 0 disables it",
         sampler="xtc",
         off=0.0,
         foreign=_off_below_0,
@@ -253,7 +253,9 @@ def _named(field: "dataclasses.Field[Any]") -> Setting:
 
 
 SETTINGS: Sequence[Setting] = tuple(map(_named, fields(SamplingSettings)))
-UNCHANGED = SamplingSettings(
-    **{"temperature": 1.0, **{each.field: each.off for each in SETTINGS if each.off is not None}}
-)
+_OFF: Mapping[str, Any] = {each.field: each.off for each in SETTINGS if each.off is not None}
+UNCHANGED = SamplingSettings(temperature=1.0, **_OFF)
 """Settings that leave the model's distribution unchanged."""
+SamplingSettings.__doc__ = f"{SamplingSettings.__doc__}\n    Args:\n" + "".join(
+    f"        {each.field}: {each.help}.\n" for each in SETTINGS
+)
