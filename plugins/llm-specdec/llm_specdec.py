@@ -32,10 +32,11 @@ def register_models(register: Callable[[llm.Model], None]) -> None:
         register(Specdec(f"{_PREFIX}/{name}", name))
 
 
+_NUMBERS = {each.field: each for each in SETTINGS if each.kind in (int, float)}
 _Sampling = create_model(
     "_Sampling",
     __base__=llm.Options,
-    **{each.field: (each.kind | None, Field(None, description=each.help)) for each in SETTINGS if each.kind},
+    **{name: (each.kind | None, Field(None, description=each.help)) for name, each in _NUMBERS.items()},
 )
 
 
@@ -106,7 +107,7 @@ def _settings(options: Any) -> "GenerationSettings":
     from spec_local import GenerationSettings, SamplingSettings
 
     given = {name: value for name, value in options if value is not None}
-    sampling = {each.field: given[each.field] for each in SETTINGS if each.field in given}
+    sampling = {name: given[name] for name in _NUMBERS if name in given}
     own = {name: given[name] for name in ("seed", "max_tokens") if name in given}
     return GenerationSettings(sampling=SamplingSettings(**sampling), **own)
 

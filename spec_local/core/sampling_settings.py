@@ -173,7 +173,7 @@ class SamplingSettings:
     xtc_probability: float = _setting(
         0.0,
         _SHARE,
-        "Probability of removing all but one of the tokens that reach the XTC threshold; 0 disables it",
+        "Probability that XTC removes the most probable tokens; 0 disables it",
         sampler="xtc",
         off=0.0,
         foreign=_off_below_0,
@@ -182,7 +182,7 @@ class SamplingSettings:
     xtc_threshold: float = _setting(
         0.1,
         _SHARE,
-        "Probability from which XTC may remove a token; above 0.5, it removes none",
+        "Probability of tokens that XTC removes, except the last of them; above 0.5, none",
         gguf="xtc_threshold",
     )
     dry_multiplier: float = _setting(
