@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from spec_local.core.dry import Breakers
-from spec_local.core.text import bytes_of
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.text import bytes_of
 
 
 def breaker_tokens(vocabulary: Vocabulary, texts: Sequence[str]) -> Breakers:
