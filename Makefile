@@ -9,7 +9,7 @@ KERNELS := $(wildcard spec_local/kernels/*.cpp spec_local/kernels/*.h)
 # requirements-dev.txt has the version of each package, so that everybody tests the same.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements-dev.txt
 
-.PHONY: demo test lint format wheels clean
+.PHONY: demo test test-lowest lint format wheels clean
 
 demo: .venv/checked
 	$(BIN)/specdec models pull starter
@@ -27,6 +27,11 @@ test: .venv/installed-dev .venv/all-kernels .venv/rpc .venv/libraries/installed 
 	$(BIN)/python -m pytest plugins/llm-specdec/tests
 	$(BIN)/python tools/build_wheels.py --installed --to .venv/dist
 	$(BIN)/python tools/check_wheels.py --quick .venv/dist
+
+# With the lowest versions that pyproject.toml allows; the tests of training need PyTorch.
+test-lowest: .venv/lowest/installed
+	.venv/lowest/bin/python -m pytest -n auto --ignore-glob='*/test_training_*' tests/unit
+	.venv/lowest/bin/python -m pytest -n auto tests/cli/test_help.py tests/cli/test_completion.py tests/cli/test_defaults.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check
@@ -65,6 +70,14 @@ format: .venv/installed-dev
 
 .venv/installed-dev: .venv/installed
 	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+# With the tools of .venv, and the wheel of llama-cpp-python that was compiled for it.
+.venv/lowest/installed: .venv/installed requirements-lowest.txt
+	$(PYTHON) -m venv .venv/lowest
+	.venv/lowest/bin/python -m pip install --quiet --disable-pip-version-check --find-links .venv/wheels \
+		--constraint requirements-lowest.txt --editable '.[serve]' \
+		pytest pytest-xdist hypothesis jsonschema 'openai>=3,<4' 'anthropic>=2,<3'
 	@touch $@
 
 # Clients of specdec serve that are tested in an environment of their own: some exclude each other's newest versions.

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.template import ChatTemplate
     from spec_local.chat_session import ChatSession, MessagesDropped
-    from spec_local.core.sampling import SamplingSettings, TokenLogprob
+    from spec_local.core.sampling import TokenLogprob
+    from spec_local.core.sampling_settings import SamplingSettings
     from spec_local.engine.events import Failed, Prefilled, Statistics
     from spec_local.errors import SpecLocalError
     from spec_local.session import Done, RowEvent, Session, Text
@@ -58,7 +59,8 @@ _HOMES = {
     "spec_local.settings": ("GenerationSettings",),
     "spec_local.session": ("Done", "RowEvent", "Session", "Text"),
     "spec_local.engine.events": ("Failed", "Prefilled", "Statistics"),
-    "spec_local.core.sampling": ("SamplingSettings", "TokenLogprob"),
+    "spec_local.core.sampling": ("TokenLogprob",),
+    "spec_local.core.sampling_settings": ("SamplingSettings",),
     "spec_local.errors": ("SpecLocalError",),
 }
 

@@ -4,10 +4,12 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
-from pydantic import ConfigDict, Field, ValidationError, validate_call
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # of pydantic, which needs it before Python 3.12
 
+from spec_local.core.checks import shown
 from spec_local.errors import InvalidRequest
 
 Printable = Annotated[int, Field(gt=-(2**1000), lt=2**1000)]
@@ -16,6 +18,7 @@ Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """An integer for llama.cpp."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
+_TYPED_DICT: Any = TypedDict  # for type checkers, which want its fields to be literals
 _CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True)
 _EXPECTED = {
     "greater_than_equal": "{ge:.10g} or more",
@@ -50,13 +53,13 @@ def checked(function: _Function) -> _Function:
     signature = inspect.signature(function)
     others = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
-    @functools.wraps(function)
-    def arguments(**given: Any) -> Any:
-        return given
-
     @functools.cache  # at the first call: it takes milliseconds, and an annotation may name a later class
-    def validated() -> Callable[..., dict[str, Any]]:
-        return validate_call(config=_CONFIG)(arguments)
+    def validator() -> TypeAdapter[dict[str, Any]]:
+        hints = get_type_hints(function, include_extras=True)
+        named = {name: hints[name] for name in signature.parameters if name in hints and name not in others}
+        record = _TYPED_DICT("Arguments", named, total=False)
+        record.__pydantic_config__ = _CONFIG
+        return TypeAdapter(record)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +73,7 @@ def checked(function: _Function) -> _Function:
         for name in others:
             given |= given.pop(name, {})
         try:
-            given = validated()(**given)
+            given |= validator().validate_python(given)
         except ValidationError as error:
             raise _refusal(error) from None
         return function(**given)
@@ -97,7 +100,7 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     worst = max(errors, key=lambda each: _place(each["loc"]).count("["))
     place = _place(worst["loc"])
     expected = dict.fromkeys(_expected(each) for each in errors if _place(each["loc"]) == place)
-    return InvalidRequest(f"{place} is {_shown(worst['input'])}: give {' or '.join(expected)}")
+    return InvalidRequest(f"{place} is {shown(worst['input'])}: give {' or '.join(expected)}")
 
 
 def _place(location: tuple[int | str, ...]) -> str:
@@ -106,15 +109,6 @@ def _place(location: tuple[int | str, ...]) -> str:
     if "[key]" in rest:
         return f"a key of {name}"
     return "".join([str(name), *(f"[{part}]" for part in rest if isinstance(part, int))])
-
-
-def _shown(value: object) -> str:
-    """The value, or its type if it can be long."""
-    if isinstance(value, str):
-        return ascii(value[:40])
-    if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64):
-        return f"{value}"
-    return type(value).__name__
 
 
 def _expected(error: Any) -> str:

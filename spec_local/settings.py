@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from spec_local.arguments import checked_fields, similar
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
-from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sampling_settings import SamplingSettings
 from spec_local.errors import InvalidRequest
 from spec_local.grammar.lark import RuleSet
 from spec_local.policies import POLICIES, POLICY_NAMES

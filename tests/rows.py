@@ -1,6 +1,7 @@
 """Rows of a fake model that an engine advances together."""
 
-from spec_local.core.sampling import UNCHANGED, Sampler
+from spec_local.core.sampling import Sampler
+from spec_local.core.sampling_settings import UNCHANGED
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.engine.request import Request

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spec_local.core import sampling_settings
 from spec_local.errors import InvalidRequest
 from specdec_cli.names import nearest
 
@@ -116,14 +117,15 @@ def _when_full(text: str) -> str:
     return text
 
 
+def _of_sampler(setting: sampling_settings.Setting) -> _Setting:
+    check, is_integer = setting.check, setting.kind is int
+    expected = "an integer" if is_integer else "a number up to 1" if check.most == 1 else "a number"
+    expected += f", {check.least:g} or more" if setting.off is None else f", {setting.off:g}: off"
+    return _Setting("sampling", setting.field, expected, int if is_integer else _number)
+
+
 SETTINGS = {
-    "temp": _Setting("sampling", "temperature", "a number, 0 or more", _number),
-    "top-k": _Setting("sampling", "top_k", "an integer, 0: off", int),
-    "top-p": _Setting("sampling", "top_p", "a number up to 1, 1: off", _number),
-    "min-p": _Setting("sampling", "min_p", "a number up to 1, 0: off", _number),
-    "repeat-penalty": _Setting("sampling", "repeat_penalty", "a number, 1: off", _number),
-    "frequency-penalty": _Setting("sampling", "frequency_penalty", "a number, 0: off", _number),
-    "presence-penalty": _Setting("sampling", "presence_penalty", "a number, 0: off", _number),
+    **{each.option: _of_sampler(each) for each in sampling_settings.SETTINGS if each.kind in (int, float)},
     "seed": _Setting("settings", "seed", "an integer, or none", _optional_int),
     "max-tokens": _Setting("settings", "max_tokens", "an integer, or none", _optional_int),
     "stop": _Setting("settings", "stops", "a text at which answers end (\\n: newline), or none", _stops),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 from typer import Argument, BadParameter, Option
 
 from spec_local import kernels
+from spec_local.core.sampling_settings import SETTINGS, SamplingSettings, Setting
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
@@ -26,7 +27,6 @@ from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import commands, completion, render, terminal, waiting
 
 if TYPE_CHECKING:
-    from spec_local.core.sampling import SamplingSettings
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
@@ -426,50 +426,31 @@ class ModelOptions:
         return self.workers.split(",") if self.workers else ()
 
 
+def _sampler_field(setting: Setting) -> tuple[str, Any, Any]:
+    """Return name, type and default of an option; None: what the model's file recommends, or the default."""
+    help, default, kind = setting.help, getattr(SamplingSettings(), setting.field), setting.kind
+    metavar = None
+    if kind == list[str]:
+        texts = ", ".join(default).replace("\n", "\\n")
+        help, default, metavar = f"{help}; repeatable, none: no text (default: {texts})", None, "TEXT"
+    elif setting.gguf:
+        help, default, kind = f"{help} (default: the model's, or {default:g})", None, kind | None
+    option = (Option if setting.field == "temperature" else _Sampling)(metavar=metavar, help=f"{help}.")
+    return setting.option.replace("-", "_"), Annotated[kind, option], default
+
+
+if TYPE_CHECKING:
+    _SamplerFields = object
+else:
+    _SamplerFields = dataclasses.make_dataclass(
+        "_SamplerFields", [_sampler_field(setting) for setting in SETTINGS if setting.kind], frozen=True
+    )
+
+
 @dataclasses.dataclass(frozen=True)
-class SamplerOptions:
-    """The sampler; names, meaning and defaults are those of llama.cpp.
+class SamplerOptions(_SamplerFields):
+    """The sampler; names, meaning and defaults are those of llama.cpp."""
 
-    None: what the model's file recommends, or else the default of `SamplingSettings`.
-    """
-
-    temp: Annotated[
-        float | None,
-        Option(help="Temperature; 0 is greedy (default: the model's, or 0.8)."),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        _Sampling(help="Keep the k most probable tokens; 0 keeps all (default: the model's, or 40)."),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        _Sampling(
-            help="Keep the most probable tokens up to this total probability; 1 keeps all (default: the "
-            "model's, or 0.95)."
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        _Sampling(
-            help="Minimum probability relative to the most probable token; 0 keeps all (default: the "
-            "model's, or 0.05)."
-        ),
-    ] = None
-    repeat_penalty: Annotated[
-        float | None,
-        _Sampling(
-            help="Divide the logits of recent tokens by this; 1 disables it (default: the model's, or 1)."
-        ),
-    ] = None
-    frequency_penalty: Annotated[
-        float, _Sampling(help="Penalty for each recent occurrence of a token; 0 disables it.")
-    ] = 0.0
-    presence_penalty: Annotated[
-        float, _Sampling(help="Penalty for any recent occurrence of a token; 0 disables it.")
-    ] = 0.0
-    repeat_last_n: Annotated[
-        int | None, _Sampling(help="Number of tokens that count as recent (default: the model's, or 64).")
-    ] = None
     logit_bias: Annotated[
         list[str] | None,
         _Sampling(
@@ -477,7 +458,7 @@ class SamplerOptions:
         ),
     ] = None
 
-    def settings(self, recommended: Mapping[str, Any] | None = None) -> "SamplingSettings":
+    def settings(self, recommended: Mapping[str, Any] | None = None) -> SamplingSettings:
         """Return the settings of the sampler.
 
         Args:
@@ -486,22 +467,14 @@ class SamplerOptions:
         Raises:
             InvalidRequest: an invalid value.
         """
-        from spec_local.core.sampling import SamplingSettings
-
-        given = {
-            "temperature": self.temp,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repeat_penalty": self.repeat_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "penalty_window": self.repeat_last_n,
-            "logit_bias": dict(map(_bias, self.logit_bias or [])),
-        }
-        return SamplingSettings(
-            **{**(recommended or {}), **{name: value for name, value in given.items() if value is not None}}
-        )
+        given = {**(recommended or {}), "logit_bias": dict(map(_bias, self.logit_bias or []))}
+        for setting in SETTINGS:
+            value = getattr(self, setting.option.replace("-", "_"), None) if setting.kind else None
+            if isinstance(value, list):
+                value = [text.replace("\\n", "\n") for text in value if text != "none"]
+            if value is not None:
+                given[setting.field] = value
+        return SamplingSettings(**given)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -206,14 +206,7 @@ def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:
     sampling, minus_infinity = settings.sampling, float("-inf")
     speed = (field.name for field in dataclasses.fields(settings) if field.metadata.get("affects") == "speed")
     return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repeat_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "repeat_last_n": sampling.penalty_window,
+        **sampling.body,
         "logit_bias": {
             str(token): bias if bias > minus_infinity else False  # JSON has no infinity
             for token, bias in sampling.logit_bias.items()

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import llm
 from llm.parts import StreamEvent, TextPart
-from pydantic import Field
+from pydantic import Field, create_model
+
+from spec_local.core.sampling_settings import SETTINGS
 
 if TYPE_CHECKING:
     from spec_local import GenerationSettings, Session
@@ -30,20 +32,24 @@ def register_models(register: Callable[[llm.Model], None]) -> None:
         register(Specdec(f"{_PREFIX}/{name}", name))
 
 
+_NUMBERS = {each.field: each for each in SETTINGS if each.kind in (int, float)}
+_Sampling = create_model(
+    "_Sampling",
+    __base__=llm.Options,
+    **{name: (each.kind | None, Field(None, description=each.help)) for name, each in _NUMBERS.items()},
+)
+
+
 class Specdec(llm.Model):  # type: ignore[misc]
     """A main model with its draft model; `main`: its name, None: from the options."""
 
     can_stream = True
     supports_schema = True
 
-    class Options(llm.Options):  # type: ignore[misc]
+    class Options(_Sampling):  # type: ignore[misc, valid-type]
         main: str | None = Field(None, description="Main model: a file, a name or user/repo:quant")
         draft: str | None = Field(None, description="Draft model; none: no draft model")
         ctx: int | None = Field(None, description="Context length in tokens")
-        temperature: float | None = Field(None, description="Temperature; 0: the most probable token")
-        top_k: int | None = Field(None, description="Keep the k most probable tokens; 0 keeps all")
-        top_p: float | None = Field(None, description="Keep the most probable tokens up to this probability")
-        min_p: float | None = Field(None, description="Minimum probability relative to the best token")
         seed: int | None = Field(None, description="Random seed")
         max_tokens: int | None = Field(None, description="Maximum number of tokens to generate")
 
@@ -101,7 +107,7 @@ def _settings(options: Any) -> "GenerationSettings":
     from spec_local import GenerationSettings, SamplingSettings
 
     given = {name: value for name, value in options if value is not None}
-    sampling = {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in given}
+    sampling = {name: given[name] for name in _NUMBERS if name in given}
     own = {name: given[name] for name in ("seed", "max_tokens") if name in given}
     return GenerationSettings(sampling=SamplingSettings(**sampling), **own)
 

@@ -198,7 +198,7 @@ class ProposerFactory:
         )
 
     def _policy(self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot) -> Policy:
-        greedy = settings.sampling.temperature == 0
+        greedy = settings.sampling.is_greedy
         policy: type[Policy] = POLICIES[settings.policy]
         return policy(
             PolicyOptions(
@@ -237,7 +237,7 @@ class ProposerFactory:
 
     @staticmethod
     def _kind(settings: GenerationSettings) -> AnswerKind:
-        return settings.sampling.temperature == 0, settings.shape, settings.constrained
+        return settings.sampling.is_greedy, settings.shape, settings.constrained
 
     @property
     def _branches(self) -> int:
@@ -254,7 +254,7 @@ class ProposerFactory:
             return Beam(settings.beam_width, settings.tree_nodes)
         exact_match = settings.rule == "exact-match"
         if settings.shape == "tree":
-            if settings.sampling.temperature == 0:
+            if settings.sampling.is_greedy:
                 costs = self._tree_costs(slot) if settings.policy == "adaptive" else None
                 return BestFirst(settings.tree_nodes, costs=costs)
             if exact_match:

@@ -24,6 +24,7 @@ from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
 from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, as_failure
+from spec_local.llama.breakers import breaker_tokens
 from spec_local.reasoning.markers import Markers, Splitter, markers_of, splitter_after
 from spec_local.reasoning.thought import Thought, ThoughtTokens
 from spec_local.settings import GenerationSettings
@@ -109,6 +110,9 @@ class RunningAnswers:
         """Where whole prompts and answers are kept, to learn from them."""
         self._slots, self._factory, self._saver, self._ending = slots, factory, saver, ending
         self._main = slots[0].main
+        self._breakers = functools.lru_cache(4)(
+            lambda texts: breaker_tokens(slots[0].main.model.vocabulary, texts)
+        )
         self._markers: dict[Markers, ThoughtTokens] = {}
         self._grammars: dict[object, Grammar] = {}  # the most recent ones, which most answers reuse
         self._grammars_lock = threading.Lock()
@@ -137,7 +141,7 @@ class RunningAnswers:
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
-        drawn = settings.sampling.temperature > 0 and VERIFIERS[settings.rule].drawing != "chosen"
+        drawn = not settings.sampling.is_greedy and VERIFIERS[settings.rule].drawing != "chosen"
         if self._main.pad_to and drawn:
             raise InvalidRequest(
                 "reproducible output above temperature 0 needs the verifier exact-match: give it"
@@ -158,7 +162,9 @@ class RunningAnswers:
             settings = settings.without(vocabulary.suppressed)
         state, closed_at = self._thought(settings, prompt, self._grammar_start(settings))
         constraint = Constraint(state) if state else None
-        sampler = Sampler(settings.sampling, constraint, n_prompt=len(prompt.tokens))
+        sampling = settings.sampling
+        breakers = self._breakers(sampling.dry_sequence_breakers) if sampling.has_dry else None
+        sampler = Sampler(sampling, constraint, n_prompt=len(prompt.tokens), breakers=breakers)
         started = clock()
         proposer = self._factory.proposer(settings, sampler, clock, slot)
         measured = clock()  # the costs, at first use

@@ -22,7 +22,7 @@ from spec_local.answers import json as answer_json
 from spec_local.batch.answers import BatchOutput, BatchPrompt
 from spec_local.chat.messages import Message
 from spec_local.chat.request import ChatRequest
-from spec_local.core.sampling import UNCHANGED
+from spec_local.core.sampling_settings import UNCHANGED
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import (

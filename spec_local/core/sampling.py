@@ -1,9 +1,10 @@
 """Sampling: from logits to the distribution that a token is drawn from.
 
-The order is that of llama.cpp: logit bias, penalties, top-k, top-p, min-p, temperature. A constraint comes
-between penalties and top-k, so that a token that it allows is always left. This differs from llama.cpp,
-which first samples without the grammar and, if the grammar forbids that token, samples again with the
-grammar applied first. Without top-k, top-p and min-p, both give the same distribution.
+The order is that of llama.cpp: logit bias, then `SAMPLERS`. A constraint comes after penalties and DRY, so
+that a token that it allows is always left; the other settings apply to the logits of the allowed tokens.
+This differs from llama.cpp, which first samples without the grammar and, if the grammar forbids that token,
+samples again with the grammar applied first. Without settings that remove tokens, both give the same
+distribution.
 
 The same settings apply to the main model and the draft model; they give p and q.
 
@@ -16,73 +17,25 @@ import math
 import sys
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint
+from spec_local.core.dry import Breakers, dry_penalties
 from spec_local.core.rng import Rng
+from spec_local.core.sampling_settings import SETTINGS, SamplingSettings
 from spec_local.errors import BackendError, DeadEnd
 
 _NOT_NUMBERS = "the model's logits are not numbers: download the model again"
 _ALL_FORBIDDEN = "the logit bias forbids every token: allow at least one"
 _DEAD_END = "no token may follow here: correct the grammar, or remove a logit bias that forbids what it needs"
-_MAX_BIAS = 1e30  # the sum with a logit must be finite in float32
 _TESTED_FIRST = 64
 """Number of most probable tokens tested against a constraint before the whole vocabulary is tested."""
-_Share = Annotated[float, Field(ge=0, le=1)]
-_Penalty = Annotated[float, Field(ge=-100, le=100)]
-_Count = Annotated[int, Field(ge=0, lt=2**31)]
-_Bias = Annotated[float, Field(le=_MAX_BIAS)]
-
-
-@checked_fields
-@dataclass(frozen=True, slots=True)
-class SamplingSettings:
-    """Sampling settings; names, meaning and defaults are those of llama.cpp and of the command.
-
-    Args:
-        temperature: 0 selects the most probable token; below 1 sharpens the distribution, above 1
-            flattens it.
-        top_k: keep the k most probable tokens (0: off).
-        top_p: keep the most probable tokens up to this total probability (1: off).
-        min_p: keep tokens with at least this probability relative to the most probable one (0: off).
-        repeat_penalty: divide positive logits of recent tokens by this, and multiply negative ones (1: off).
-        frequency_penalty: subtract this from a logit for each recent occurrence (0: off).
-        presence_penalty: subtract this once from the logit of a token that occurred recently (0: off).
-        penalty_window: number of last tokens that count as recent.
-        penalize_prompt: whether the tokens of the prompt count, too.
-        logit_bias: added to the logits of these tokens, before penalties; ``-inf`` forbids a token.
-
-    Raises:
-        InvalidRequest: a value is out of range or has the wrong type.
-    """
-
-    temperature: Annotated[float, Field(ge=0, le=100)] = 0.8
-    top_k: _Count = 40
-    top_p: _Share = 0.95
-    min_p: _Share = 0.05
-    repeat_penalty: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
-    frequency_penalty: _Penalty = 0.0
-    presence_penalty: _Penalty = 0.0
-    penalty_window: _Count = 64
-    penalize_prompt: bool = True
-    logit_bias: Mapping[_Count, _Bias] = field(default_factory=dict)
-
-    @property
-    def has_memory(self) -> bool:
-        """True if the distribution depends on earlier tokens."""
-        penalized = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        return penalized and self.penalty_window > 0
-
-
-UNCHANGED = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-"""Settings that leave the model's distribution unchanged."""
 _CERTAINTY = np.ones(1)
 _CERTAINTY.flags.writeable = False
 
@@ -159,10 +112,9 @@ class Sampler:
     """Computes the distribution of the next token, a pure function of settings, logits and history.
 
     Args:
-        constraint: restricts the tokens that may follow; applied before top-k.
+        constraint: restricts the tokens that may follow.
         n_prompt: length of the prompt, which only matters if it is not to be penalized.
-        for_draft: ignore the constraint where it leaves no token with a finite logit; draft tokens are
-            verified anyway.
+        breakers: the settings' sequence breakers as tokens.
     """
 
     def __init__(
@@ -171,21 +123,40 @@ class Sampler:
         constraint: Constraint | None = None,
         *,
         n_prompt: int = 0,
-        for_draft: bool = False,
+        breakers: Breakers | None = None,
     ) -> None:
-        self.settings, self.constraint, self._for_draft = settings, constraint, for_draft
+        self.settings, self.constraint, self._for_draft = settings, constraint, False
+        self._breakers = breakers or {}
         self._first_penalized = 0 if settings.penalize_prompt else n_prompt
+        needs_all = any(s.needs_all and getattr(settings, s.field) != s.off for s in SETTINGS)
+        self._n_needed = 0 if needs_all else settings.top_k
+        """Number of the most probable allowed tokens on which the distribution depends; 0: all."""
+        if settings.is_greedy or settings.top_k == 1:
+            self._n_needed = 1
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
         with np.errstate(over="ignore"):  # below the range of float32 equals -inf
             self._bias = np.array(list(settings.logit_bias.values()), np.float32)
 
+    def for_draft(self) -> Self:
+        """A sampler for draft tokens, which are verified anyway.
+
+        It ignores the constraint where it leaves no token with a finite logit.
+        """
+        sampler = copy(self)
+        sampler._for_draft = True
+        return sampler
+
     @property
     def window(self) -> int:
         """Number of last tokens that a distribution depends on."""
-        has_memory = self.settings.has_memory
-        if self.constraint or (has_memory and self._first_penalized):  # both count from the start
+        settings = self.settings
+        window = max(
+            settings.penalty_window if settings.has_penalties else 0,
+            settings.dry_penalty_last_n if settings.has_dry else 0,
+        )
+        if self.constraint or (window and self._first_penalized):  # both count from the start
             return sys.maxsize
-        return self.settings.penalty_window if has_memory else 0
+        return window
 
     def distribution(
         self,
@@ -206,13 +177,15 @@ class Sampler:
         """
         settings = self.settings
         logits = self._adjusted(logits, history, tokens)
-        n_needed = 1 if settings.temperature == 0 else settings.top_k
-        ids, logits = self._possible(logits, history, n_needed or len(logits), tokens)
+        ids, logits = self._possible(logits, history, self._n_needed or len(logits), tokens)
         best = int(logits.argmax())  # the index of a NaN, if there is any
         top = float(logits[best])
         _check_highest(top)
-        if n_needed == 1:
+        if self._n_needed == 1:
             return Distribution.certain(best if ids is None else int(ids[best]))
+        if settings.top_n_sigma > 0:
+            keep = _within(logits, top, settings.top_n_sigma)
+            logits, ids = logits[keep], keep if ids is None else ids[keep]
         if 0 < settings.top_k < len(logits):
             keep = _largest(logits, settings.top_k)
             logits, ids = logits[keep], keep if ids is None else ids[keep]
@@ -222,7 +195,13 @@ class Sampler:
         if (min_p := np.float32(settings.min_p)) > 0:
             keep = (logits >= np.float32(top) + np.float32(math.log(min_p))).nonzero()[0]
             logits, ids = logits[keep], keep if ids is None else ids[keep]
-        return Distribution(ids, _softmax(logits, top, settings.temperature))
+        probs = _softmax(logits, top, settings.temperature)
+        if settings.has_xtc and len(removed := _top_choices(logits, top, settings.xtc_threshold)):
+            logits = logits.copy()
+            logits[removed] = -np.inf
+            others = _softmax(logits, float(logits.max()), settings.temperature)
+            probs += settings.xtc_probability * (others - probs)
+        return Distribution(ids, probs)
 
     def most_probable(
         self,
@@ -231,11 +210,11 @@ class Sampler:
         history: Sequence[int] = (),
         tokens: NDArray[np.intp] | None = None,
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """`Distribution.top` of the distribution; at temperature 0, of the one at temperature 1.
+        """`Distribution.top` of the distribution; if it is greedy, of the one at temperature 1.
 
         Used for draft tokens that are ranked instead of drawn.
         """
-        if self.settings.temperature > 0:
+        if not self.settings.is_greedy:
             return self.distribution(logits, history, tokens).top(k)
         logits = self._adjusted(logits, history, tokens)
         # Less probable tokens do not change the ranking of the first k.
@@ -281,19 +260,19 @@ class Sampler:
     def _adjusted(
         self, logits: NDArray[np.float32], history: Sequence[int], tokens: NDArray[np.intp] | None
     ) -> NDArray[np.float32]:
-        """The logits of `tokens` (None: all) with bias and penalties."""
+        """The logits of `tokens` (None: all) with bias, penalties and DRY."""
         settings = self.settings
         if tokens is not None:
             logits = chosen(logits, tokens)
-        if not settings.has_memory and not len(self._bias_ids):
+        has_penalties, has_dry = settings.has_penalties and history, settings.has_dry and history
+        if not (has_penalties or has_dry or len(self._bias_ids)):
             return logits
         if tokens is None:
             logits = logits.copy()
         columns, known = _columns(self._bias_ids, len(logits), tokens)
         logits[columns] += self._bias[known]
-        if settings.has_memory and history:
-            first = max(self._first_penalized, len(history) - settings.penalty_window)
-            counts = Counter(history[first:])
+        if has_penalties:
+            counts = Counter(self._recent(history, settings.penalty_window))
             ids, known = _columns(np.fromiter(counts.keys(), np.intp), len(logits), tokens)
             count = np.fromiter(counts.values(), np.float32)[known]
             values = logits[ids]
@@ -302,7 +281,16 @@ class Sampler:
                     values > 0, values / settings.repeat_penalty, values * settings.repeat_penalty
                 )
             logits[ids] = values - (count * settings.frequency_penalty + settings.presence_penalty)
+        if has_dry:
+            recent = self._recent(history, settings.dry_penalty_last_n)
+            ids, penalties = dry_penalties(recent, settings, self._breakers)
+            ids, known = _columns(ids, len(logits), tokens)
+            with np.errstate(over="ignore"):
+                logits[ids] -= penalties[known]
         return logits
+
+    def _recent(self, history: Sequence[int], window: int) -> Sequence[int]:
+        return history[max(self._first_penalized, len(history) - window) :]
 
 
 def _check_highest(logit: float) -> None:
@@ -383,6 +371,11 @@ def align(
 
 
 def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) -> NDArray[np.float64]:
+    """softmax(logits / temperature); top: the highest logit. At temperature 0, its first token is certain."""
+    if temperature == 0:
+        probs = np.zeros(len(logits))
+        probs[logits.argmax()] = 1.0
+        return probs
     probs = np.subtract(logits, top, dtype=np.float64)
     if temperature != 1:
         with np.errstate(over="ignore"):  # overflow to −inf: a tiny temperature acts like 0
@@ -390,6 +383,25 @@ def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) 
     np.exp(probs, out=probs)
     probs /= probs.sum()
     return probs
+
+
+def _within(logits: NDArray[np.float32], top: float, n: float) -> NDArray[np.intp]:
+    """Indices of the logits that are at most n standard deviations below the highest one.
+
+    Top-nσ, Tang et al. 2024, https://arxiv.org/abs/2411.07641.
+    """
+    deviation = logits[logits > -np.inf].std(dtype=np.float64)
+    return (logits >= np.float32(top - n * deviation)).nonzero()[0]
+
+
+def _top_choices(logits: NDArray[np.float32], top: float, threshold: float) -> NDArray[np.intp]:
+    """Indices of the tokens that XTC ("exclude top choices") removes with its probability.
+
+    They are those that reach the threshold, without the least probable of them.
+    """
+    probs = _softmax(logits, top)
+    reach = ((probs.astype(np.float32) >= np.float32(threshold)) & (logits > -np.inf)).nonzero()[0]
+    return reach[np.argsort(-logits[reach], kind="stable")][:-1]
 
 
 def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:

@@ -23,7 +23,8 @@ import numpy as np
 from llama_cpp import llama_chat_format
 from numpy.typing import NDArray
 
-from spec_local.core.sampling import UNCHANGED, SamplingSettings, TokenLogprob
+from spec_local.core.sampling import TokenLogprob
+from spec_local.core.sampling_settings import UNCHANGED
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.session import Session, Text
@@ -183,7 +184,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if tfs_z != 1 or not penalize_nl:
             raise _unsupported("tfs_z" if tfs_z != 1 else "penalize_nl", "leave it out; Llama ignores it")
         sampling = (
-            SamplingSettings(temperature=temp, top_k=max(top_k, 0), top_p=top_p, min_p=min_p)
+            replace(self.settings.sampling, temperature=temp, top_k=max(top_k, 0), top_p=top_p, min_p=min_p)
             if temp >= 0
             else UNCHANGED
         )

@@ -74,7 +74,7 @@ class DraftModel:
         self.shape = self._used = shape
         self.is_end = is_end
         self.lookups, self.n_staged = lookups, n_staged
-        self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
+        self.sampler = sampler.for_draft()
         self.n_vocab = n_vocab
         self._window = window or Window()
         self._tree: _DraftTree | None = None

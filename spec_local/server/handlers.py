@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -11,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sampling_settings import SamplingSettings
 from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.protocols import errors, openapi, responding
@@ -81,12 +80,7 @@ class Handlers:
     async def props(self, request: Request) -> Response:
         with await self.use(request) as engine:
             loaded = engine.check_ready()
-        defaults = {
-            **dataclasses.asdict(SamplingSettings()),
-            **self._served.chosen(self._name_in(request)).defaults,
-        }
-        # Those that are fields of a body, and have one value.
-        left_out = ("speculative", "logit_bias", "penalize_prompt", "penalty_window")
+        usual, chosen = SamplingSettings().body, self._served.chosen(self._name_in(request)).defaults
         return JSONResponse(
             {
                 "model": loaded.name,
@@ -97,7 +91,7 @@ class Handlers:
                 "chat_template": loaded.template,
                 "default_generation_settings": {
                     "n_ctx": loaded.n_ctx,
-                    "params": {name: value for name, value in defaults.items() if name not in left_out},
+                    "params": {name: chosen.get(name, value) for name, value in usual.items()},
                 },
                 **loaded.properties,
             }

@@ -20,7 +20,7 @@ def user_folder(kind: Kind) -> Path:
     """
     with contextlib.suppress(RuntimeError):  # no home directory is known
         folder = Path(getattr(platformdirs, f"user_{kind}_dir")("specdec"))
-        if folder.is_absolute():  # older versions of platformdirs return ~/.cache
+        if folder.is_absolute():  # not if HOME is relative
             return folder
     return _private_folder() / kind
 

@@ -9,7 +9,7 @@ from spec_local.bench.figures import VariantFigures, summarise
 from spec_local.bench.runner import Outcome, measure, tokenize
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.calibration.tuning import tune
-from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sampling_settings import SamplingSettings
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
 from spec_local.policies.cost_model import CallCosts

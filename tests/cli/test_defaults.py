@@ -21,6 +21,7 @@ from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import batch_view, options
 from specdec_cli.draft import KindChoice
 from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
+from tests.unfiltered import changed_values
 
 
 def test_an_answer_has_the_same_settings():
@@ -44,10 +45,10 @@ def test_a_session_is_opened_in_the_same_way(monkeypatch):
 def test_each_sampling_option_reaches_the_sampler():
     """A changed value of any option changes the settings, so that none is ignored."""
     changed = {
-        "temp": 0.1, "top_k": 7, "top_p": 0.3, "min_p": 0.2, "repeat_penalty": 1.5, "frequency_penalty": 0.2,
-        "presence_penalty": 0.3, "repeat_last_n": 9, "logit_bias": ["1=2"], "seed": 5, "stop": ["x"],
-        "max_tokens": 3, "json_schema": "{}", "thinking_budget": 5,
+        "logit_bias": ["1=2"], "seed": 5, "stop": ["x"], "max_tokens": 3, "json_schema": "{}",
+        "thinking_budget": 5,
     }  # fmt: skip
+    changed |= {setting.option.replace("-", "_"): value for setting, value in changed_values()}
     assert {f.name for f in fields(SamplingOptions)} == {*changed, "grammar_file"}
     usual = generation_settings(ModelOptions(), SamplingOptions())
     for name, value in changed.items():
@@ -57,10 +58,12 @@ def test_each_sampling_option_reaches_the_sampler():
 def test_the_models_own_defaults_come_before_the_general_ones(tmp_path, monkeypatch):
     """As in llama.cpp; what is given comes first."""
     own = {"temp": 0.6, "top_k": 20, "penalty_repeat": 1.05, "penalty_last_n": -1, "mirostat": 2}
+    own |= {"xtc_probability": 0.5, "xtc_threshold": 0.2}
     model = write_header(tmp_path / "main.gguf", own)
     monkeypatch.setattr(ModelOptions, "files", lambda self: (model, None))
     found = generation_settings(ModelOptions(), SamplingOptions(top_k=5)).sampling
-    assert found == SamplingSettings(temperature=0.6, top_k=5, repeat_penalty=1.05, penalty_window=2**31 - 1)
+    known = {"repeat_penalty": 1.05, "xtc_probability": 0.5, "xtc_threshold": 0.2}
+    assert found == SamplingSettings(temperature=0.6, top_k=5, penalty_window=2**31 - 1, **known)
     for wrong in ({"temp": "warm"}, {"top_p": 1.5}, {"temp": float("nan")}):
         write_header(model, wrong)
         assert generation_settings(ModelOptions(), SamplingOptions()) == GenerationSettings()

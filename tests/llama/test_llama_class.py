@@ -223,6 +223,11 @@ def test_special_values_of_parameters(settings_of):
     whole = settings(temperature=-1, top_k=3).sampling  # the whole distribution
     assert (whole.temperature, whole.top_k) == (1, 0)
     assert settings({"last_n_tokens_size": 9}).sampling.penalty_window == 9
+    others = GenerationSettings(SamplingSettings(dry_multiplier=0.5, top_k=3))
+    assert (
+        settings({"settings": others}).sampling.dry_multiplier == 0.5
+    )  # which llama-cpp-python does not have
+    assert settings({"settings": others}).sampling.top_k == 40
     assert settings({"last_n_tokens_size": -1}).sampling.penalty_window == 0
     assert (settings(seed=5).seed, settings(seed=-1).seed) == (5, None)
     assert settings_of(lambda llama: next(llama.generate([5])), seed=6).seed == 6

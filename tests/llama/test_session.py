@@ -159,6 +159,7 @@ SAMPLINGS = {
     "nucleus": unfiltered(1.0, top_k=40, top_p=0.95, min_p=0.05),
     "penalty": unfiltered(1.0, repeat_penalty=1.3),
 }
+REPETITIVE = {"logit_bias": {300: 1000.0, 301: 900.0}, "dry_multiplier": 999.0}
 VARIANTS = {
     "chain": {"proposer": "draft", "draft_max": 4},
     "short chain": {"proposer": "draft", "draft_max": 1},
@@ -187,6 +188,14 @@ def plain(models, prompt):
         for name, sampling in SAMPLINGS.items()
     }
     context.close()
+
+
+def test_sequence_breakers_are_texts(make_session, prompt):
+    session = make_session()
+    text = session.main.model.vocabulary.detokenize([300])
+    for breakers, output in (((), [300, 300, 300, 301]), (("", text), [300] * 4)):
+        how = unfiltered(0, **REPETITIVE, dry_sequence_breakers=breakers)
+        assert run(session, prompt, sampling=how, max_tokens=4)[0] == output
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -229,7 +229,7 @@ def test_lines_have_the_indentation_of_the_first_one(server, stream):
         ("lora", [{"id": 0, "scale": 0.5}]),
         ("samplers", ["temperature", "top_p"]),
         ("mirostat", 2),
-        ("xtc_probability", 0.5),
+        ("typical_p", 0.5),
         ("input_prefix", None),
         ("input_extra", [{"filename": "a.py", "text": 5}]),
         ("prompt", ["a"]),

@@ -24,6 +24,10 @@ HOW = st.builds(
     repeat_penalty=st.sampled_from([1.0, 1.5]),
     presence_penalty=st.sampled_from([0.0, 0.4]),
     logit_bias=st.sampled_from([{}, {3: 5.0}, {1: -np.inf, 2: -np.inf}]),
+    top_n_sigma=st.sampled_from([0.0, 0.3, 1.7]),
+    xtc_probability=st.sampled_from([0.0, 0.4]),
+    dry_multiplier=st.sampled_from([0.0, 0.8]),
+    dry_allowed_length=st.sampled_from([0, 1]),
 )
 
 
@@ -81,8 +85,9 @@ def test_the_distribution_is_that_of_masked_logits(how, n_vocab, share, seed, ti
         (unfiltered(top_k=40), range(2000), [80]),
         (unfiltered(top_k=40), [3], [80, 2000]),
         (unfiltered(), range(2000), [2000]),
+        (unfiltered(top_k=40, top_n_sigma=2.0), range(2000), [2000]),  # the deviation is that of all of them
     ],
-    ids=["greedy", "greedy, best not allowed", "top-k", "top-k, one allowed", "no top-k"],
+    ids=["greedy", "greedy, best not allowed", "top-k", "top-k, one allowed", "no top-k", "top-n-sigma"],
 )
 def test_no_more_tokens_are_tested_than_needed(how, allowed, tested):
     logits = np.arange(2000, dtype=np.float32)[::-1].copy()
@@ -100,7 +105,7 @@ def test_a_dead_end_is_an_error_for_the_main_model_only(temperature):
         how = unfiltered(temperature=temperature, top_k=9, logit_bias=bias)
         with pytest.raises(BackendError, match="no token may follow here"):
             Sampler(how, constraint(400, allowed)).distribution(logits)
-        free = Sampler(how, constraint(400, allowed), for_draft=True)
+        free = Sampler(how, constraint(400, allowed)).for_draft()
         assert free.distribution(logits).top(1)[0] == 0
         assert free.most_probable(logits, 1)[0] == 0
 

@@ -62,6 +62,10 @@ PENALTIES = {"repeat_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty"
 SETTINGS = {
     "top-p and min-p": unfiltered(temperature=0.7, top_p=0.8, min_p=0.1),
     "penalties and bias": unfiltered(**PENALTIES, logit_bias={0: -np.inf, 1: 2.0}),
+    "top-n-sigma, XTC and DRY": unfiltered(
+        top_n_sigma=1.3, xtc_probability=0.4, xtc_threshold=0.2, dry_multiplier=0.7, dry_allowed_length=1
+    ),
+    "XTC at temperature 0": unfiltered(temperature=0, xtc_probability=0.3, xtc_threshold=0.2),
 }
 
 

@@ -46,11 +46,6 @@ def test_xdg_variables_and_an_absolute_home_come_first(temporary, monkeypatch):
     assert user_folder("cache").is_relative_to("/nonexistent")
 
 
-def test_an_older_platformdirs_keeps_the_tilde(temporary, monkeypatch):
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: f"~/.cache/{name}")
-    assert user_folder("cache").is_relative_to(temporary)
-
-
 @pytest.mark.parametrize("what", ["open to others", "a link", "a file", "of another user"])
 def test_what_others_could_replace_is_not_used(temporary, monkeypatch, what):
     place = temporary / f"specdec-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""requirements-dev.txt, which make installs, has a version of each package that pyproject.toml asks for."""
+"""The versions that make installs, and the lowest ones, are versions that pyproject.toml allows."""
 
 import tomllib
 from collections.abc import Iterator
@@ -20,11 +20,27 @@ def required(requirements: list[str]) -> Iterator[Requirement]:
             yield requirement
 
 
+def versions(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
+    return dict(line.split(" ;")[0].split("==") for line in lines if not line.startswith("#"))
+
+
 def test_versions_satisfy_pyproject():
-    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
-    locked = dict(line.split(" ;")[0].split("==") for line in lines if not line.startswith("#"))
+    locked = versions("requirements-dev.txt")
     wanted = [*required(PROJECT["dependencies"]), *required(PROJECT["optional-dependencies"]["dev"])]
     assert len(wanted) > 30
     for requirement in wanted:
         version = locked[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} is {version} in the lock file"
+
+
+def test_the_lowest_versions_are_those_of_pyproject():
+    wanted = [*required(PROJECT["dependencies"]), *required(PROJECT["optional-dependencies"]["serve"])]
+    lowest = {
+        canonicalize_name(requirement.name): bound.version
+        for requirement in wanted
+        for bound in requirement.specifier
+        if bound.operator in (">=", "==")
+    }
+    assert len(lowest) == len(wanted)
+    assert versions("requirements-lowest.txt") == lowest

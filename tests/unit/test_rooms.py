@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("errors", "validation"),
     ("text",),
-    ("arguments", "signatures", "system"),
+    ("signatures", "system"),
     ("core",),
-    ("reasoning",),
+    ("reasoning", "arguments"),
     ("kernels", "verifiers", "lookups", "grammar", "prompt_cache"),
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
@@ -38,7 +38,7 @@ IO_MODULES = {
     *("asyncio", "ctypes", "fcntl", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib"),
     *("shutil", "signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "urllib"),
 }
-PURE = {"numpy", "pydantic", "spec_local", *sys.stdlib_module_names} - IO_MODULES
+PURE = {"numpy", "spec_local", *sys.stdlib_module_names} - IO_MODULES
 """All that a package without I/O may import: no huggingface_hub, no llama_cpp."""
 
 

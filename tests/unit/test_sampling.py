@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Distribution, Sampler, SamplingSettings, align
+from spec_local.core.sampling import Distribution, Sampler, align
+from spec_local.core.sampling_settings import SETTINGS, SamplingSettings
 from spec_local.errors import BackendError, InvalidRequest
 from tests.unfiltered import unfiltered
 
@@ -33,16 +34,47 @@ def softmax(logits):
     return {t: w / total for t, w in weights.items()}
 
 
-def reference(logits, history, s):
-    """Probability by token, in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature."""
+def dry_reference(recent, s, breakers):
+    """Penalties by token: of all places in the recent tokens, the longest repetition counts."""
+    n = longest = len(recent)
+    for start in reversed(range(n)):
+        lengths = [len(each) for each in breakers if recent[start : start + len(each)] == list(each)]
+        if lengths:
+            longest = n - start - max(lengths)
+            break
+    penalties = {}
+    if n <= s.dry_allowed_length or longest < s.dry_allowed_length:
+        return penalties
+    for i in range(1, n):
+        length = 0
+        while length < min(i, longest) and recent[i - 1 - length] == recent[n - 1 - length]:
+            length += 1
+        if length >= s.dry_allowed_length and (recent[i],) not in breakers:
+            penalty = s.dry_multiplier * s.dry_base ** (length - s.dry_allowed_length)
+            penalties[recent[i]] = max(penalty, penalties.get(recent[i], 0))
+    return penalties
+
+
+def last(history, n):
+    return history[max(0, len(history) - n) :] if n else []
+
+
+def reference(logits, history, s, breakers=()):
+    """Probability by token, in llama.cpp's order, with the samplers one after the other."""
     left = {t: float(x) + s.logit_bias.get(t, 0.0) for t, x in enumerate(logits)}
-    recent = history[max(0, len(history) - s.penalty_window) :] if s.penalty_window else []
+    recent = last(history, s.penalty_window)
     for t in set(recent):
         left[t] = left[t] / s.repeat_penalty if left[t] > 0 else left[t] * s.repeat_penalty
         left[t] -= recent.count(t) * s.frequency_penalty + s.presence_penalty
+    for t, penalty in dry_reference(last(history, s.dry_penalty_last_n), s, breakers).items():
+        left[t] -= penalty
     by_rank = sorted(left, key=lambda t: (-left[t], t))
-    if s.temperature == 0:
-        return {by_rank[0]: 1.0}
+    best = left[by_rank[0]]
+    if s.top_n_sigma:
+        possible = [x for x in left.values() if x > -math.inf]
+        mean = sum(possible) / len(possible)
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in possible) / len(possible))
+        by_rank = [t for t in by_rank if left[t] >= best - s.top_n_sigma * deviation - 1e-5]
     if s.top_k:
         by_rank = by_rank[: s.top_k]
     if s.top_p < 1:
@@ -54,9 +86,19 @@ def reference(logits, history, s):
                 break
         by_rank = kept
     if s.min_p:
-        best = left[by_rank[0]]
         by_rank = [t for t in by_rank if left[t] >= best + math.log(s.min_p) - 1e-9]
-    return softmax({t: left[t] / s.temperature for t in by_rank})
+
+    def at_temperature(tokens):
+        return softmax({t: left[t] / s.temperature for t in tokens}) if s.temperature else {tokens[0]: 1.0}
+
+    found = at_temperature(by_rank)
+    if s.has_xtc:
+        probs = softmax({t: left[t] for t in by_rank if left[t] > -math.inf})
+        reach = [t for t in by_rank if np.float32(probs.get(t, -1)) >= np.float32(s.xtc_threshold)]
+        others = at_temperature([t for t in by_rank if t not in reach[:-1]])
+        share = s.xtc_probability
+        found = {t: (1 - share) * found.get(t, 0) + share * others.get(t, 0) for t in by_rank}
+    return found
 
 
 def as_dict(distribution):
@@ -87,12 +129,21 @@ FILTERS = {
     "top_k": st.integers(0, V + 3),
     "min_p": st.sampled_from([0.0, 1e-6, 0.05, 0.31, 1.0]),
     "logit_bias": BIASES,
+    "top_n_sigma": st.sampled_from([0.0, 0.01, 0.71, 1.93, 3.07]),
+    "xtc_probability": st.sampled_from([0.0, 0.3, 1.0]),
+    "xtc_threshold": st.sampled_from([0.0, 0.0613, 0.1117, 0.31, 0.5, 0.51]),
 }
 PENALTIES = {
     "repeat_penalty": st.sampled_from([0.5, 1.0, 1.3]),
     "frequency_penalty": st.sampled_from([-0.5, 0.0, 0.7]),
     "presence_penalty": st.sampled_from([0.0, 0.4, -1.1]),
     "penalty_window": st.sampled_from([0, 1, 5, 64]),
+}
+DRY = {
+    "dry_multiplier": st.sampled_from([0.0, 0.8, 5.0]),
+    "dry_base": st.sampled_from([1.0, 1.75, 40.0]),
+    "dry_allowed_length": st.integers(0, 4),
+    "dry_penalty_last_n": st.sampled_from([0, 1, 9, 64]),
 }
 
 
@@ -101,6 +152,59 @@ PENALTIES = {
 @given(key=LOGITS, data=st.data())
 def test_each_setting_alone(name, key, data):
     check(unfiltered(**{name: data.draw(FILTERS[name])}), row(key))
+
+
+BREAKERS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=2)
+
+
+@settings(max_examples=300)
+@given(
+    LOGITS,
+    st.lists(st.integers(0, 3), max_size=30) | st.just([1] * 30),
+    st.fixed_dictionaries(DRY),
+    BREAKERS,
+)
+def test_dry(key, history, dry, breakers):
+    """Sequence breakers begin with their first token; of those that begin there, the longest one counts."""
+    s, logits = unfiltered(**dry | {"penalty_window": 0}), row(key)
+    tails = {each[0]: [b[1:] for b in breakers if b[0] == each[0]] for each in breakers}
+    sampler = Sampler(s, breakers=tails)
+    assert sampler.window == (s.dry_penalty_last_n if s.dry_multiplier else 0)
+    expected = reference(logits, history, s, [tuple(each) for each in breakers])
+    for known in (history, last(history, sampler.window)):
+        found = sampler.distribution(logits, known).dense(V)
+        np.testing.assert_allclose(found, [expected[t] for t in range(V)], rtol=1e-4, atol=1e-9)
+
+
+def test_dry_penalizes_what_prolongs_a_repetition():
+    s = unfiltered(dry_multiplier=1.0, dry_base=2.0)
+    history = [7, 1, 2, 3, 4, 9, 2, 3, 5, 0, 1, 2, 3]  # 1 2 3 was followed by 4, and 2 3 by 5
+    probs = Sampler(s).distribution(np.zeros(V, np.float32), history).probs
+    penalties = np.log(probs[0] / probs).round(5)
+    assert penalties.tolist() == [2.0 if t == 4 else 1.0 if t == 5 else 0 for t in range(V)]
+    long = Sampler(replace(s, dry_multiplier=9.0, dry_penalty_last_n=1000))
+    assert long.distribution(np.zeros(V, np.float32), [1, 2] * 500).dense(V)[1] == 0  # not NaN
+
+
+def test_of_the_breakers_that_begin_at_a_token_the_longest_counts():
+    s, history = unfiltered(dry_multiplier=1.0, dry_allowed_length=1), [5, 6, 7, 9, 5, 6, 7]
+    cases = [({}, 1.75**2), ({5: [()]}, 1.75), ({5: [(), (6,)]}, 1), ({5: [(), (6,), (8,)], 9: [()]}, 0)]
+    for breakers, penalty in cases:
+        probs = Sampler(s, breakers=breakers).distribution(np.zeros(V, np.float32), history).probs
+        assert np.log(probs[0] / probs[9]) == pytest.approx(penalty, rel=1e-5)
+
+
+def test_xtc_is_a_mixture_of_both_cases():
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.06, 0.04], np.float32))
+    s = unfiltered(xtc_probability=0.25, xtc_threshold=0.15)
+    found = Sampler(s).distribution(logits).probs
+    expected = 0.75 * np.array([0.4, 0.3, 0.2, 0.06, 0.04]) + 0.25 * np.array([0, 0, 0.2, 0.06, 0.04]) / 0.3
+    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    greedy = Sampler(replace(s, temperature=0))
+    assert as_dict(greedy.distribution(logits)) == {0: 0.75, 1: 0, 2: 0.25, 3: 0, 4: 0}
+    assert not greedy.settings.is_greedy
+    assert greedy.most_probable(logits, 4)[0].tolist() == [0, 2]
+    assert replace(s, temperature=0, xtc_threshold=0.6).is_greedy
 
 
 @given(LOGITS, st.floats(0, 1))
@@ -123,7 +227,12 @@ def test_top_p_prefers_lower_ids_among_equals():
 
 
 @settings(max_examples=150)
-@given(LOGITS, HISTORIES, st.fixed_dictionaries(FILTERS | PENALTIES), st.sampled_from([0.213, 0.777, 1.0]))
+@given(
+    LOGITS,
+    HISTORIES,
+    st.fixed_dictionaries(FILTERS | PENALTIES | DRY),
+    st.sampled_from([0.213, 0.777, 1.0]),
+)
 def test_all_settings_together(key, history, others, top_p):
     seed, scale = key
     # Without ties, rounding matters only where a sum equals top_p to the last bit.
@@ -323,11 +432,21 @@ INVALID = {
     "presence_penalty": [math.nan, -math.inf, 101],
     "penalty_window": [-1],
     "logit_bias": [{1: math.nan}, {1: math.inf}, {1: 1e300}],
+    "top_n_sigma": [-0.1, math.nan, math.inf],
+    "xtc_probability": [-0.1, 1.1],
+    "xtc_threshold": [-0.1, 1.1],
+    "dry_multiplier": [-0.1, math.inf],
+    "dry_base": [0.9, math.nan],
+    "dry_allowed_length": [-1],
+    "dry_penalty_last_n": [-1],
+    "dry_sequence_breakers": ["\n", [1], ["x" * 41], ["x"] * 65],
+    "penalize_prompt": [1],
 }
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, each) for name in INVALID for each in INVALID[name]])
 def test_invalid_settings(name, value):
+    assert set(INVALID) == {setting.field for setting in SETTINGS}
     with pytest.raises(InvalidRequest, match="give"):
         unfiltered(**{name: value})
 

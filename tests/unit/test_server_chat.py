@@ -30,6 +30,7 @@ from tests.server_events import (
     stream,
     written,
 )
+from tests.unfiltered import changed_values
 
 QUESTION = {"role": "user", "content": "Why?"}
 WEATHER_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -108,6 +109,27 @@ def test_settings():
         max_tokens=6,
         stops=["END"],
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [*changed_values()], ids=lambda each: getattr(each, "field", "")
+)
+def test_each_sampling_setting_is_a_field(setting, value):
+    found = request(**{setting.body: value}).settings.sampling
+    assert found == SamplingSettings(**{setting.field: value})
+    assert request(**{setting.body: None}).settings == GenerationSettings()
+    with pytest.raises(InvalidRequest, match=setting.body):
+        request(**{setting.body: {"a": 1}})
+
+
+def test_special_values_of_llama_cpp():
+    found = request(
+        **{"top_n_sigma": -1, "xtc_probability": -0.5, "dry_penalty_last_n": -1, "dry_base": 0.5},
+        dry_sequence_breakers=[],
+    ).settings.sampling
+    assert found == SamplingSettings(dry_penalty_last_n=2**31 - 1, dry_sequence_breakers=())
+    with pytest.raises(InvalidRequest, match="repeat_last_n is -2: give 0 or more"):
+        request(repeat_last_n=-2)
 
 
 def test_each_choice_has_its_own_seed():

@@ -275,6 +275,8 @@ def test_llama_probabilities_after_sampling():
         (["temperature", "top_p"], {"temperature": 1}, {"temperature": 1, "top_k": 0, "min_p": 0}),
         (["temperature", "top_k"], {}, {"top_p": 1, "min_p": 0}),
         (["min_p", "top_k", "infill"], {}, {"top_p": 1, "temperature": 1}),
+        ("edskypmxt", {"xtc_probability": 0.5}, {"xtc_probability": 0.5}),
+        ("ektpm", {"dry_multiplier": 1, "top_n_sigma": 2, "temperature": 0}, {"temperature": 0}),
     ],
 )
 def test_llama_samplers(samplers, more, settings):
@@ -283,11 +285,11 @@ def test_llama_samplers(samplers, more, settings):
 
 
 @pytest.mark.parametrize(
-    "samplers", [["temperature", "top_p"], "tp", ["top_k", "top_k"], ["min_p", "top_p"], "tkp"]
+    "samplers", [["temperature", "top_p"], "tp", ["top_k", "top_k"], ["min_p", "top_p"], "tkp", "xm", "ks"]
 )
 def test_llama_samplers_in_another_order(samplers):
     with pytest.raises(InvalidRequest, match="samplers in this order are not supported"):
-        llama(samplers=samplers)
+        llama(samplers=samplers, xtc_probability=0.5, top_n_sigma=1)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def routes(use: Use, max_body: int) -> list[Route]:
 
 def _in_use(task: int, n_prompt: int, n_generated: int, settings: GenerationSettings) -> dict[str, Any]:
     """The fields of a row that an answer uses; llama.cpp's server tells no text either."""
-    sampling, limit = settings.sampling, -1 if settings.max_tokens is None else settings.max_tokens
+    limit = -1 if settings.max_tokens is None else settings.max_tokens
     return {
         "id_task": task,
         "is_processing": True,
@@ -104,10 +104,7 @@ def _in_use(task: int, n_prompt: int, n_generated: int, settings: GenerationSett
             "n_predict": limit,
             "max_tokens": limit,
             "seed": -1 if settings.seed is None else settings.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
+            **settings.sampling.body,
         },
         "next_token": [
             {

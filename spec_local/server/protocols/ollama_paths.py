@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from spec_local.core.sampling_settings import SETTINGS
 from spec_local.errors import ModelFileError
 from spec_local.llama.gguf_header import Metadata, quantization, read_metadata
 from spec_local.llama.gguf_tensors import parts
@@ -32,7 +33,7 @@ _FOREVER_S = 2**63 / 1e9  # ollama's longest time
 _COPILOT = "GitHubCopilotChat/"
 _FILLS_GAPS = "{# .Suffix #}"
 """A comment at the end of a template: Continue looks for this word of ollama's own templates."""
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+_SAMPLING = [setting.body for setting in SETTINGS if setting.gguf]
 _DOWNLOAD = "this server does not download models: run specdec models pull NAME, then specdec serve NAME"
 _FIXED = "this server does not change models: stop it, and give specdec serve the ones that you want"
 _NO_EMBEDDINGS = "this server only generates text: embeddings need another server, such as ollama"

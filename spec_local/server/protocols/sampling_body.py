@@ -9,7 +9,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -19,10 +19,11 @@ from pydantic import (
     Field,
     ValidationError,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 
-from spec_local.core.sampling import SamplingSettings
+from spec_local.core.sampling_settings import FILTERS, SAMPLERS, SETTINGS, UNCHANGED, SamplingSettings
 from spec_local.errors import InvalidRequest
 from spec_local.grammar.usable_schema import Usable, usable
 from spec_local.settings import GenerationSettings
@@ -38,27 +39,16 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "mirostat": (0,),
     "typical_p": (1,),
     "dynatemp_range": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "top_n_sigma": (0,),
     "adaptive_target": (-1,),
     "min_keep": (0, 1),
     "lora": ([],),
 }
 """Fields of llama.cpp's server that change answers and do not exist here, with the values that do not."""
-_OFF_BELOW_0 = {"dynatemp_range", "xtc_probability", "top_n_sigma", "adaptive_target"}
+_OFF_BELOW_0 = {"dynatemp_range", "adaptive_target"}
 _LISTS = ("samplers", "stop", "input_extra", "response_fields", "tools")
-_SAMPLERS: Mapping[str, Mapping[str, float]] = {
-    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-}
-"""Samplers in their order, with the settings at which they do nothing."""
 _EXCHANGEABLE = ({"top_k", "min_p"}, {"top_k", "temperature"})
 """Pairs whose order does not change the distribution."""
-_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
+_LETTERS = {letter: name for name, letter in SAMPLERS.items()}
 _WORDING = (
     ("input should be greater than or equal to ", "give at least "),
     ("input should be less than or equal to ", "give at most "),
@@ -195,7 +185,15 @@ def _usable(form: ResponseFormat | None, field: str) -> Usable | None:
     return usable(json.dumps(schema), field)
 
 
-class SamplingBody(Part):
+if TYPE_CHECKING:
+    _Settings = Part
+else:
+    _Settings = create_model(
+        "_Settings", __base__=Part, **{each.body: (each.kind | None, None) for each in SETTINGS if each.kind}
+    )
+
+
+class SamplingBody(_Settings):
     """The fields of a body that make the settings of an answer."""
 
     model: str | None = None
@@ -210,15 +208,7 @@ class SamplingBody(Part):
     t_max_predict_ms: Annotated[float, Field(ge=-1)] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: Count | None = None
     samplers: str | list[str] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: _Bias | None = None
     grammar: str | None = None
     json_schema: Schema = None
@@ -251,17 +241,10 @@ class SamplingBody(Part):
         Raises:
             InvalidRequest: a setting is out of range, or two exclude each other.
         """
-        sampling = {
-            "temperature": self.temperature,
-            "top_k": None if self.top_k is None else max(self.top_k, 0),  # as in llama.cpp
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repeat_penalty": self.repeat_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "penalty_window": 2**31 - 1 if self.repeat_last_n == -1 else self.repeat_last_n,
-            "logit_bias": self._bias(),
-        }
+        sampling: dict[str, Any] = {"logit_bias": self._bias()}
+        for setting in SETTINGS:
+            if setting.kind and (value := getattr(self, setting.body)) is not None:
+                sampling[setting.field] = setting.check(setting.body, setting.foreign(value))
         given = {
             "seed": None if self.seed in (None, -1) else self.seed % 2**64,  # as llama.cpp, also below zero
             "min_indent": self.n_indent,
@@ -325,26 +308,23 @@ def _ordered(settings: SamplingSettings, samplers: str | list[str] | None) -> Sa
     """The settings without the samplers that a list of them, or of their letters, leaves out.
 
     Raises:
-        InvalidRequest: it is in another order than `_SAMPLERS`, which changes the distribution.
+        InvalidRequest: it is in another order than `SAMPLERS`, which changes the distribution.
     """
     if samplers is None:
         return settings
     names = [_LETTERS.get(name, name) for name in samplers]
-    absent = [name for name in _SAMPLERS if name not in names]
-    off: dict[str, Any] = {k: v for name in absent for k, v in _SAMPLERS[name].items()}
+    switches = {each.field: each.sampler for each in SETTINGS if each.sampler}
+    off = {field: getattr(UNCHANGED, field) for field, name in switches.items() if name not in names}
     settings = dataclasses.replace(settings, **off)
-
-    def has_effect(name: str) -> bool:
-        if settings.temperature == 0 and name in ("top_k", "top_p", "min_p"):
-            return False  # the most probable token is always left
-        return any(getattr(settings, field) != value for field, value in _SAMPLERS.get(name, {}).items())
-
-    used, order = [name for name in names if has_effect(name)], [*_SAMPLERS]
+    on = {n for field, n in switches.items() if getattr(settings, field) != getattr(UNCHANGED, field)}
+    if settings.is_greedy:
+        on -= FILTERS  # the most probable token is always left
+    used, order = [name for name in names if name in on], [*SAMPLERS]
     if any(
         order.index(first) >= order.index(second) and {first, second} not in _EXCHANGEABLE
         for first, second in itertools.combinations(used, 2)
     ):
-        raise InvalidRequest(f"samplers in this order are not supported: give {', '.join(_SAMPLERS)}")
+        raise InvalidRequest(f"samplers in this order are not supported: give {', '.join(SAMPLERS)}")
     return settings
 
 
