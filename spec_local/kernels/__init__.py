@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from spec_local.core.text import counted
-
 if TYPE_CHECKING:
     from spec_local.kernels.choice import Times
     from spec_local.kernels.native import Native
@@ -67,7 +65,7 @@ class Status:
         for kind in sorted(types):
             if kind in FLOATS:
                 most = min(self.limits.get(kind, MOST_FLOAT_TOKENS), MOST_FLOAT_TOKENS)
-                calls = f"in calls of more than {counted(most, 'token')}" if most else "weights"
+                calls = f"in calls of more than {most} token{'s' * (most > 1)}" if most else "weights"
                 found.append(f"{kind} {calls}")
             elif kind not in PACKED or self.limits.get(kind) == 0:
                 found.append(f"{kind} weights")
