@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from typer import Exit
 
-from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from spec_local.system.files import check_encoding
+from spec_local.text import counted
 from specdec_cli import exits, progress, render
 from specdec_cli.options import STANDARD, ModelOptions, read_given
 
 if TYPE_CHECKING:
-    from spec_local.batch.answers import Answers, Entry
+    from spec_local.batch.answers import BatchOutput, BatchPrompt
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
@@ -89,9 +89,9 @@ def n_rows(session: "Session", n_prompts: int, parallel: int | None) -> int:
 def _answer(
     models: ModelOptions,
     files: tuple[Path, Path | None],
-    left: "list[Entry]",
+    left: "list[BatchPrompt]",
     n_entries: int,
-    answers: "Answers",
+    answers: "BatchOutput",
     parallel: int | None,
     figures: bool,
 ) -> int:
@@ -137,11 +137,11 @@ def _lines(prompts: Path) -> tuple[list[bytes], str]:
 
 
 @contextlib.contextmanager
-def _answers(output: Path) -> "Iterator[Answers]":
+def _answers(output: Path) -> "Iterator[BatchOutput]":
     from spec_local.batch import answers
 
     if output == STANDARD:
-        yield answers.Answers(sys.stdout.buffer)
+        yield answers.BatchOutput(sys.stdout.buffer)
         return
     with answers.open_answers(output) as opened:
         yield opened

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
+from spec_local.text import counted
 from specdec_cli import exits, plots, progress, render, waiting
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
 from specdec_cli.options import (
@@ -23,7 +23,7 @@ from specdec_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from spec_local.bench.parallel import Batch, CategoryOutcome
+    from spec_local.bench.parallel import CategoryOutcome, CategoryRun
     from spec_local.bench.prompts import Prompt
     from spec_local.bench.runner import Outcome, TokenizedPrompt
     from spec_local.bench.variants import Variant
@@ -415,7 +415,7 @@ def _progress(n_runs: int, how: _Conditions) -> contextlib.AbstractContextManage
     return progress.bar("measuring", n_runs, visible=how.shows_progress)
 
 
-def _batch_line(batch: "Batch") -> str:
+def _batch_line(batch: "CategoryRun") -> str:
     """Format a batch as one line."""
     return (
         f"{batch.category}, {batch.variant}, {batch.n_rows} at the same time: "

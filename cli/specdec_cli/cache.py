@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.system.files import format_size
+from spec_local.text import counted
 from specdec_cli import exits, render
 from specdec_cli.options import PROMPT_CACHE, cache_limit
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_local.core.text import counted
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.text import counted
 from specdec_cli import answer_view, last_resort, progress, render, terminal, thinking_view, typed_ahead
 from specdec_cli.chat_input import interactive
 

@@ -24,7 +24,7 @@ from specdec_cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spec_local.models.pairs import ExpectedSpeedup, Memory, ModelSummary, Report, VocabularyMatch
+    from spec_local.models.pairs import ExpectedSpeedup, MemoryNeed, ModelSummary, Report, VocabularyMatch
 
 _SHOWN = 5
 
@@ -139,7 +139,7 @@ def _model(model: "ModelSummary") -> str:
     return f"{model.path.name}: {model.description}, {format_size(model.size)}{window}"
 
 
-def _memory(memory: "Memory", n_ctx: int) -> str:
+def _memory(memory: "MemoryNeed", n_ctx: int) -> str:
     parts = [
         f"weights {format_size(memory.weights)}",
         f"KV caches of {n_ctx} tokens {format_size(memory.caches)}",

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
+from spec_local.text import printable
 from specdec_cli import names, settings
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import resolve
 from spec_local.system.files import expanded, format_size
+from spec_local.text import counted
 from specdec_cli import completion, exits, progress, render
 from specdec_cli.options import NeededMainOption
 

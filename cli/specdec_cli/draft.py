@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from spec_local.models.names import resolve
 from spec_local.system.files import format_size
+from spec_local.text import counted
 from specdec_cli import completion, draft_train, draft_versions, exits, progress, render, terminal
 from specdec_cli.options import CacheChoice, DeviceOption, GpuLayersOption, KernelsOption, gpu_layers_of
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import resolve
+from spec_local.text import counted
 from specdec_cli import completion, draft_view, exits, render
 from specdec_cli.options import (
     DeviceOption,

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_local.core.text import counted
 from spec_local.system.files import format_size
+from spec_local.text import counted
 from specdec_cli import render, terminal
 from specdec_cli.progress import LINE_INTERVAL, clock, live
 
 if TYPE_CHECKING:
     from spec_local.bench.figures import VariantFigures
     from spec_local.training.events import Event
-    from spec_local.training.pipeline import Measured, TrainedHead
+    from spec_local.training.pipeline import MeasuredHead, TrainedHead
     from spec_local.training.recipe import Recipe
 
 
@@ -98,7 +98,7 @@ def plan(recipe: "Recipe", bytes_per_token: int) -> str:
     )
 
 
-def report(head: "TrainedHead", measured: "Measured", recipe: "Recipe") -> list[str]:
+def report(head: "TrainedHead", measured: "MeasuredHead", recipe: "Recipe") -> list[str]:
     """Return the lines of the report on a trained head: size, cost, expected speed-up, evaluation."""
     evaluation, gain = head.evaluation, measured.gain
     rows = [("all tokens", evaluation.overall), *evaluation.by_category.items()]
@@ -122,7 +122,7 @@ def report(head: "TrainedHead", measured: "Measured", recipe: "Recipe") -> list[
     ]
 
 
-def _learned(head: "TrainedHead", measured: "Measured") -> list[str]:
+def _learned(head: "TrainedHead", measured: "MeasuredHead") -> list[str]:
     """Lines on what a head has learned from the user's answers: acceptance and speed, before and after."""
     if not (learned := head.learned):
         return []
@@ -138,7 +138,7 @@ def _learned(head: "TrainedHead", measured: "Measured") -> list[str]:
     return lines
 
 
-def _verdict(head: Path, measured: "Measured", recipe: "Recipe") -> str:
+def _verdict(head: Path, measured: "MeasuredHead", recipe: "Recipe") -> str:
     """Say whether the head pays, by the benchmark with the adaptive policy if it ran, and what to do next.
 
     The benchmark counts more than the expected speed-up: its prompts are new to the head, and its steps

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from spec_local.core.text import counted, printable
 from spec_local.errors import InvalidRequest
+from spec_local.text import counted, printable
 from specdec_cli import answer_view, batch_view, exits, progress, render, several_view, thinking_view
 from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.options import (
@@ -30,9 +30,9 @@ from specdec_cli.options import (
 
 if TYPE_CHECKING:
     from spec_local.answers import json as answer_json
-    from spec_local.chat.request import Request
-    from spec_local.core.reasoning import Splitter
+    from spec_local.chat.request import ChatRequest
     from spec_local.engine.events import Prefilled
+    from spec_local.reasoning.markers import Splitter
     from spec_local.session import Done, Session, Text
 
 _MAX_PROMPT = 1 << 24  # bytes
@@ -272,7 +272,7 @@ def generate(
 def _as_text(
     events: "Iterator[Prefilled | Text | Done]",
     view: answer_view.AnswerView,
-    echoed: "Request | None",
+    echoed: "ChatRequest | None",
     is_exact: bool,
 ) -> "Done":
     """Print the answer as it is generated, between the prompt and the suffix if they are to be echoed.
@@ -299,7 +299,7 @@ def _as_text(
     return event
 
 
-def _before(request: "Request") -> str:
+def _before(request: "ChatRequest") -> str:
     """Return the text to echo before the answer."""
     continued = request.raw or request.suffix is not None
     return request.prompt if continued else request.prompt + "\n\n"
@@ -340,9 +340,9 @@ def _request(
     suffix_file: Path | None,
     system: str | None,
     raw: bool,
-) -> "Request":
+) -> "ChatRequest":
     """Compose the prompt: files, or piped standard input, then the argument."""
-    from spec_local.chat.request import Request
+    from spec_local.chat.request import ChatRequest
 
     if suffix_file:
         suffix = _text(suffix_file)
@@ -355,7 +355,7 @@ def _request(
         prompt = "".join(parts)
     else:
         prompt = "\n\n".join(part.rstrip("\r\n") for part in parts if part.strip())
-    return Request(prompt, suffix=suffix, system=system, raw=raw)
+    return ChatRequest(prompt, suffix=suffix, system=system, raw=raw)
 
 
 def _text(path: Path) -> str:

@@ -372,8 +372,8 @@ class ModelOptions:
             files: the result of `self.files()` if the caller has it.
             parallel: maximum number of answers at the same time; None: as many as there is memory for.
         """
-        from spec_local.answers.preload import preload
         from spec_local.llama.devices import fixed_gpu_layers
+        from spec_local.opening.preload import preload
 
         files = files or self.files()
         names = " and ".join(terminal.visible(path.name) for path in files if path)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
+from spec_local.text import counted
 from specdec_cli import last_resort, terminal, waiting
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from specdec_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from spec_local.server.events import Loaded
-    from spec_local.server.served_models import ServedModel
+    from spec_local.server.supervision.events import Loaded
+    from spec_local.server.supervision.served_models import ServedModel
 
 
 _Server = functools.partial(Option, rich_help_panel="Server")
@@ -127,7 +127,7 @@ def serve(
             from spec_local.llama.memory import free_memory
             from spec_local.server import run
             from spec_local.server.guard import Access, host_pattern
-            from spec_local.server.served_models import ServedModels, seconds_of
+            from spec_local.server.supervision.served_models import ServedModels, seconds_of
         except ModuleNotFoundError as error:
             raise InvalidRequest(f"the server needs {error.name}: {extras.hint('serve')}") from None
         if len(model or ()) > 1:
@@ -186,9 +186,9 @@ def _served(
     models: ModelOptions, sampler: SamplerOptions, parallel: int | None, alias: str | None
 ) -> "ServedModel":
     """A model as clients know it: by the name that was given, or that of its file."""
-    from spec_local.core.text import printable
     from spec_local.llama.model_file import check_header
-    from spec_local.server.served_models import ServedModel
+    from spec_local.server.supervision.served_models import ServedModel
+    from spec_local.text import printable
 
     files = models.files()
     check_header(files[0])

@@ -8,8 +8,8 @@ from specdec_cli import progress, render
 if TYPE_CHECKING:
     from spec_local.answers.running import OnRead
     from spec_local.answers.text import RowEvent
-    from spec_local.core.reasoning import Splitter
     from spec_local.engine.events import Statistics
+    from spec_local.reasoning.markers import Splitter
     from spec_local.session import ChatPrompt, Done, Session
     from spec_local.settings import GenerationSettings
 

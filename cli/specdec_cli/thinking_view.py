@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spec_local.core.text import counted
+from spec_local.text import counted
 from specdec_cli import answer_view, render, waiting
 from specdec_cli.wrapping import Unwrapped, Wrapped
 
 if TYPE_CHECKING:
-    from spec_local.core.reasoning import Parts, Splitter
+    from spec_local.reasoning.markers import Parts, Splitter
     from spec_local.session import Text
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT, resolve_pair
+from spec_local.text import counted
 from specdec_cli import exits, render, terminal, waiting
 from specdec_cli.options import (
     CacheChoice,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Option
 
-from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
+from spec_local.text import counted
 from specdec_cli import exits, render
 
 _PORT = 50052  # that of llama.cpp's rpc-server

@@ -12,8 +12,8 @@ import pytest
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
 from spec_local.proposers import installed
-from spec_local.server import sampling_body
-from spec_local.server.sampling_body import SamplingBody
+from spec_local.server.protocols import sampling_body
+from spec_local.server.protocols.sampling_body import SamplingBody
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 

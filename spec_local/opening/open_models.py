@@ -1,0 +1,128 @@
+"""Open the models of a session: what its options ask for, on this machine."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from spec_local import kernels
+from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
+from spec_local.llama.context import MAX_SEQUENCES
+from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
+from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
+from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Rows, load
+from spec_local.opening.placing import placed
+
+_Loaded = tuple[Rows, ExitStack]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """See `spec_local.session.Session.open`. workers: their addresses, checked."""
+
+    n_ctx: int | None
+    threads: int | None
+    device: DeviceOption
+    gpu_layers: int | None
+    cache_type: str
+    branches: int
+    learn: bool
+    reproducible: bool
+    parallel: int | None
+    draft_vocab: int | Literal["auto", "all"]
+    mtp: bool
+    workers: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise InvalidRequest if a value is out of range, or excludes another one."""
+        if isinstance(self.draft_vocab, int) and self.draft_vocab < 1:
+            raise InvalidRequest(f"draft_vocab is {self.draft_vocab}: give a number from 1, auto or all")
+        if self.parallel is not None and not 1 <= self.parallel <= MAX_SEQUENCES:
+            raise InvalidRequest(f"parallel is {self.parallel}: give 1 to {MAX_SEQUENCES}")
+        if self.workers and self.reproducible:
+            raise InvalidRequest("workers do not give reproducible output: give one of the two")
+
+
+def open_models(
+    main: Path | str, draft: Path | str | None, options: OpenOptions, log: Callable[[str], None]
+) -> tuple[Rows, Path | None, ExitStack]:
+    """Load models by their names, where they are fastest, and open their contexts.
+
+    Returns:
+        the contexts; the file of the draft that was given, or that has learned in its place; and what frees
+        everything.
+
+    Raises:
+        SpecLocalError: see `Session.open`.
+    """
+    options.check()
+    fixed = fixed_gpu_layers(options.device, options.gpu_layers, options.workers)
+    if fixed is None and options.reproducible:
+        fixed = GPU_LAYERS["cpu"]  # works on no other device
+    layers = GPU_LAYERS["metal"] if fixed is None else fixed
+    drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
+    main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
+    settings = LoadSettings(
+        n_ctx=options.n_ctx,
+        threads=options.threads,
+        gpu_layers=layers,
+        draft_gpu_layers=layers,
+        cache_type=options.cache_type,
+        branches=options.branches,
+        reproducible=options.reproducible,
+        parallel=options.parallel,
+        draft_vocab=options.draft_vocab,
+        mtp=options.mtp and drafting,
+        workers=options.workers,
+        find_draft=find_draft,
+    )
+    if doubts := kernels.status().doubts:
+        log(f"comparing the CPU kernels for {', '.join(doubts)} again: a session's calls took longer")
+        kernels.compare(doubts)
+
+    def load_with(draft: Path | None) -> _Loaded:
+        return load(main, draft, placed(main, draft, settings, log) if fixed is None else settings, log)
+
+    if options.learn and not find_draft:
+        draft, (rows, resources) = _load_learned(main, draft, load_with, log)
+    else:
+        rows, resources = load_with(draft)
+    return rows, draft, resources
+
+
+def _load_learned(
+    main: Path,
+    draft: Path | None,
+    load_with: Callable[[Path | None], _Loaded],
+    log: Callable[[str], None],
+) -> tuple[Path | None, _Loaded]:
+    """Load the head that has learned from the user's answers and began with a draft, or else the draft.
+
+    Versions that cannot be loaded are rolled back, if the models can be loaded without them.
+
+    Returns:
+        what is used as the draft, and the result of `load_with` for it.
+    """
+    from spec_local.models.head_versions import HeadVersions, roll_back  # takes some milliseconds
+
+    heads, broken = list[Path](), list[tuple[Path, SpecLocalError]]()
+    with suppress(ModelFileError):  # of the main model, which loading reports
+        versions = HeadVersions(main)
+        heads = [versions.path(version) for version in versions.continuing(draft)]
+    if heads[:1] == [draft]:  # the caller has chosen it
+        heads = []
+    used: Path | None
+    for used in heads:
+        try:
+            loaded = load_with(used)
+        except OF_A_HEAD as error:
+            broken.append((used, error))
+            continue
+        log(f"drafting with {used.name}, a head that has learned from your answers")
+        break
+    else:
+        used, loaded = draft, load_with(draft)
+    for head, reason in broken:
+        roll_back(main, head, reason, log)
+    return used, loaded
