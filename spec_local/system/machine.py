@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from spec_local.system.processors import usable_processors
+from spec_local.text import counted
 
 # A share of the cores. A call waits for its slowest thread, so that other programs on a tenth of the cores
 # slow it down by about a tenth, which is more than many differences that are measured.
@@ -156,8 +157,7 @@ def is_busy(other_programs: float) -> bool:
 
 def used_by_others(cores: float) -> str:
     """Return in words how many cores other programs used on average."""
-    all_cores = default_threads()
-    return f"other programs used {cores:.1f} of {all_cores} core{'s' * (all_cores > 1)}"
+    return f"other programs used {cores:.1f} of {counted(default_threads(), 'core')}"
 
 
 def _used_by_others() -> float:
