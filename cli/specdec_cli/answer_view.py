@@ -38,7 +38,7 @@ class AnswerView(ABC):
         return []
 
 
-class Plain(AnswerView):
+class PlainView(AnswerView):
     """Shows the text of the answer; `write` may break lines between words."""
 
     def __init__(self, write: Wrapped | Unwrapped | None = None) -> None:
@@ -66,7 +66,7 @@ _NO_COLOURS = Marks("\x1b[4m", "\x1b[1m", ("underlined", "bold"))
 _MAX_LISTED = 8  # rejected drafts after an answer
 
 
-class Drafts(AnswerView):
+class DraftsView(AnswerView):
     """Marks accepted draft tokens, and what the main model generated instead of a rejected one.
 
     The rejected tokens are listed after the answer, so that what is copied from the terminal is the answer.
@@ -128,7 +128,7 @@ def _on_one_line(text: str) -> str:
     return "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
 
 
-class Markdown(AnswerView):
+class MarkdownView(AnswerView):
     """Renders each block of Markdown, and each line of code, when it is complete.
 
     Until then, its last line is shown as a line of `waiting`.
@@ -247,11 +247,11 @@ def view(
     wrap: break lines between words. begun: the text before, of an answer that is continued.
     """
     if not sys.stdout.isatty():
-        return Plain()
+        return PlainView()
     if markdown and not show_drafts:
-        return Markdown(begun)
+        return MarkdownView(begun)
     write = Wrapped(render.answer, begun=begun) if wrap else Unwrapped(render.answer)
     if not show_drafts:
-        return Plain(write)
+        return PlainView(write)
     styled = _COLOURS if render.coloured(sys.stdout) else _NO_COLOURS
-    return Drafts(piece, None if os.environ.get("TERM") == "dumb" else styled, write)
+    return DraftsView(piece, None if os.environ.get("TERM") == "dumb" else styled, write)

@@ -13,7 +13,7 @@ from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
-from specdec_cli.chat_input import Command, EndOfChat
+from specdec_cli.chat_input import EndOfChat, TypedCommand
 from specdec_cli.names import nearest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _SlashCommand:
     words: Iterable[str] | None = ()
 
 
-def run_command(view: "ChatView", command: Command) -> None:
+def run_command(view: "ChatView", command: TypedCommand) -> None:
     """Run a slash command.
 
     Raises:

@@ -8,13 +8,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from spec_local.core.text import counted
-from spec_local.errors import SpecLocalError
+from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import last_resort, terminal, waiting
 
 if TYPE_CHECKING:
@@ -61,6 +62,25 @@ def confirmed(question: str, refusal: SpecLocalError) -> bool:
         return typer.confirm(question, err=True)
     except typer.Abort:
         raise KeyboardInterrupt from None
+
+
+def confirmed_deletion(what: str, yes: bool) -> bool:
+    """Ask whether to delete something, unless `yes`, as of --yes, says so; raises as `confirmed` does."""
+    refusal = InvalidRequest(f"this would delete {what}: pass --yes to confirm")
+    return yes or confirmed(f"Delete {what}?", refusal)
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """Write lines with aligned cells to stdout; right: columns that are aligned on their right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:{'>' if i in right else '<'}{widths[i]}}" for i, cell in enumerate(row))
+        write("  ".join(cells).rstrip() + "\n")
+
+
+def date(seconds: float) -> str:
+    """Return a time since the epoch as date and time of this place."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 _unfinished: Any = None  # stdout, if the last line of the answer has no end yet

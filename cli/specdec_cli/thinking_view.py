@@ -90,4 +90,4 @@ def before(
 
     Draft tokens are shown in the text as it was generated, with the reasoning and its markers.
     """
-    return view if isinstance(view, answer_view.Drafts) else Thinking(view, splitter, hidden, wrap)
+    return view if isinstance(view, answer_view.DraftsView) else Thinking(view, splitter, hidden, wrap)

@@ -67,3 +67,13 @@ def fixed_gpu_layers(
     if device != "auto":
         return GPU_LAYERS[device]
     return None if has_metal() and not workers else GPU_LAYERS["metal"]
+
+
+def gpu_layers_of(device: DeviceOption, gpu_layers: int | None) -> int:
+    """Return the number of layers on the GPU, where the fastest device is not to be found out.
+
+    Raises:
+        InvalidRequest: the device cannot be used.
+    """
+    fixed = fixed_gpu_layers(device, gpu_layers)
+    return GPU_LAYERS["metal"] if fixed is None else fixed

@@ -1,13 +1,18 @@
 """Test option values: valid ones give an answer, invalid ones a one-line error."""
 
+import ast
+import inspect
 import subprocess
 import sys
+import typing
 
 import pytest
 import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+import specdec_cli.app
+from specdec_cli import commands
 from specdec_cli.app import app
 from specdec_cli.settings import runnable
 
@@ -240,6 +245,19 @@ def test_an_invalid_value_is_reported_before_a_model_is_loaded():
         "assert 'llama_cpp' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdin=subprocess.DEVNULL)
+
+
+def test_each_command_runs_a_body_that_takes_its_options():
+    """Its name is a string, which type checkers do not see."""
+    added = [
+        call.args[2:]
+        for call in ast.walk(ast.parse(inspect.getsource(specdec_cli.app)))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("commands.add")
+    ]
+    assert len(added) == 27
+    for options, body in added:
+        kind = eval(ast.unparse(options), vars(specdec_cli.app))
+        assert typing.get_type_hints(commands.body_of(body.value))["options"] is kind
 
 
 def test_defaults_need_no_conversion():

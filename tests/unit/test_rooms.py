@@ -233,10 +233,10 @@ def test_heavy_and_native_packages_stay_in_their_parts(wanted, allowed):
     assert [str(i) for i in found if part_of(i.importer) not in allowed] == []
 
 
-def test_only_the_training_command_imports_training_and_lazily():
+def test_only_the_training_command_imports_training():
     found = [i for i in all_imports("cli") if part_of(i.imported) == "training"]
     assert found
-    assert [str(i) for i in found if not i.lazy or not i.importer.startswith("specdec_cli.draft_")] == []
+    assert [str(i) for i in found if not i.importer.startswith("specdec_cli.draft_")] == []
 
 
 def test_the_library_does_not_import_the_command_or_write_to_the_terminal():
