@@ -17,7 +17,7 @@ from spec_local.llama.setup.build import lacking, recipes, repair
 from spec_local.llama.setup.probe import probe_build
 from spec_local.system.child_process import ChildResult
 from spec_local.system.machine import default_threads
-from specdec_cli import exits, render
+from specdec_cli import exits, names, render
 from specdec_cli.signatures.doctor import DoctorOptions
 
 
@@ -94,7 +94,7 @@ def _kernels(fix: bool, again: bool) -> None:
             return
         render.write(f"compiled in {time.perf_counter() - started:.0f} s\n")
     status = kernels.status()
-    render.write(f"CPU kernels: {status}\n")
+    render.write(names.with_options(f"CPU kernels: {status}\n"))
     if not status.instruction_set:
         return
     missing = [kind for kind in TYPES if again or kind not in status.times or kind in status.doubts]

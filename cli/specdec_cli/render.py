@@ -16,7 +16,7 @@ import typer
 
 from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
-from specdec_cli import last_resort, terminal, waiting
+from specdec_cli import last_resort, names, terminal, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,7 +158,7 @@ def _fitting(line: str) -> str:
 
 def _one_line(text: str) -> str:
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # a file name may be no UTF-8
-    return terminal.visible(text.replace("\n", " "))
+    return terminal.visible(names.with_options(text.replace("\n", " ")))
 
 
 def _write_error(text: str, style: str = "") -> None:

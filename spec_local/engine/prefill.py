@@ -26,7 +26,7 @@ def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
     if len(prompt) > main.n_ctx:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens but the context only {main.n_ctx}: "
-            "shorten it or raise --ctx",
+            "shorten it or raise `n_ctx`",
             len(prompt),
             main.n_ctx,
         )

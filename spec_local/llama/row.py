@@ -84,7 +84,7 @@ class LlamaRow(NativeRow, RowMethods):
         n_branches = self._tree.count(parents)
         if n_branches > self.max_branches:
             if self.model.is_recurrent:
-                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
+                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (`shape=chain`)")
             raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
 
     def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:

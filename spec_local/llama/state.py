@@ -176,7 +176,7 @@ def _check(path: Path, part: _Part, row: LlamaRow) -> None:
             raise InvalidRequest(f"{path} was saved with another {name}: the prompt must be evaluated again")
     if len(part.tokens) > row.n_ctx:
         raise ContextOverflow(
-            f"{path} has {len(part.tokens)} tokens, the context only {row.n_ctx}: give a larger --ctx"
+            f"{path} has {len(part.tokens)} tokens, the context only {row.n_ctx}: give a larger `n_ctx`"
         )
     if max(part.tokens, default=0) >= row.n_vocab:
         raise _damaged(path)
@@ -206,7 +206,7 @@ def conditions(row: LlamaRow) -> dict[str, str]:
         "extension of the context": row.n_ctx > (model.n_ctx_original or row.n_ctx),
     }
     if row.pad_to:
-        facts["setting of --reproducible"] = True
+        facts["setting of `reproducible`"] = True
     if used := kernels.identity():
         facts["set of CPU kernels"] = used
     return {name: str(fact) for name, fact in facts.items()}

@@ -186,7 +186,7 @@ def test_a_state_saved_without_it_is_refused(path_of, tmp_path):
             assert session.load_state(tmp_path / "state") == 23
         with (
             Session.open(path_of("Q4_K_M"), n_ctx=64, threads=1, reproducible=loaded) as session,
-            pytest.raises(InvalidRequest, match="setting of --reproducible"),
+            pytest.raises(InvalidRequest, match="setting of `reproducible`"),
         ):
             session.load_state(tmp_path / "state")
 
@@ -205,7 +205,7 @@ def test_drawn_drafts_are_refused_above_temperature_0(path_of):
 
 def test_a_gpu_is_refused(path_of, monkeypatch):
     monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: True)
-    with pytest.raises(InvalidRequest, match="--device cpu"):
+    with pytest.raises(InvalidRequest, match="`device=cpu`"):
         Session.open(path_of("Q4_K_M"), reproducible=True)
     Session.open(path_of("Q4_K_M"), reproducible=True, gpu_layers=0).close()
 

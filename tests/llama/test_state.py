@@ -191,7 +191,7 @@ def test_a_header_that_claims_too_much(saved, reader):
         *((name, {}, "another model file") for name in ("tiny_draft", "window_model", "recurrent_model")),
         ("tiny_model", {"cache_type": "q8_0"}, "another cache type"),
         ("tiny_model", {"flash_attention": False}, "flash attention"),
-        ("tiny_model", {"n_ctx": len(TEXT) - 1}, "larger --ctx"),
+        ("tiny_model", {"n_ctx": len(TEXT) - 1}, "larger `n_ctx`"),
     ],
 )
 def test_another_model_or_setting(make, monkeypatch, saved, name, kwargs, match):
