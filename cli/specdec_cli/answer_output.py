@@ -12,7 +12,7 @@ from spec_local.core.reasoning import Splitter
 from spec_local.core.text import printable
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.settings import GenerationSettings
-from specdec_cli import answer_view, progress, render, thinking_view
+from specdec_cli import answer_view, render, thinking_view
 from specdec_cli.signatures.generate import GenerateOptions
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Asked:
 def print_answer(asked: Asked, request: Request) -> Done:
     """Print one answer, and return its last event."""
     options = asked.options
-    events = progress.reading(
+    events = answer_view.reading(
         lambda on_read: asked.session.generate(
             asked.prompt, asked.settings, cancelled=asked.cancelled, on_read=on_read
         ),
@@ -109,7 +109,7 @@ def print_answers(asked: Asked, n_answers: int, n_rows: int, totals: Statistics)
             on_read=lambda index, n_read, n_cached: on_read(n_read, n_prompt, 0),
         )
 
-    for index, event in progress.reading(generate, in_one_piece=options.as_json):
+    for index, event in answer_view.reading(generate, in_one_piece=options.as_json):
         if isinstance(event, Failed):
             raise event.error
         if options.as_json or options.as_jsonl:

@@ -81,16 +81,17 @@ commands.add(_cache, "clear", cache.CacheClearOptions, "cache:clear")
 _config = _group(
     "config", "Show and set options in the config file; show those set in the environment (SPECDEC_*)."
 )
-commands.add_plain(_config, "path", config.ConfigPathOptions, "config:show_path")
-commands.add_plain(_config, "show", config.ConfigShowOptions, "config:show")
-commands.add_plain(
+commands.add(_config, "path", config.ConfigPathOptions, "config:show_path", configurable=False)
+commands.add(_config, "show", config.ConfigShowOptions, "config:show", configurable=False)
+commands.add(
     _config,
     "set",
     config.ConfigSetOptions,
     "config:set_value",
+    configurable=False,
     context_settings={"ignore_unknown_options": True},  # for values such as -1
 )
-commands.add_plain(_config, "unset", config.ConfigUnsetOptions, "config:unset")
+commands.add(_config, "unset", config.ConfigUnsetOptions, "config:unset", configurable=False)
 
 
 def _version(value: bool) -> None:

@@ -58,12 +58,7 @@ def answer_all(options: GenerateOptions, settings: GenerationSettings) -> None:
 
 
 def _answer(
-    session: "Session",
-    left: list[Entry],
-    n_entries: int,
-    answers: Answers,
-    at_a_time: int,
-    figures: bool,
+    session: "Session", left: list[Entry], n_entries: int, answers: Answers, at_a_time: int, figures: bool
 ) -> int:
     """Answer the prompts that are left, and return how many of the answers were cut short."""
     n_answers = n_failed = n_cut = n_tokens = 0

@@ -11,7 +11,7 @@ from spec_local.chat.template import ChatTemplate, start_template_process
 from spec_local.chat_session import ChatSession
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama import runtime, workers
-from specdec_cli import chat_input, last_resort, render, typed_ahead
+from specdec_cli import chat_input, facts, last_resort, render, typed_ahead
 from specdec_cli.chat_commands import completions, run_command
 from specdec_cli.chat_models import ChatModels
 from specdec_cli.chat_view import ChatView
@@ -37,7 +37,7 @@ def chat(options: ChatOptions) -> None:
             hide_thinking=options.hide_thinking,
         )
         if options.verbose:
-            render.notes(render.setting_lines(session))
+            render.notes(facts.setting_lines(session))
         if chat_input.interactive():
             view.kept = chat_input.last_chat()
         render.note(view.banner())

@@ -12,7 +12,7 @@ from spec_local.chat import saved_chat
 from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
-from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
+from specdec_cli import chat_settings, clipboard, code_fences, facts, render, terminal
 from specdec_cli.chat_input import EndOfChat, TypedCommand
 from specdec_cli.names import nearest
 
@@ -159,7 +159,7 @@ def _stats(view: "ChatView", rest: str) -> None:
     if not view.last:
         raise InvalidRequest("there is no answer yet: send a message first")
     render.note(view.statistics_line(view.last))
-    render.notes(render.profile_lines(view.last))
+    render.notes(facts.profile_lines(view.last))
     n = len(view.session.main.cached)
     messages = len(view.conversation.messages)
     render.note(f"{counted(messages, 'message')}, {n} of {view.session.main.n_ctx} tokens of context used")

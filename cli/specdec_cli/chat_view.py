@@ -14,7 +14,15 @@ from spec_local.core.text import counted
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.session import Session
-from specdec_cli import answer_view, last_resort, progress, render, terminal, thinking_view, typed_ahead
+from specdec_cli import (
+    answer_view,
+    facts,
+    last_resort,
+    render,
+    terminal,
+    thinking_view,
+    typed_ahead,
+)
 from specdec_cli.chat_input import interactive
 from specdec_cli.chat_models import ChatModels
 
@@ -140,7 +148,7 @@ class ChatView:
                 last_resort.before_end(self._cut),
                 render.interruptible() as cancelled,
             ):
-                for event in progress.reading(start):
+                for event in answer_view.reading(start):
                     answer.add(event)
         except ContextOverflow as error:
             render.note(f"{refusal}: {error}")
@@ -186,13 +194,13 @@ class ChatView:
         """
         self.last = done.statistics
         if self.show_statistics:
-            render.note(render.plain_statistics(done.statistics, self._gain(done.statistics)))
+            render.note(facts.plain_statistics(done.statistics, self._gain(done.statistics)))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
             render.note(f"{full}: {self._ways_to_make_room()}; /set ctx N opens a larger one")
-        if closed := render.reasoning_note(done):
+        if closed := facts.reasoning_note(done):
             render.note(closed)
-        if cut := render.cut_note(done, self.chat.settings):
+        if cut := facts.cut_note(done, self.chat.settings):
             render.note(cut)
         elif done.reason == "length" and interactive():
             render.note(f"cut at {counted(self.chat.settings.max_tokens or 0, 'token')}: /continue")
@@ -204,10 +212,10 @@ class ChatView:
 
     def statistics_line(self, statistics: Statistics) -> str:
         """All statistics of an answer, and what drafts gained."""
-        return render.statistics_line(statistics, self._gain(statistics))
+        return facts.statistics_line(statistics, self._gain(statistics))
 
     def _gain(self, statistics: Statistics) -> str:
-        return render.gain(self.session, self.chat.settings, statistics)
+        return facts.gain(self.session, self.chat.settings, statistics)
 
     def _ways_to_make_room(self) -> str:
         clear = "/clear starts a new conversation"
@@ -232,7 +240,7 @@ class ChatView:
         main = self.session.main
         device = self.session.device
         if device == "CPU":
-            device += f" ({render.threads(main)})"
+            device += f" ({facts.threads(main)})"
         return f"main {main.model.path.name} · {self.speculation()} · {device} · context {main.n_ctx} · /help"
 
     def save(self, path: Path, *, with_state: bool) -> None:

@@ -215,51 +215,40 @@ ConfigOption = Annotated[str | None, Option(**_CONFIG)]
 _UsedConfig = Annotated[str | None, Option(**_CONFIG, is_eager=True, callback=use_config)]
 
 
-def add(app: typer.Typer, name: str, options: type[Any], body: str) -> None:
-    """Add a command whose options can also be set elsewhere; all such commands have --config and --no-color.
+def add(
+    app: typer.Typer, name: str, options: type[Any], body: str, *, configurable: bool = True, **more: Any
+) -> None:
+    """Add a command.
 
     Args:
         options: a dataclass. Its fields are the command's parameters; those of a field that is a dataclass
             itself, such as `ModelOptions`, are as well. Its documentation is the command's help.
         body: module and name of the function that runs the command, which takes `options`.
+        configurable: whether options can also be set elsewhere, and --config names the file. A command that
+            is not works with a broken config file.
     """
-    common = [_parameter("config", _UsedConfig, None), _parameter("no_color", NoColor, False)]
-    _register(app, name, options, body, common, cls=ConfigurableCommand)
 
+    def run(**values: Any) -> None:
+        body_of(body)(_record(options, values))
 
-def add_plain(app: typer.Typer, name: str, options: type[Any], body: str, **more: Any) -> None:
-    """Add a command whose options are not set elsewhere: it works with a broken config file. See `add`."""
-    _register(app, name, options, body, [], cls=PlainCommand, **more)
+    parameters = list(_parameters(options))
+    if configurable:
+        parameters += [_parameter("config", _UsedConfig, None), _parameter("no_color", NoColor, False)]
+    run.__doc__ = options.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    app.command(name, cls=ConfigurableCommand if configurable else PlainCommand, **more)(run)
 
 
 def body_of(command: str) -> Callable[[Any], None]:
-    """Return the function that runs a command, such as "chat:chat". Its module is imported here.
+    """Return the function that runs a command, such as "chat:chat", and import its module.
 
     This is where imports are lazy, so that --help is fast: a module of `signatures` imports little, and that
     of a body all that it needs.
     """
     module, _, function = command.partition(":")
-    return typing.cast(
-        Callable[[Any], None], getattr(importlib.import_module(f"specdec_cli.{module}"), function)
-    )
-
-
-def _register(
-    app: typer.Typer,
-    name: str,
-    options: type[Any],
-    body: str,
-    common: list[inspect.Parameter],
-    **more: Any,
-) -> None:
-    def run(**values: Any) -> None:
-        body_of(body)(_record(options, values))
-
-    parameters = [*_parameters(options), *common]
-    run.__doc__ = options.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command(name, **more)(run)
+    body: Callable[[Any], None] = getattr(importlib.import_module(f"specdec_cli.{module}"), function)
+    return body
 
 
 def _parameters(options: Any) -> Iterator[inspect.Parameter]:

@@ -17,7 +17,7 @@ from spec_local.llama.setup.build import lacking, recipes, repair
 from spec_local.llama.setup.probe import probe_build
 from spec_local.system.child_process import ChildResult
 from spec_local.system.machine import default_threads
-from specdec_cli import exits, names, render
+from specdec_cli import exits, facts, names, render
 from specdec_cli.signatures.doctor import DoctorOptions
 
 
@@ -42,7 +42,7 @@ def doctor(options: DoctorOptions) -> None:
             raise typer.Exit(exits.FAILURE)
     render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
     render.write(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n")
-    render.write(f"threads: {default_threads()}{render.limit_note()}\n")
+    render.write(f"threads: {default_threads()}{facts.limit_note()}\n")
     _kernels(options.fix, again=options.part == "kernels")
     if options.part == "rpc":
         _rpc_backend(options.fix)

@@ -17,7 +17,7 @@ from spec_local.llama import runtime
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import decoded
-from specdec_cli import answer_output, exits, render
+from specdec_cli import answer_output, exits, facts, render
 from specdec_cli.answer_output import Asked
 from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.given_files import STANDARD, read_given
@@ -112,7 +112,7 @@ def _answer(options: GenerateOptions, settings: GenerationSettings, request: Req
     ):
         model = session.main.model
         if options.verbose:
-            render.notes(render.setting_lines(session))
+            render.notes(facts.setting_lines(session))
         if not continues and request.is_plain(model):
             render.note("this model has no chat template: continuing the text as it is")
         tokens = request.tokens(model, session.main.n_ctx)
@@ -140,16 +140,16 @@ def _explain(asked: Asked, ends: list[Done], statistics: Statistics) -> None:
     if is_cut and not (options.as_json or options.as_jsonl):  # JSON says so
         length = counted(settings.max_tokens or 0, "token")
         render.note(f"cut at {length}: for the rest, give a larger -n, or leave it out")
-    if closed := next(filter(None, map(render.reasoning_note, ends)), None):
+    if closed := next(filter(None, map(facts.reasoning_note, ends)), None):
         render.note(closed)
     if options.verbose:
-        gain = render.gain(session, settings, statistics) if options.answers is None else ""
-        render.note(render.statistics_line(statistics, gain))
+        gain = facts.gain(session, settings, statistics) if options.answers is None else ""
+        render.note(facts.statistics_line(statistics, gain))
     if options.profile:
-        render.notes(render.profile_lines(statistics))
+        render.notes(facts.profile_lines(statistics))
     if any(done.reason == "context" for done in ends):
         render.note(f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to continue")
-    if cut := next(filter(None, (render.cut_note(done, settings) for done in ends)), None):
+    if cut := next(filter(None, (facts.cut_note(done, settings) for done in ends)), None):
         render.note(cut)
     if any(done.reason == "cancelled" for done in ends):
         raise KeyboardInterrupt

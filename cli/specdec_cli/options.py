@@ -25,52 +25,28 @@ from specdec_cli import commands, completion
 if TYPE_CHECKING:
     from spec_local.core.sampling import SamplingSettings
 
+_ModelOption = functools.partial(Option, metavar="FILE|NAME", autocompletion=completion.models)
+NamedModel = functools.partial(Argument, autocompletion=completion.models)
 MainOption = Annotated[
-    str | None,
-    Option(
-        "--main",
-        "-m",
-        metavar="FILE|NAME",
-        help="Main model, instead of MODEL (default: starter-pair).",
-        autocompletion=completion.models,
-    ),
+    str | None, _ModelOption("--main", "-m", help="Main model, instead of MODEL (default: starter-pair).")
 ]
 NeededMainOption = Annotated[
-    str | None,
-    Option(
-        "--main",
-        "-m",
-        metavar="FILE|NAME",
-        help="Main model, instead of MAIN; there is no default.",
-        autocompletion=completion.models,
-    ),
+    str | None, _ModelOption("--main", "-m", help="Main model, instead of MAIN; there is no default.")
 ]
 DraftOption = Annotated[
     str | None,
-    Option(
-        "--draft",
-        "-md",
-        metavar="FILE|NAME",
-        help="Draft model or head; auto (default) finds one, none turns it off.",
-        autocompletion=completion.models,
-    ),
+    _ModelOption("--draft", "-md", help="Draft model or head; auto (default) finds one, none turns it off."),
 ]
 ModelArgument = Annotated[
     str | None,
-    Argument(
+    NamedModel(
         metavar="MODEL",
         help="Main model: a file, a name of a model or pair (see specdec models list), or user/repo:quant on "
         "the Hugging Face Hub.",
-        autocompletion=completion.models,
     ),
 ]
 DraftArgument = Annotated[
-    str | None,
-    Argument(
-        metavar="DRAFT",
-        help="Draft model or head, instead of --draft.",
-        autocompletion=completion.models,
-    ),
+    str | None, NamedModel(metavar="DRAFT", help="Draft model or head, instead of --draft.")
 ]
 
 
@@ -224,11 +200,7 @@ class ModelOptions:
     draft: DraftOption = None
     ctx: Annotated[
         int | None,
-        Option(
-            "--ctx",
-            "-c",
-            help="Context size in tokens (default: 4096, or the model's maximum).",
-        ),
+        Option("--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."),
     ] = None
     no_spec: Annotated[bool, Option("--no-spec", help="Decode without speculation.")] = False
     threads: Annotated[

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,20 +109,17 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> Gene
     recommended = {}
     with contextlib.suppress(SpecLocalError):  # there is no such model, which is an error when it is opened
         recommended = sampling_defaults(models.files()[0])
+    speculation = {
+        each.name: getattr(models, each.name)
+        for each in fields(GenerationSettings)
+        if hasattr(models, each.name)
+    }
     return GenerationSettings(
+        **speculation | ({"proposer": "none"} if models.no_spec else {}),
         sampling=sampling.settings(recommended),
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
         stops=sampling.stop or (),
-        proposer="none" if models.no_spec else models.proposer,
-        policy=models.policy,
-        draft_max=models.draft_max,
-        draft_p_min=models.draft_p_min,
-        staged=models.staged,
-        shape=models.shape,
-        tree_nodes=models.tree_nodes,
-        beam_width=models.beam_width,
-        verifier=models.verifier,
         grammar=read_text(sampling.grammar_file, _MAX_TEXT) if sampling.grammar_file else None,
         json_schema=_schema(sampling.json_schema) if sampling.json_schema is not None else None,
         reasoning_budget=sampling.thinking_budget,

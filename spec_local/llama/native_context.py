@@ -213,7 +213,8 @@ class NativeRow:
         """Check that the context has room for n tokens."""
         if n > self.n_ctx:
             raise ContextOverflow(
-                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger `n_ctx`"
+                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger "
+                "`n_ctx`"
             )
 
     def _check_length(self, length: int) -> None:

@@ -250,3 +250,22 @@ def test_the_library_does_not_import_the_command_or_write_to_the_terminal():
     }
     # Child processes, which print what their parents read.
     assert printing <= {"spec_local.system.child_process", "spec_local.training.learn"}
+
+
+def test_the_command_has_short_functions_and_imports_at_module_level():
+    """`specdec_cli.commands.body_of` imports the module of a command when it runs."""
+    functions = [
+        (module, node)
+        for module, tree in modules("cli")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    long = [f"{module}.{node.name}" for module, node in functions if node.end_lineno - node.lineno >= 60]
+    assert long == []
+    inside = {
+        (module, child.lineno)
+        for module, node in functions
+        for child in ast.walk(node)
+        if isinstance(child, ast.Import | ast.ImportFrom)
+    }
+    assert len(inside) <= 30

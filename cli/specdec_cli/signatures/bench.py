@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from typer import Option
 
-from specdec_cli.options import DraftArgument, ModelArgument, ModelOptions, SamplingOptions, VerboseFlag
+from specdec_cli import options
 
 _Prompts, _Variants, _Results = (
     functools.partial(Option, rich_help_panel=panel) for panel in ("Prompts", "Variants", "Results")
@@ -16,14 +16,14 @@ FormatChoice = Literal["md", "csv", "json", "jsonl"]
 
 
 @dataclass(frozen=True)
-class BenchModels(ModelOptions):
+class BenchModels(options.ModelOptions):
     """`ModelOptions` without a prompt cache: what was read once would not be measured again."""
 
     prompt_cache: ClassVar[str] = "off"  # type: ignore[misc]  # no option
 
 
 @dataclass(frozen=True)
-class BenchSampling(SamplingOptions):
+class BenchSampling(options.SamplingOptions):
     """`SamplingOptions` with the defaults of a benchmark."""
 
     temp: Annotated[
@@ -59,8 +59,8 @@ class BenchOptions:
 
     models: BenchModels
     sampling: BenchSampling
-    model: ModelArgument = None
-    draft_model: DraftArgument = None
+    model: options.ModelArgument = None
+    draft_model: options.DraftArgument = None
     prompts: Annotated[
         Path | None,
         _Prompts(
@@ -90,8 +90,7 @@ class BenchOptions:
     sweep: Annotated[
         list[str] | None,
         Option(
-            metavar="NAME=A,B",
-            help="Compare values of an option, for example draft-max=1,2,4,8; repeatable.",
+            metavar="NAME=A,B", help="Compare values of an option, for example draft-max=1,2,4,8; repeatable."
         ),
     ] = None
     proposers: Annotated[str | None, _Variants(metavar="A,B", help="Compare proposers.")] = None
@@ -122,4 +121,6 @@ class BenchOptions:
         ),
     ] = None
     plot: Annotated[Path | None, _Results(metavar="FILE", help="Also draw a plot, as a PNG file.")] = None
-    verbose: Annotated[int, VerboseFlag(help="Show a line per prompt; -vv: also llama.cpp's log.")] = 0
+    verbose: Annotated[
+        int, options.VerboseFlag(help="Show a line per prompt; -vv: also llama.cpp's log.")
+    ] = 0

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from specdec_cli.options import PROMPT_CACHE, YesOption
+from specdec_cli import options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,9 @@ class CacheShowOptions:
       specdec cache show
     """
 
-    prompt_cache: Annotated[str | None, Option(**PROMPT_CACHE, hidden=True)] = None  # as it is set elsewhere
+    prompt_cache: Annotated[str | None, Option(**options.PROMPT_CACHE, hidden=True)] = (
+        None  # as it is set elsewhere
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,4 +37,4 @@ class CacheClearOptions:
       specdec cache clear --yes
     """
 
-    yes: YesOption = False
+    yes: options.YesOption = False

@@ -7,17 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from specdec_cli.options import (
-    DraftArgument,
-    HideThinkingOption,
-    ModelArgument,
-    ModelOptions,
-    NoWrapOption,
-    SamplingOptions,
-    ShowDraftsOption,
-    SystemOption,
-    VerboseOption,
-)
+from specdec_cli import options
 
 _Chat = partial(Option, rich_help_panel="Chat")
 
@@ -36,11 +26,11 @@ class ChatOptions:
       specdec chat --continue
     """
 
-    models: ModelOptions
-    sampling: SamplingOptions
-    model: ModelArgument = None
-    draft_model: DraftArgument = None
-    system: SystemOption = None
+    models: options.ModelOptions
+    sampling: options.SamplingOptions
+    model: options.ModelArgument = None
+    draft_model: options.DraftArgument = None
+    system: options.SystemOption = None
     load: Annotated[
         Path | None, _Chat(metavar="FILE", help="Continue a conversation that was saved with /save.")
     ] = None
@@ -51,11 +41,11 @@ class ChatOptions:
         Literal["stop", "drop-oldest"],
         _Chat(help="When the context is full, stop, or drop the oldest messages except the system message."),
     ] = "stop"
-    show_drafts: ShowDraftsOption = False
-    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Chat")] = False
+    show_drafts: options.ShowDraftsOption = False
+    hide_thinking: Annotated[bool, options.HideThinkingOption(rich_help_panel="Chat")] = False
     markdown: Annotated[
         bool, _Chat("--markdown", help="Render Markdown; each block is shown when it is complete.")
     ] = False
-    no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Chat")] = False
+    no_wrap: Annotated[bool, options.NoWrapOption(rich_help_panel="Chat")] = False
     no_stats: Annotated[bool, _Chat("--no-stats", help="Do not print statistics after each answer.")] = False
-    verbose: VerboseOption = 0
+    verbose: options.VerboseOption = 0

@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Argument
-
-from specdec_cli import completion
-from specdec_cli.options import NeededMainOption, YesOption
+from specdec_cli import options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +33,13 @@ class DatastoreAddOptions:
 
     arguments: Annotated[
         list[str],
-        Argument(
+        options.NamedModel(
             metavar="[MAIN] FILES",
             help="Main model, followed by text files or folders of text files.",
             show_default=False,
-            autocompletion=completion.models,
         ),
     ]
-    main: NeededMainOption = None
+    main: options.NeededMainOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,4 +55,4 @@ class DatastoreClearOptions:
       specdec datastore clear --yes
     """
 
-    yes: YesOption = False
+    yes: options.YesOption = False

@@ -34,6 +34,5 @@ class DoctorOptions:
         ),
     ] = False
     report: Annotated[
-        bool,
-        Option("--report", help="Print only a TOML report: this processor and its measurements."),
+        bool, Option("--report", help="Print only a TOML report: this processor and its measurements.")
     ] = False

@@ -4,26 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
-from specdec_cli import completion
-from specdec_cli.options import (
-    CacheTypeOption,
-    DeviceOption,
-    GpuLayersOption,
-    KernelsOption,
-    LaterContextOption,
-    NeededMainOption,
-)
+from specdec_cli import completion, options
 
 KindChoice = Literal["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16"]
 _HeadMain = Annotated[
     str | None,
-    Argument(
-        metavar="MAIN",
-        help="Main model that the head drafts for: a file or a name.",
-        autocompletion=completion.models,
-    ),
+    options.NamedModel(metavar="MAIN", help="Main model that the head drafts for: a file or a name."),
 ]
 
 
@@ -43,12 +31,7 @@ class DraftQuantizeOptions:
     """
 
     model: Annotated[
-        str,
-        Argument(
-            metavar="MODEL",
-            help="Model to quantize, main or draft: a file or a name.",
-            autocompletion=completion.models,
-        ),
+        str, options.NamedModel(metavar="MODEL", help="Model to quantize, main or draft: a file or a name.")
     ]
     main: Annotated[
         str | None,
@@ -67,7 +50,7 @@ class DraftQuantizeOptions:
     ] = None
     yes: Annotated[bool, Option("--yes", "-y", help="Make the copy even if it would not pay off.")] = False
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False
-    ctx: LaterContextOption = 4096
+    ctx: options.LaterContextOption = 4096
     threads: Annotated[
         int | None,
         Option(
@@ -76,10 +59,10 @@ class DraftQuantizeOptions:
             help="Number of threads, now and in later sessions (default: one per usable core).",
         ),
     ] = None
-    device: DeviceOption = "auto"
-    gpu_layers: GpuLayersOption = None
-    cache_type: CacheTypeOption = "f16"
-    kernels: KernelsOption = "auto"
+    device: options.DeviceOption = "auto"
+    gpu_layers: options.GpuLayersOption = None
+    cache_type: options.CacheTypeOption = "f16"
+    kernels: options.KernelsOption = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +86,9 @@ class DraftTrainOptions:
 
     main: Annotated[
         str | None,
-        Argument(
-            metavar="MAIN",
-            help="Main model to train a head for: a file or a name.",
-            autocompletion=completion.models,
-        ),
+        options.NamedModel(metavar="MAIN", help="Main model to train a head for: a file or a name."),
     ] = None
-    main_option: NeededMainOption = None
+    main_option: options.NeededMainOption = None
     output: Annotated[
         Path | None,
         Option(
@@ -140,7 +119,7 @@ class DraftTrainOptions:
         float | None,
         Option(
             help="Time for everything except the report, including data generation in earlier runs "
-            "(default: 60).",
+            "(default: 60)."
         ),
     ] = None
     tokens: Annotated[
@@ -171,9 +150,9 @@ class DraftTrainOptions:
     threads: Annotated[
         int | None, Option(min=1, max=512, help="Number of threads (default: one per usable core).")
     ] = None
-    device: DeviceOption = "auto"
-    gpu_layers: GpuLayersOption = None
-    kernels: KernelsOption = "auto"
+    device: options.DeviceOption = "auto"
+    gpu_layers: options.GpuLayersOption = None
+    kernels: options.KernelsOption = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +169,7 @@ class DraftVersionsOptions:
     """
 
     main: _HeadMain = None
-    main_option: NeededMainOption = None
+    main_option: options.NeededMainOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,4 +184,4 @@ class DraftRollbackOptions:
     """
 
     main: _HeadMain = None
-    main_option: NeededMainOption = None
+    main_option: options.NeededMainOption = None

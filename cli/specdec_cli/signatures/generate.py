@@ -7,17 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from specdec_cli.options import (
-    HideThinkingOption,
-    ModelArgument,
-    ModelOptions,
-    NoWrapOption,
-    PromptOption,
-    SamplingOptions,
-    ShowDraftsOption,
-    SystemOption,
-    VerboseOption,
-)
+from specdec_cli import options
 
 _Text = functools.partial(Option, rich_help_panel="Text and code")
 _Output = functools.partial(Option, rich_help_panel="Output")
@@ -41,9 +31,9 @@ class GenerateOptions:
     is cut short.
     """
 
-    models: ModelOptions
-    sampling: SamplingOptions
-    model: ModelArgument = None
+    models: options.ModelOptions
+    sampling: options.SamplingOptions
+    model: options.ModelArgument = None
     prompt: Annotated[
         str | None,
         Argument(
@@ -52,7 +42,7 @@ class GenerateOptions:
             "precedes it.",
         ),
     ] = None
-    prompt_option: PromptOption = None
+    prompt_option: options.PromptOption = None
     file: Annotated[
         list[Path] | None,
         Option(
@@ -62,7 +52,7 @@ class GenerateOptions:
             help="Text to put before the prompt; repeatable; - is standard input.",
         ),
     ] = None
-    system: SystemOption = None
+    system: options.SystemOption = None
     raw: Annotated[
         bool, _Text("--raw", help="Continue the text exactly as it is, without the chat template.")
     ] = False
@@ -120,14 +110,13 @@ class GenerateOptions:
             "of the free memory).",
         ),
     ] = None
-    show_drafts: ShowDraftsOption = False
-    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False
-    no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False
+    show_drafts: options.ShowDraftsOption = False
+    hide_thinking: Annotated[bool, options.HideThinkingOption(rich_help_panel="Output")] = False
+    no_wrap: Annotated[bool, options.NoWrapOption(rich_help_panel="Output")] = False
     no_newline: Annotated[
-        bool,
-        _Output("--no-newline", help="Print the exact answer, without adding a newline at the end."),
+        bool, _Output("--no-newline", help="Print the exact answer, without adding a newline at the end.")
     ] = False
     profile: Annotated[
         bool, _Output("--profile", help="Show where the time goes, and how much of it drafts save.")
     ] = False
-    verbose: VerboseOption = 0
+    verbose: options.VerboseOption = 0

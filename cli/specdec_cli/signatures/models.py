@@ -5,19 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from specdec_cli import completion
-from specdec_cli.options import (
-    CacheTypeOption,
-    DeviceOption,
-    DraftArgument,
-    DraftOption,
-    GpuLayersOption,
-    KernelsOption,
-    LaterContextOption,
-    MainOption,
-    ModelArgument,
-    YesOption,
-)
+from specdec_cli import completion, options
 
 _Name = Annotated[
     str,
@@ -97,7 +85,7 @@ class ModelsRmOptions:
     """
 
     name: _Name
-    yes: YesOption = False
+    yes: options.YesOption = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +101,16 @@ class ModelsCheckOptions:
       specdec models check main.gguf draft.gguf --ctx 16384
     """
 
-    main: ModelArgument = None
-    draft: DraftArgument = None
-    main_option: MainOption = None
-    draft_option: DraftOption = None
-    ctx: LaterContextOption = 4096
+    main: options.ModelArgument = None
+    draft: options.DraftArgument = None
+    main_option: options.MainOption = None
+    draft_option: options.DraftOption = None
+    ctx: options.LaterContextOption = 4096
     threads: Annotated[
         int | None,
         Option(min=1, max=512, help="Number of threads in later sessions (default: one per usable core)."),
     ] = None
-    device: DeviceOption = "auto"
-    gpu_layers: GpuLayersOption = None
-    cache_type: CacheTypeOption = "f16"
-    kernels: KernelsOption = "auto"
+    device: options.DeviceOption = "auto"
+    gpu_layers: options.GpuLayersOption = None
+    cache_type: options.CacheTypeOption = "f16"
+    kernels: options.KernelsOption = "auto"

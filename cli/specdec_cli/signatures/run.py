@@ -5,16 +5,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from specdec_cli.options import (
-    HideThinkingOption,
-    ModelArgument,
-    ModelOptions,
-    PromptOption,
-    SamplingOptions,
-    ShowDraftsOption,
-    SystemOption,
-    VerboseOption,
-)
+from specdec_cli import options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +23,14 @@ class RunOptions:
       git diff | specdec run coder-7b "Write a commit message."
     """
 
-    models: ModelOptions
-    sampling: SamplingOptions
-    model: ModelArgument = None
+    models: options.ModelOptions
+    sampling: options.SamplingOptions
+    model: options.ModelArgument = None
     prompt: Annotated[
         str | None, Argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
     ] = None
-    prompt_option: PromptOption = None
-    system: SystemOption = None
-    show_drafts: ShowDraftsOption = False
-    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False
-    verbose: VerboseOption = 0
+    prompt_option: options.PromptOption = None
+    system: options.SystemOption = None
+    show_drafts: options.ShowDraftsOption = False
+    hide_thinking: Annotated[bool, options.HideThinkingOption(rich_help_panel="Output")] = False
+    verbose: options.VerboseOption = 0

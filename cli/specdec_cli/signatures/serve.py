@@ -5,10 +5,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter, Option
 
-from specdec_cli import completion
-from specdec_cli.options import ModelOptions, SamplerOptions
+from specdec_cli import options
 
 _Server = functools.partial(Option, rich_help_panel="Server")
 
@@ -38,14 +37,13 @@ class ServeOptions:
       SPECDEC_API_KEY=secret specdec serve --host 0.0.0.0
     """
 
-    models: ModelOptions
-    sampler: SamplerOptions
+    models: options.ModelOptions
+    sampler: options.SamplerOptions
     model: Annotated[
         list[str] | None,
-        Argument(
+        options.NamedModel(
             metavar="MODEL",
             help="Main model: a file, a name or user/repo:quant. With several, each request names one.",
-            autocompletion=completion.models,
         ),
     ] = None
     host: Annotated[

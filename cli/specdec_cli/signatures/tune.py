@@ -5,16 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from specdec_cli.options import (
-    CacheTypeOption,
-    DeviceOption,
-    DraftArgument,
-    DraftOption,
-    GpuLayersOption,
-    KernelsOption,
-    MainOption,
-    ModelArgument,
-)
+from specdec_cli import options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +22,10 @@ class TuneOptions:
       specdec tune main.gguf --threads 4 --threads 8
     """
 
-    main: ModelArgument = None
-    draft: DraftArgument = None
-    main_option: MainOption = None
-    draft_option: DraftOption = None
+    main: options.ModelArgument = None
+    draft: options.DraftArgument = None
+    main_option: options.MainOption = None
+    draft_option: options.DraftOption = None
     ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096
     threads: Annotated[
         list[int] | None,
@@ -43,10 +34,10 @@ class TuneOptions:
             help="Number of threads to measure; repeatable (default: those that are likely to be fastest).",
         ),
     ] = None
-    device: DeviceOption = "auto"
-    gpu_layers: GpuLayersOption = None
-    cache_type: CacheTypeOption = "f16"
-    kernels: KernelsOption = "auto"
+    device: options.DeviceOption = "auto"
+    gpu_layers: options.GpuLayersOption = None
+    cache_type: options.CacheTypeOption = "f16"
+    kernels: options.KernelsOption = "auto"
     rounds: Annotated[
         int,
         Option(
