@@ -86,7 +86,7 @@ def as_failure(error: Exception) -> SpecLocalError:
     if isinstance(error, SpecLocalError):
         return error
     if isinstance(error, MemoryError):
-        return BackendError("out of memory: use a smaller quantization, a smaller --ctx, or --draft none")
+        return BackendError("out of memory: use a smaller quantization, a smaller `n_ctx`, or `draft=none`")
     logging.getLogger(__name__).error("an answer failed unexpectedly", exc_info=error)
     failure = InternalError(
         f"specdec failed ({type(error).__name__}): please report this, with the traceback that was logged"

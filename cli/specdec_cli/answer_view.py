@@ -7,26 +7,50 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
+from rich.text import Text as Styled
+
+from spec_local.answers.marked import MarkedText, Span
+from spec_local.answers.running import OnRead
+from spec_local.answers.text import RowEvent, Text
 from specdec_cli import render, terminal, waiting
 from specdec_cli.code_fences import Fences
 from specdec_cli.wrapping import Unwrapped, Wrapped
 
-if TYPE_CHECKING:
-    from rich.text import Text as Styled
+_Event = TypeVar("_Event")
 
-    from spec_local.answers.marked import Span
-    from spec_local.session import Text
+
+def reading(
+    generate: Callable[[OnRead], Iterator[_Event]], *, in_one_piece: bool = False
+) -> Iterator[_Event]:
+    """Yield the events of an answer, and show meanwhile how far its prompt has been read.
+
+    in_one_piece: whether the answer is shown when it is complete; until then, the number of its tokens is.
+    """
+    n_tokens = 0
+
+    def on_read(n_read: int, n_prompt: int, n_drafter: int) -> None:
+        who = f"the draft model is reading: {n_drafter:,}" if n_drafter else f"reading {n_read:,}"
+        apart = "  " if render.line_is_open() else ""
+        waiting.say(f"{apart}{who} of {n_prompt:,} tokens")
+
+    with waiting.line("preparing the answer …"):
+        for event in generate(on_read):
+            of_answer = event.event if isinstance(event, RowEvent) else event
+            if isinstance(of_answer, Text):
+                n_tokens += len(of_answer.tokens)
+                waiting.say(f"generating: {n_tokens:,} tokens" if in_one_piece else "")
+            yield event
 
 
 class AnswerView(ABC):
     """Shows one answer, part by part."""
 
     @abstractmethod
-    def show(self, event: "Text") -> None:
+    def show(self, event: Text) -> None:
         """Show the text of a step."""
 
     @abstractmethod
@@ -38,13 +62,13 @@ class AnswerView(ABC):
         return []
 
 
-class Plain(AnswerView):
+class PlainView(AnswerView):
     """Shows the text of the answer; `write` may break lines between words."""
 
     def __init__(self, write: Wrapped | Unwrapped | None = None) -> None:
         self._write = write or Unwrapped(render.answer)
 
-    def show(self, event: "Text") -> None:
+    def show(self, event: Text) -> None:
         self._write(event.text)
 
     def end(self, text: str) -> None:
@@ -66,7 +90,7 @@ _NO_COLOURS = Marks("\x1b[4m", "\x1b[1m", ("underlined", "bold"))
 _MAX_LISTED = 8  # rejected drafts after an answer
 
 
-class Drafts(AnswerView):
+class DraftsView(AnswerView):
     """Marks accepted draft tokens, and what the main model generated instead of a rejected one.
 
     The rejected tokens are listed after the answer, so that what is copied from the terminal is the answer.
@@ -82,8 +106,6 @@ class Drafts(AnswerView):
         marks: Marks | None = _COLOURS,
         write: Wrapped | Unwrapped | None = None,
     ) -> None:
-        from spec_local.answers.marked import MarkedText
-
         self._text = MarkedText(piece)
         self._write = write or Unwrapped(render.answer)
         self._styles = {"accepted": marks.accepted, "corrected": marks.corrected} if marks else {}
@@ -96,7 +118,7 @@ class Drafts(AnswerView):
             )
         self.legend = legend
 
-    def show(self, event: "Text") -> None:
+    def show(self, event: Text) -> None:
         self._show(self._text.feed(event))
 
     def end(self, text: str) -> None:
@@ -110,7 +132,7 @@ class Drafts(AnswerView):
         listed = " · ".join(self._rejected[:_MAX_LISTED])
         return [f"rejected: {listed}" + (f" · and {more} more" if more > 0 else "")]
 
-    def _show(self, spans: "Sequence[Span]") -> None:
+    def _show(self, spans: Sequence[Span]) -> None:
         for span in spans:
             if span.text:
                 self._write(span.text, self._styles.get(span.kind, ""))
@@ -128,7 +150,7 @@ def _on_one_line(text: str) -> str:
     return "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
 
 
-class Markdown(AnswerView):
+class MarkdownView(AnswerView):
     """Renders each block of Markdown, and each line of code, when it is complete.
 
     Until then, its last line is shown as a line of `waiting`.
@@ -145,7 +167,7 @@ class Markdown(AnswerView):
         self._fences = Fences(begun)
         self._started = False
 
-    def show(self, event: "Text") -> None:
+    def show(self, event: Text) -> None:
         with waiting.hidden():
             self._feed(event.text)
         begun = self._held or "".join(self._block[-1:])
@@ -191,7 +213,6 @@ class Markdown(AnswerView):
 
     def _finish_block(self) -> None:
         from rich.markdown import Markdown as Rendered
-        from rich.text import Text as Styled
 
         if self._block:
             self._space()
@@ -213,7 +234,7 @@ class Markdown(AnswerView):
         self._started = True
 
 
-def _trimmed(lines: "list[Styled]") -> "list[Styled]":
+def _trimmed(lines: list[Styled]) -> list[Styled]:
     """Return the lines without empty lines at both ends."""
     full = [i for i, line in enumerate(lines) if line]
     return lines[full[0] : full[-1] + 1] if full else []
@@ -247,11 +268,11 @@ def view(
     wrap: break lines between words. begun: the text before, of an answer that is continued.
     """
     if not sys.stdout.isatty():
-        return Plain()
+        return PlainView()
     if markdown and not show_drafts:
-        return Markdown(begun)
+        return MarkdownView(begun)
     write = Wrapped(render.answer, begun=begun) if wrap else Unwrapped(render.answer)
     if not show_drafts:
-        return Plain(write)
+        return PlainView(write)
     styled = _COLOURS if render.coloured(sys.stdout) else _NO_COLOURS
-    return Drafts(piece, None if os.environ.get("TERM") == "dumb" else styled, write)
+    return DraftsView(piece, None if os.environ.get("TERM") == "dumb" else styled, write)

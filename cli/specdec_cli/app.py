@@ -1,23 +1,24 @@
-"""The `specdec` command. Its commands import what they need only when they run, so that --help is fast."""
+"""The `specdec` command: the tree of its commands.
+
+Each has its options and its help in `signatures`, and a body of its own, which is imported when it runs.
+"""
 
 from typing import Annotated
 
 import typer
 
 import spec_local
-from specdec_cli import (
+from specdec_cli import commands, render
+from specdec_cli.signatures import (
     bench,
     cache,
     chat,
-    check,
-    commands,
     config,
     datastore,
     doctor,
     draft,
     generate,
     models,
-    render,
     run,
     serve,
     tune,
@@ -26,7 +27,7 @@ from specdec_cli import (
 
 app = typer.Typer(
     name="specdec",
-    cls=commands.Group,
+    cls=commands.CommandGroup,
     help="Speculative decoding for GGUF models on your own machine: faster, same output distribution.",
     epilog="Start with: specdec models pull starter, then specdec run. Every command has examples in its "
     "--help. Options can also be set in the environment and in a config file: see specdec config --help.",
@@ -35,21 +36,62 @@ app = typer.Typer(
     # Colours of Typer's own messages would be shown as escapes: see `terminal.Screen`.
     context_settings={"help_option_names": ["-h", "--help"], "color": False},
 )
-app.command("run")(run.run)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("serve")(serve.serve)
-app.command("bench")(bench.bench)
-app.command("tune")(tune.tune)
-app.command("worker")(worker.worker)
-app.command("doctor")(doctor.doctor)
-models.app.command("check")(check.check)
-app.add_typer(models.app, name="models")
-app.add_typer(draft.app, name="draft")
-app.add_typer(datastore.app, name="datastore")
-app.add_typer(cache.app, name="cache")
-commands.adopt(app)
-app.add_typer(config.app, name="config", cls=commands.Group)  # not adopted: works with a broken config file
+
+
+def _group(name: str, help_: str) -> typer.Typer:
+    group = typer.Typer(help=help_, no_args_is_help=True)
+    app.add_typer(group, name=name, cls=commands.CommandGroup)
+    return group
+
+
+commands.add(app, "run", run.RunOptions, "run:run")
+commands.add(app, "generate", generate.GenerateOptions, "generate:generate")
+commands.add(app, "chat", chat.ChatOptions, "chat:chat")
+commands.add(app, "serve", serve.ServeOptions, "serve:serve")
+commands.add(app, "bench", bench.BenchOptions, "bench:bench")
+commands.add(app, "tune", tune.TuneOptions, "tune:tune")
+commands.add(app, "worker", worker.WorkerOptions, "worker:worker")
+commands.add(app, "doctor", doctor.DoctorOptions, "doctor:doctor")
+
+_models = _group("models", "List, download, locate and delete models by name, and check pairs.")
+commands.add(_models, "list", models.ModelsListOptions, "models:list_models")
+commands.add(_models, "pull", models.ModelsPullOptions, "models:pull")
+commands.add(_models, "path", models.ModelsPathOptions, "models:path")
+commands.add(_models, "show", models.ModelsShowOptions, "models:show")
+commands.add(_models, "rm", models.ModelsRmOptions, "models:rm")
+commands.add(_models, "check", models.ModelsCheckOptions, "check:check")
+
+_draft = _group(
+    "draft", "Make drafts for a main model: quantize a draft model, or train a head and choose its version."
+)
+commands.add(_draft, "train", draft.DraftTrainOptions, "draft_train:train")
+commands.add(_draft, "versions", draft.DraftVersionsOptions, "draft_versions:versions")
+commands.add(_draft, "rollback", draft.DraftRollbackOptions, "draft_versions:rollback")
+commands.add(_draft, "quantize", draft.DraftQuantizeOptions, "draft:quantize")
+
+_datastore = _group("datastore", "Show, add and delete what --datastore and --learn keep across sessions.")
+commands.add(_datastore, "show", datastore.DatastoreShowOptions, "datastore:show")
+commands.add(_datastore, "add", datastore.DatastoreAddOptions, "datastore:add")
+commands.add(_datastore, "clear", datastore.DatastoreClearOptions, "datastore:clear")
+
+_cache = _group("cache", "Show and delete the prompts and answers that --prompt-cache keeps on disk.")
+commands.add(_cache, "show", cache.CacheShowOptions, "cache:show")
+commands.add(_cache, "clear", cache.CacheClearOptions, "cache:clear")
+
+_config = _group(
+    "config", "Show and set options in the config file; show those set in the environment (SPECDEC_*)."
+)
+commands.add(_config, "path", config.ConfigPathOptions, "config:show_path", configurable=False)
+commands.add(_config, "show", config.ConfigShowOptions, "config:show", configurable=False)
+commands.add(
+    _config,
+    "set",
+    config.ConfigSetOptions,
+    "config:set_value",
+    configurable=False,
+    context_settings={"ignore_unknown_options": True},  # for values such as -1
+)
+commands.add(_config, "unset", config.ConfigUnsetOptions, "config:unset", configurable=False)
 
 
 def _version(value: bool) -> None:

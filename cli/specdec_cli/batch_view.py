@@ -9,54 +9,46 @@ from typing import TYPE_CHECKING
 
 from typer import Exit
 
+from spec_local import batch
+from spec_local.batch.answers import BatchOutput, BatchPrompt, open_answers
 from spec_local.errors import SpecLocalError
+from spec_local.settings import GenerationSettings
 from spec_local.system.files import check_encoding
 from spec_local.text import counted
 from specdec_cli import exits, progress, render
-from specdec_cli.options import STANDARD, ModelOptions, read_given
+from specdec_cli.given_files import STANDARD, read_given
+from specdec_cli.sessions import n_rows, opened_for
+from specdec_cli.signatures.generate import GenerateOptions
 
 if TYPE_CHECKING:
     from spec_local.batch.answers import BatchOutput, BatchPrompt
     from spec_local.session import Session
-    from spec_local.settings import GenerationSettings
 
-MAX_ROWS = 255
-"""Maximum number of answers at the same time: llama.cpp's number of sequences, less a spare one."""
 _MAX_BYTES = 1 << 28  # of the prompts, which are read as a whole
 
 
-def answer_all(
-    models: ModelOptions,
-    settings: "GenerationSettings",
-    prompts: Path,
-    output: Path,
-    system: str | None,
-    raw: bool,
-    parallel: int | None,
-    verbose: bool,
-) -> None:
-    """Answer the prompts of one file, and write the answers to another.
-
-    Args:
-        parallel: maximum number of answers at the same time; None: the number with the highest total speed.
+def answer_all(options: GenerateOptions, settings: GenerationSettings) -> None:
+    """Answer the prompts of the file --input, and write the answers to --output.
 
     Raises:
         SpecLocalError: a line or a file is invalid, or, at the end, prompts have failed.
         Exit: answers under a grammar, of this run or an earlier one, were cut short.
     """
-    from spec_local import batch
-
-    files = models.files()
-    entries = batch.read_entries(*_lines(prompts), files[0], settings, system=system, raw=raw)
-    with _answers(output) as answers:
+    assert options.input_file
+    files = options.models.files()
+    lines = _lines(options.input_file)
+    entries = batch.read_entries(*lines, files[0], settings, system=options.system, raw=options.raw)
+    with _answers(options.output_file or STANDARD) as answers:
         left = answers.unanswered(entries)
-        figures = verbose or (sys.stderr is not None and sys.stderr.isatty())
+        figures = options.verbose > 0 or (sys.stderr is not None and sys.stderr.isatty())
         if not left and figures:
             all_ = f"all {len(entries)} prompts are" if len(entries) > 1 else "the prompt is"
             render.note(f"{all_} already answered in {answers.name}")
         n_cut = len(answers.cut_short)
         if left:
-            n_cut += _answer(models, files, left, len(entries), answers, parallel, figures)
+            with opened_for(options.models, files, len(left), options.parallel) as session:
+                at_a_time = n_rows(session, len(left), options.parallel)
+                n_cut += _answer(session, left, len(entries), answers, at_a_time, figures)
         if n_cut and settings.constrained:
             render.note(
                 f"{n_cut} of {counted(len(entries), 'answer')} {'were' if n_cut > 1 else 'was'} cut short, "
@@ -66,41 +58,17 @@ def answer_all(
             raise Exit(exits.CUT_SHORT)
 
 
-def opened(
-    models: ModelOptions, files: tuple[Path, Path | None], n_prompts: int, parallel: int | None
-) -> "Session":
-    """Load the models for this number of prompts.
-
-    Args:
-        parallel: maximum number of answers at the same time; None: as many as may pay.
-    """
-    if parallel is not None:
-        parallel = min(parallel, n_prompts)
-    elif n_prompts == 1 or models.reproducible:  # reproducible rows share no calls
-        parallel = 1
-    return models.open(render.note, files, parallel=parallel)
-
-
-def n_rows(session: "Session", n_prompts: int, parallel: int | None) -> int:
-    """The number of answers to generate at the same time."""
-    return min(session.best_rows() if parallel is None else session.n_rows, n_prompts)
-
-
 def _answer(
-    models: ModelOptions,
-    files: tuple[Path, Path | None],
-    left: "list[BatchPrompt]",
+    session: "Session",
+    left: list[BatchPrompt],
     n_entries: int,
-    answers: "BatchOutput",
-    parallel: int | None,
+    answers: BatchOutput,
+    at_a_time: int,
     figures: bool,
 ) -> int:
     """Answer the prompts that are left, and return how many of the answers were cut short."""
-    from spec_local import batch
-
     n_answers = n_failed = n_cut = n_tokens = 0
-    with opened(models, files, len(left), parallel) as session, render.interruptible() as cancelled:
-        at_a_time = n_rows(session, len(left), parallel)
+    with render.interruptible() as cancelled:
         started = time.perf_counter()
         lines = not answers.durable and sys.stdout.isatty()
         with progress.bar("answering", n_entries, done=n_entries - len(left), visible=not lines) as advance:
@@ -137,11 +105,9 @@ def _lines(prompts: Path) -> tuple[list[bytes], str]:
 
 
 @contextlib.contextmanager
-def _answers(output: Path) -> "Iterator[BatchOutput]":
-    from spec_local.batch import answers
-
+def _answers(output: Path) -> Iterator[BatchOutput]:
     if output == STANDARD:
-        yield answers.BatchOutput(sys.stdout.buffer)
+        yield BatchOutput(sys.stdout.buffer)
         return
-    with answers.open_answers(output) as opened:
+    with open_answers(output) as opened:
         yield opened

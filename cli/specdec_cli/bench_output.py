@@ -8,19 +8,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args
+from typing import Any, TextIO, TypeVar, get_args
 
+from spec_local.bench.variants import Variant
 from spec_local.errors import InvalidRequest
+from spec_local.system.files import replacing as replacing_file
 from specdec_cli import render
-
-if TYPE_CHECKING:
-    from spec_local.bench.variants import Variant
-
+from specdec_cli.signatures.bench import FormatChoice
 
 _File = TypeVar("_File")
-
-
-FormatChoice = Literal["md", "csv", "json", "jsonl"]
 
 
 class Sink:
@@ -36,7 +32,7 @@ class Sink:
     ) -> None:
         self._formats, self._outputs = formats, outputs
 
-    def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
+    def begin(self, record: Mapping[str, Any], variants: Sequence[Variant]) -> None:
         settings = {variant.name: dataclasses.asdict(variant.settings) for variant in variants}
         self._line("start", {"record": record, "settings": settings})
 
@@ -124,8 +120,6 @@ def _appended(path: Path) -> TextIO:
 @contextlib.contextmanager
 def replacing(path: Path | None) -> Iterator[Path | None]:
     """A temporary file that replaces `path` if the block succeeds; errors are raised at its start."""
-    from spec_local.system.files import replacing as replacing_file
-
     if not path:
         yield None
         return

@@ -14,8 +14,8 @@ from spec_local.proposers import PROPOSER_NAMES
 from spec_local.proposers.installed import known_names
 from spec_local.system.files import expanded, read_text
 from spec_local.text import counted
-from specdec_cli import chat_settings, clipboard, code_fences, render, terminal
-from specdec_cli.chat_input import Command, EndOfChat
+from specdec_cli import chat_settings, clipboard, code_fences, facts, render, terminal
+from specdec_cli.chat_input import EndOfChat, TypedCommand
 from specdec_cli.names import nearest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _SlashCommand:
     words: Iterable[str] | None = ()
 
 
-def run_command(view: "ChatView", command: Command) -> None:
+def run_command(view: "ChatView", command: TypedCommand) -> None:
     """Run a slash command.
 
     Raises:
@@ -159,7 +159,7 @@ def _stats(view: "ChatView", rest: str) -> None:
     if not view.last:
         raise InvalidRequest("there is no answer yet: send a message first")
     render.note(view.statistics_line(view.last))
-    render.notes(render.profile_lines(view.last))
+    render.notes(facts.profile_lines(view.last))
     n = len(view.session.main.cached)
     messages = len(view.conversation.messages)
     render.note(f"{counted(messages, 'message')}, {n} of {view.session.main.n_ctx} tokens of context used")

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_local.chat_session import ChatSession
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.models.names import NO_DRAFT
-from specdec_cli import render, typed_ahead
-from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
-
-if TYPE_CHECKING:
-    from spec_local.chat_session import ChatSession
-    from spec_local.session import Session
+from spec_local.session import Session
+from specdec_cli import typed_ahead
+from specdec_cli.options import ModelOptions, SamplingOptions
+from specdec_cli.sessions import generation_settings, open_session
 
 
 @dataclass
@@ -20,16 +19,16 @@ class ChatModels:
 
     options: ModelOptions
     sampling: SamplingOptions
-    session: "Session" = field(init=False)
+    session: Session = field(init=False)
 
-    def __enter__(self) -> "Session":
-        self.session = self.options.open(render.note)
+    def __enter__(self) -> Session:
+        self.session = open_session(self.options)
         return self.session
 
     def __exit__(self, *_: object) -> None:
         self.session.close()
 
-    def use(self, chat: "ChatSession", main: str, draft: str | None) -> None:
+    def use(self, chat: ChatSession, main: str, draft: str | None) -> None:
         """Open other models; what the user has switched off stays off.
 
         Args:
@@ -43,7 +42,7 @@ class ChatModels:
         kept = NO_DRAFT if options.draft == NO_DRAFT else None
         self.reopen(chat, main=main, draft=draft or kept, no_spec=no_spec)
 
-    def switched_off(self, chat: "ChatSession") -> str:
+    def switched_off(self, chat: ChatSession) -> str:
         """Return how to switch on what the user has switched off; "": nothing."""
         if chat.settings.proposer == "none" or chat.settings.policy == "off":
             return "speculation is off: /draft on switches it on"
@@ -51,7 +50,7 @@ class ChatModels:
             return "no draft model is used: /model MAIN auto looks for one"
         return ""
 
-    def reopen(self, chat: "ChatSession", **changes: Any) -> None:
+    def reopen(self, chat: ChatSession, **changes: Any) -> None:
         """Open the models with other options; the conversation and the settings stay.
 
         Sampling settings that are the old main model's defaults become those of the new one.
@@ -69,15 +68,15 @@ class ChatModels:
         with typed_ahead.collecting():
             self.session.close()
             try:
-                self._use(chat, lambda: options.open(render.note, files))
+                self._use(chat, lambda: open_session(options, files))
             except (SpecLocalError, KeyboardInterrupt):
-                self._use(chat, lambda: self.options.open(render.note))
+                self._use(chat, lambda: open_session(self.options))
                 raise
         if chat.settings.sampling == settings[0]:
             chat.settings = replace(chat.settings, sampling=settings[1])
         self.options = options
 
-    def _use(self, chat: "ChatSession", open_: "Callable[[], Session]") -> None:
+    def _use(self, chat: ChatSession, open_: Callable[[], Session]) -> None:
         self.session = open_()
         try:
             chat.use(self.session)

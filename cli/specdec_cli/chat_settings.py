@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spec_local.chat_session import WHEN_FULL
 from spec_local.core import sampling_settings
 from spec_local.errors import InvalidRequest
 from specdec_cli.names import nearest
@@ -110,8 +111,6 @@ def _stops(text: str) -> Sequence[str]:
 
 
 def _when_full(text: str) -> str:
-    from spec_local.chat_session import WHEN_FULL
-
     if text not in WHEN_FULL:
         raise ValueError
     return text

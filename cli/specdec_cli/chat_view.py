@@ -2,23 +2,29 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from spec_local.answers.running import OnRead
+from spec_local.answers.text import Done, Text
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.messages import Message
+from spec_local.chat_session import ChatEvent, ChatSession, MessagesDropped
+from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.session import Session
 from spec_local.text import counted
-from specdec_cli import answer_view, last_resort, progress, render, terminal, thinking_view, typed_ahead
+from specdec_cli import (
+    answer_view,
+    facts,
+    last_resort,
+    render,
+    terminal,
+    thinking_view,
+    typed_ahead,
+)
 from specdec_cli.chat_input import interactive
-
-if TYPE_CHECKING:
-    from spec_local.answers.running import OnRead
-    from spec_local.chat.conversation import Conversation
-    from spec_local.chat.messages import Message
-    from spec_local.chat_session import ChatEvent, ChatSession
-    from spec_local.engine.events import Statistics
-    from spec_local.session import Session
-    from specdec_cli.chat_models import ChatModels
+from specdec_cli.chat_models import ChatModels
 
 _ROOM = 1024  # tokens for an answer, in a context that is opened for a long message; and the step of its size
 
@@ -30,21 +36,22 @@ class ChatView:
     kept: file to which the conversation is saved after each answer; None: none. models: of the session.
     """
 
-    chat: "ChatSession"
+    chat: ChatSession
+    models: ChatModels
+    _: KW_ONLY
     show_statistics: bool = True
     show_drafts: bool = False
     markdown: bool = False
     wrap: bool = True
     hide_thinking: bool = False
     attached: str = field(default="", init=False)
-    last: "Statistics | None" = field(default=None, init=False)
+    last: Statistics | None = field(default=None, init=False)
     kept: Path | None = field(default=None, init=False)
-    models: "ChatModels" = field(init=False)
     _legend_shown: bool = field(default=False, init=False)
     _unkept: bool = field(default=False, init=False)
 
     @property
-    def session(self) -> "Session":
+    def session(self) -> Session:
         return self.chat.session
 
     @property
@@ -61,7 +68,7 @@ class ChatView:
         self.models.reopen(self.chat, ctx=n_tokens)
 
     @property
-    def conversation(self) -> "Conversation":
+    def conversation(self) -> Conversation:
         return self.chat.conversation
 
     def send(self, message: str) -> None:
@@ -111,7 +118,7 @@ class ChatView:
 
     def show_answer(
         self,
-        generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"],
+        generate: Callable[[Callable[[], bool]], Iterator[ChatEvent]],
         refusal: str = "this message was not sent",
         begun: str = "",
         reasoning: str = "",
@@ -128,9 +135,41 @@ class ChatView:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice, or once if standard input is not a terminal.
         """
-        from spec_local.chat_session import MessagesDropped
-        from spec_local.session import Done, Text
 
+        def start(on_read: OnRead) -> Iterator[ChatEvent]:
+            self.chat.on_read = on_read
+            return generate(cancelled)
+
+        answer = self._begun(begun, reasoning)
+        try:
+            with (
+                typed_ahead.collecting(),
+                last_resort.before_end(self._cut),
+                render.interruptible() as cancelled,
+            ):
+                for event in answer_view.reading(start):
+                    answer.add(event)
+        except ContextOverflow as error:
+            render.note(f"{refusal}: {error}")
+            if self._last_message and self.chat.when_full == "stop":
+                render.note(f"earlier messages also take up context: {self._ways_to_make_room()}")
+            return False
+        except (SpecLocalError, KeyboardInterrupt):
+            if answer.started:
+                answer.view.end("")
+                render.answer("\n")
+            raise
+        assert answer.done
+        render.answer("\n")
+        render.notes(answer.view.notes())
+        if answer.n_dropped:
+            render.note(_dropped(answer.n_dropped))
+        self._keep()
+        self._explain(answer.done, answer.started)
+        return True
+
+    def _begun(self, begun: str, reasoning: str) -> "_Answer":
+        """Prepare the screen for an answer, which may be continued: see `show_answer`."""
         begun, reasoning = terminal.Prose()(begun), terminal.Prose()(reasoning)
         end = answer_view.end_of(begun or reasoning, markdown=self.markdown) if sys.stdout.isatty() else ""
         view = answer_view.view(
@@ -140,79 +179,42 @@ class ChatView:
             wrap=self.wrap,
             begun=begun.removesuffix(end),
         )
-        if isinstance(view, answer_view.Drafts) and not self._legend_shown:
+        if isinstance(view, answer_view.DraftsView) and not self._legend_shown:
             render.note(view.legend)
             self._legend_shown = True
-        view = thinking_view.before(view, self.chat.splitter, hidden=self.hide_thinking, wrap=self.wrap)
+        splitter = self.chat.splitter
+        return _Answer(thinking_view.before(view, splitter, hidden=self.hide_thinking, wrap=self.wrap), end)
 
-        def start(on_read: "OnRead") -> "Iterator[ChatEvent]":
-            self.chat.on_read = on_read
-            return generate(cancelled)
+    def _explain(self, done: Done, started: bool) -> None:
+        """Show the statistics of an answer, and notes on how it ended.
 
-        started, done, n_dropped = False, None, 0
-        try:
-            with (
-                typed_ahead.collecting(),
-                last_resort.before_end(self._cut),
-                render.interruptible() as cancelled,
-            ):
-                for event in progress.reading(start):
-                    if isinstance(event, Text):
-                        if end and not started:
-                            view.show(Text(end))
-                        view.show(event)
-                        started = True
-                    elif isinstance(event, Done):
-                        view.end("")
-                        done = event
-                    elif isinstance(event, MessagesDropped) and not started:
-                        render.note(_dropped(event.n_messages))
-                    elif isinstance(event, MessagesDropped):
-                        n_dropped += event.n_messages  # shown after the answer
-        except ContextOverflow as error:
-            render.note(f"{refusal}: {error}")
-            if self._last_message and self.chat.when_full == "stop":
-                render.note(f"earlier messages also take up context: {self._ways_to_make_room()}")
-            return False
-        except (SpecLocalError, KeyboardInterrupt):
-            if started:
-                view.end("")
-                render.answer("\n")
-            raise
-        assert done
-        render.answer("\n")
-        render.notes(view.notes())
-        if n_dropped:
-            render.note(_dropped(n_dropped))
-        self._keep()
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed, and standard input is not a terminal.
+        """
         self.last = done.statistics
         if self.show_statistics:
-            render.note(render.plain_statistics(done.statistics, self._gain(done.statistics)))
+            render.note(facts.plain_statistics(done.statistics, self._gain(done.statistics)))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
             render.note(f"{full}: {self._ways_to_make_room()}; /set ctx N opens a larger one")
-        if closed := render.reasoning_note(done):
+        if closed := facts.reasoning_note(done):
             render.note(closed)
-        if cut := render.cut_note(done, self.chat.settings):
+        if cut := facts.cut_note(done, self.chat.settings):
             render.note(cut)
         elif done.reason == "length" and interactive():
             render.note(f"cut at {counted(self.chat.settings.max_tokens or 0, 'token')}: /continue")
         if done.reason == "cancelled":
-            render.note(
-                "(stopped)"
-                if started
-                else "(stopped before the answer started; the conversation is unchanged)"
-            )
+            unchanged = "(stopped before the answer started; the conversation is unchanged)"
+            render.note("(stopped)" if started else unchanged)
             if not interactive():
                 raise KeyboardInterrupt
-        return True
 
-    def statistics_line(self, statistics: "Statistics") -> str:
+    def statistics_line(self, statistics: Statistics) -> str:
         """All statistics of an answer, and what drafts gained."""
-        return render.statistics_line(statistics, self._gain(statistics))
+        return facts.statistics_line(statistics, self._gain(statistics))
 
-    def _gain(self, statistics: "Statistics") -> str:
-        return render.gain(self.session, self.chat.settings, statistics)
+    def _gain(self, statistics: Statistics) -> str:
+        return facts.gain(self.session, self.chat.settings, statistics)
 
     def _ways_to_make_room(self) -> str:
         clear = "/clear starts a new conversation"
@@ -221,7 +223,7 @@ class ChatView:
         return f"/set when-full drop-oldest drops the oldest messages; {clear}"
 
     @property
-    def _last_message(self) -> "Message | None":
+    def _last_message(self) -> Message | None:
         messages = self.conversation.messages
         return messages[-1] if messages and messages[-1]["role"] != "system" else None
 
@@ -237,7 +239,7 @@ class ChatView:
         main = self.session.main
         device = self.session.device
         if device == "CPU":
-            device += f" ({render.threads(main)})"
+            device += f" ({facts.threads(main)})"
         return f"main {main.model.path.name} · {self.speculation()} · {device} · context {main.n_ctx} · /help"
 
     def save(self, path: Path) -> None:
@@ -273,6 +275,34 @@ class ChatView:
         if self.conversation.messages:
             last = self.conversation.messages[-1]
             render.note(f"{last['role']}: ", last["content"])
+
+
+@dataclass
+class _Answer:
+    """An answer on the screen.
+
+    end: shown before it, of an answer that is continued. n_dropped: messages that were dropped meanwhile.
+    """
+
+    view: answer_view.AnswerView
+    end: str
+    started: bool = False
+    done: Done | None = None
+    n_dropped: int = 0
+
+    def add(self, event: ChatEvent) -> None:
+        if isinstance(event, Text):
+            if self.end and not self.started:
+                self.view.show(Text(self.end))
+            self.view.show(event)
+            self.started = True
+        elif isinstance(event, Done):
+            self.view.end("")
+            self.done = event
+        elif isinstance(event, MessagesDropped) and not self.started:
+            render.note(_dropped(event.n_messages))
+        elif isinstance(event, MessagesDropped):
+            self.n_dropped += event.n_messages  # shown after the answer
 
 
 def _dropped(n: int) -> str:

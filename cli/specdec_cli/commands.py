@@ -1,12 +1,12 @@
-"""Additions to Typer: options set in the environment or the config file, and shared groups of options."""
+"""Additions to Typer: commands whose options are dataclasses, and can be set in the environment or a file."""
 
 import copy
 import dataclasses
-import functools
+import importlib
 import inspect
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -24,19 +24,31 @@ Options in no panel are those that people use every day: --help shows these, and
 _WITH_PANELS = "specdec.help-all"  # in the `meta` of a context
 
 
-class Plain(TyperCommand):
-    """A command whose help can be read on a narrow terminal, too."""
+class _Help:
+    """Help that can be read on a narrow terminal, too."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         if not narrow_help.show(self, ctx):
-            super().format_help(ctx, formatter)
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class PlainCommand(_Help, TyperCommand):
+    """A command whose errors are shown in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with usage_errors.of_command(ctx):
             return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        with exits.guarded():
+            self.prepare(ctx)
+            return super().invoke(ctx)
 
-class Command(Plain):
+    def prepare(self, ctx: Any) -> None:
+        """Check the values of all options."""
+
+
+class ConfigurableCommand(PlainCommand):
     """A command whose options can also be set in the environment and in the config file.
 
     Its help fits on a screen: see `SHARED`.
@@ -59,22 +71,20 @@ class Command(Plain):
             except typer.BadParameter as error:
                 raise settings.explained(ctx, error) from None
 
-    def invoke(self, ctx: Any) -> Any:
-        with exits.guarded():
-            option_conflicts.check(ctx)
-            option_conflicts.switch_learning_off(ctx)
-            if (workers := ctx.params.get("workers")) and self.name not in _WITH_CHILD:
-                code = own_process.run(workers)
-                if code is not None:
-                    raise typer.Exit(code)
-        return super().invoke(ctx)
+    def prepare(self, ctx: Any) -> None:
+        option_conflicts.check(ctx)
+        option_conflicts.switch_learning_off(ctx)
+        if (workers := ctx.params.get("workers")) and self.name not in _WITH_CHILD:
+            code = own_process.run(workers)
+            if code is not None:
+                raise typer.Exit(code)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         ctx.default_map = None  # help shows specdec's own defaults, not those of the config file
         shown = self if ctx.meta.get(_WITH_PANELS) else self._everyday(ctx)
-        super(Command, shown).format_help(ctx, formatter)
+        super(ConfigurableCommand, shown).format_help(ctx, formatter)
 
-    def _everyday(self, ctx: Any) -> "Command":
+    def _everyday(self, ctx: Any) -> "ConfigurableCommand":
         """Return a copy, for its help, with the options in no panel; shell completion and hints know all."""
         shown = copy.copy(self)
         if self._panels():
@@ -108,7 +118,7 @@ class Command(Plain):
         return self._help_all
 
 
-class Group(TyperGroup):
+class CommandGroup(_Help, TyperGroup):
     """A group of commands whose own options are all flags."""
 
     def get_params(self, ctx: Any) -> Any:
@@ -116,10 +126,6 @@ class Group(TyperGroup):
         for param in params:
             param.rich_help_panel = None  # they are few: one panel
         return params
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        if not narrow_help.show(self, ctx):
-            super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.get_params(ctx):
@@ -170,17 +176,6 @@ def _place_in_help(param: Any) -> int:
     return 2 + SHARED.index(panel) if panel in SHARED else 1
 
 
-def adopt(app: typer.Typer) -> None:
-    """Make every command under `app` a `Command`, with the options that all commands have."""
-    for command in app.registered_commands:
-        assert command.callback
-        command.cls, command.callback = Command, _with_common(_flattened(command.callback))
-    for group in app.registered_groups:
-        assert group.typer_instance
-        group.cls = Group
-        adopt(group.typer_instance)
-
-
 def no_color(value: bool) -> None:
     """Apply --no-color: set the variable that every coloured output checks."""
     if value:
@@ -217,52 +212,68 @@ _CONFIG = {
     "rich_help_panel": GENERAL,
 }
 ConfigOption = Annotated[str | None, Option(**_CONFIG)]
+_UsedConfig = Annotated[str | None, Option(**_CONFIG, is_eager=True, callback=use_config)]
 
 
-def _with_common(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def run(*, config: str | None, no_color: bool, **values: Any) -> None:
-        command(**values)
+def add(
+    app: typer.Typer, name: str, options: type[Any], body: str, *, configurable: bool = True, **more: Any
+) -> None:
+    """Add a command.
 
-    kind = inspect.Parameter.KEYWORD_ONLY
-    use = Annotated[str | None, Option(**_CONFIG, is_eager=True, callback=use_config)]
-    common = {"config": (use, None), "no_color": (NoColor, False)}
-    more = [inspect.Parameter(n, kind, annotation=hint, default=value) for n, (hint, value) in common.items()]
-    own = [p.replace(kind=kind) for p in inspect.signature(command, eval_str=True).parameters.values()]
-    run.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
-    return run
+    Args:
+        options: a dataclass. Its fields are the command's parameters; those of a field that is a dataclass
+            itself, such as `ModelOptions`, are as well. Its documentation is the command's help.
+        body: module and name of the function that runs the command, which takes `options`.
+        configurable: whether options can also be set elsewhere, and --config names the file. A command that
+            is not works with a broken config file.
+    """
+
+    def run(**values: Any) -> None:
+        body_of(body)(_record(options, values))
+
+    parameters = list(_parameters(options))
+    if configurable:
+        parameters += [_parameter("config", _UsedConfig, None), _parameter("no_color", NoColor, False)]
+    run.__doc__ = options.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    app.command(name, cls=ConfigurableCommand if configurable else PlainCommand, **more)(run)
 
 
-def _flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's dataclass parameters by their fields, which Typer can read."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {}
-    shared: list[inspect.Parameter] = []  # these precede the command's own ones in its help
-    own: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        kind = hints[parameter.name]
-        if not dataclasses.is_dataclass(kind):
-            own.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[parameter.name] = typing.cast("type[Any]", kind)
-        field_hints = typing.get_type_hints(kind, include_extras=True)
-        for field in dataclasses.fields(kind):
-            shared.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=field_hints[field.name],
-                )
-            )
+def body_of(command: str) -> Callable[[Any], None]:
+    """Return the function that runs a command, such as "chat:chat", and import its module.
 
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
-        command(**values)
+    This is where imports are lazy, so that --help is fast: a module of `signatures` imports little, and that
+    of a body all that it needs.
+    """
+    module, _, function = command.partition(":")
+    body: Callable[[Any], None] = getattr(importlib.import_module(f"specdec_cli.{module}"), function)
+    return body
 
-    wrapper.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in (*shared, *own)}
-    return wrapper
+
+def _parameters(options: Any) -> Iterator[inspect.Parameter]:
+    """Yield the parameters that Typer reads for the fields of a dataclass."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    for field in dataclasses.fields(options):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            yield from _parameters(kind)
+        else:
+            is_needed = field.default is dataclasses.MISSING
+            yield _parameter(field.name, kind, inspect.Parameter.empty if is_needed else field.default)
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def _record(options: Any, values: dict[str, Any]) -> Any:
+    """Return the dataclass of these values of parameters, as of `_parameters`; others are ignored."""
+    hints = typing.get_type_hints(options)
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(options)}
+    return options(
+        **{
+            name: _record(kind, values) if dataclasses.is_dataclass(kind) else values[name]
+            for name, kind in kinds.items()
+        }
+    )

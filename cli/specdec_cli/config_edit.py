@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tomlkit
 import typer
+from tomlkit import TOMLDocument
+from typer.core import TyperCommand
 
 from spec_local.errors import InvalidRequest
+from spec_local.system.files import replacing
+from spec_local.system.toml_file import ConfigFile
 from spec_local.text import printable
 from specdec_cli import names, settings
-
-if TYPE_CHECKING:
-    from tomlkit import TOMLDocument
-    from typer.core import TyperCommand
 
 
 class Setting:
@@ -22,7 +23,7 @@ class Setting:
         InvalidRequest: there is no such command or option.
     """
 
-    def __init__(self, commands: "dict[str, TyperCommand]", name: str) -> None:
+    def __init__(self, commands: dict[str, TyperCommand], name: str) -> None:
         self.name = name
         *table, self.key = name.split(".")
         self.table = ".".join(table)
@@ -55,7 +56,7 @@ class Setting:
         texts = [settings.lasting(command, option, value) for value in values]
         new = [_toml(text) for text in texts] if option.multiple else _toml(texts[0])
 
-        def set_(document: "TOMLDocument") -> None:
+        def set_(document: TOMLDocument) -> None:
             table: Any = document.setdefault(self.table, {}) if self.table else document
             table[self.key] = new
 
@@ -65,7 +66,7 @@ class Setting:
         """Remove the option from the file; returns whether it was there."""
         found = False
 
-        def unset(document: "TOMLDocument") -> None:
+        def unset(document: TOMLDocument) -> None:
             nonlocal found
             table: Any = document.get(self.table, {}) if self.table else document
             found = table.pop(self.key, None) is not None
@@ -76,10 +77,10 @@ class Setting:
             _edit(place, unset)
         return found
 
-    def _option(self, command: "TyperCommand") -> Any:
+    def _option(self, command: TyperCommand) -> Any:
         return settings.options(command)[settings.keys(command)[self.key]]
 
-    def _check(self, command: "TyperCommand", values: Sequence[str]) -> None:
+    def _check(self, command: TyperCommand, values: Sequence[str]) -> None:
         option = self._option(command)
         try:
             option.process_value(typer.Context(command), list(values) if option.multiple else values[0])
@@ -102,12 +103,7 @@ def _toml(text: str) -> bool | int | float | str:
     return text
 
 
-def _edit(place: Path, change: "Callable[[TOMLDocument], None]") -> None:
-    import tomlkit
-
-    from spec_local.system.files import replacing
-    from spec_local.system.toml_file import ConfigFile
-
+def _edit(place: Path, change: Callable[[TOMLDocument], None]) -> None:
     text = ConfigFile(place, str(place), "correct it").text if place.exists() else ""
     document = tomlkit.parse(text)
     change(document)

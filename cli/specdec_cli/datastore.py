@@ -4,154 +4,88 @@ import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer import Argument, Option
-
+from spec_local.datastore import copies, datastore, text_files
+from spec_local.datastore.answer_store import AnswerContents, answer_stores
+from spec_local.datastore.copies import Made
+from spec_local.datastore.datastore import Contents
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.llama.headers import open_header
+from spec_local.models import head_versions
 from spec_local.models.names import resolve
 from spec_local.system.files import expanded, format_size
 from spec_local.text import counted
-from specdec_cli import completion, exits, progress, render
-from specdec_cli.options import NeededMainOption
-
-if TYPE_CHECKING:
-    from spec_local.datastore.answer_store import AnswerContents
-    from spec_local.datastore.copies import Made
-    from spec_local.datastore.datastore import Contents
-
-app = typer.Typer(
-    help="Show, add and delete what --datastore and --learn keep across sessions.",
-    no_args_is_help=True,
-)
+from specdec_cli import progress, render
+from specdec_cli.signatures.datastore import DatastoreAddOptions, DatastoreClearOptions, DatastoreShowOptions
 
 _MAX_NAMES = 3  # of skipped files in one line
 _count = functools.partial(counted, separator=",")
 
 
-@app.command()
-def show() -> None:
-    """Show the contents of the datastore, by vocabulary.
-
-    The lines "answers" are what --learn keeps, by model.
-
-    Example:
-
-      specdec datastore show
-    """
-    with exits.guarded():
-        from spec_local.datastore import datastore
-
-        folders = datastore.folders()
-        if not folders:
-            render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")
-        described = []
-        for folder in folders:
-            answers = _answers(folder)  # may set a damaged file aside
-            described.append(_described(datastore.contents(folder), answers, datastore.set_aside(folder)))
-        render.write("\n".join(described))
+def show(options: DatastoreShowOptions) -> None:
+    folders = datastore.folders()
+    if not folders:
+        render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")
+    described = []
+    for folder in folders:
+        answers = _answers(folder)  # may set a damaged file aside
+        described.append(_described(datastore.contents(folder), answers, datastore.set_aside(folder)))
+    render.write("\n".join(described))
 
 
-@app.command()
-def add(
-    arguments: Annotated[
-        list[str],
-        Argument(
-            metavar="[MAIN] FILES",
-            help="Main model, followed by text files or folders of text files.",
-            show_default=False,
-            autocompletion=completion.models,
-        ),
-    ],
-    main: NeededMainOption = None,
-) -> None:
-    """Add text files that the model will quote or edit.
-
-    Adding a file again replaces its older version. No weights are loaded. With
-    --main, the first argument is also a file, unless it can only be a model.
-
-    Examples:
-
-      specdec datastore add coder-7b src README.md
-      specdec datastore add --main main.gguf notes.txt
-    """
-    with exits.guarded():
-        from spec_local.datastore import datastore, text_files
-        from spec_local.llama.headers import open_header
-
-        first, *rest = arguments
-        if not main or _is_model(first):
-            main, arguments = first, rest
-        if not arguments:
-            raise InvalidRequest("the text files are missing: give the model, and then files or folders")
-        files = text_files.list_files([expanded(path) for path in arguments])
-        model = open_header(resolve(main))
-        with progress.bar("reading", len(files)) as advance:
-            found = text_files.tokenize_files(
-                files, model.vocabulary, datastore.MAX_TOKENS, lambda: advance(1)
-            )
-        for reason, skipped in found.skipped.items():
-            more = f" and {len(skipped) - _MAX_NAMES} more" if len(skipped) > _MAX_NAMES else ""
-            render.note(f"skipped, {reason}: {', '.join(map(str, skipped[:_MAX_NAMES]))}{more}")
-        if not found.texts:
-            raise InvalidRequest("none of these files can be added: give UTF-8 text files")
-        opened = datastore.open_datastore(model, render.note)
-        opened.add(found.texts)
-        n_tokens = sum(len(text.tokens) for text in found.texts)
-        render.note(
-            f"added {_count(len(found.texts), 'file')} ({_count(n_tokens, 'token')}); the datastore holds "
-            f"{opened.contents().n_tokens:,} of at most {datastore.MAX_TOKENS:,} tokens"
-        )
+def add(options: DatastoreAddOptions) -> None:
+    main, arguments = options.main, options.arguments
+    first, *rest = arguments
+    if not main or _is_model(first):
+        main, arguments = first, rest
+    if not arguments:
+        raise InvalidRequest("the text files are missing: give the model, and then files or folders")
+    files = text_files.list_files([expanded(path) for path in arguments])
+    model = open_header(resolve(main))
+    with progress.bar("reading", len(files)) as advance:
+        found = text_files.tokenize_files(files, model.vocabulary, datastore.MAX_TOKENS, lambda: advance(1))
+    for reason, skipped in found.skipped.items():
+        more = f" and {len(skipped) - _MAX_NAMES} more" if len(skipped) > _MAX_NAMES else ""
+        render.note(f"skipped, {reason}: {', '.join(map(str, skipped[:_MAX_NAMES]))}{more}")
+    if not found.texts:
+        raise InvalidRequest("none of these files can be added: give UTF-8 text files")
+    opened = datastore.open_datastore(model, render.note)
+    opened.add(found.texts)
+    n_tokens = sum(len(text.tokens) for text in found.texts)
+    render.note(
+        f"added {_count(len(found.texts), 'file')} ({_count(n_tokens, 'token')}); the datastore holds "
+        f"{opened.contents().n_tokens:,} of at most {datastore.MAX_TOKENS:,} tokens"
+    )
 
 
-@app.command()
-def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False) -> None:
-    """Delete the texts of all vocabularies, and the answers that --learn has kept.
-
-    Asks for confirmation on a terminal. Also deletes damaged files that were set
-    aside, and the data that trainings have made from these answers; running
-    trainings end. Heads trained on these answers are kept and listed.
-
-    Example:
-
-      specdec datastore clear --yes
-    """
-    with exits.guarded():
-        from spec_local.datastore import datastore
-
-        folders = datastore.folders()
-        if not folders:
-            render.note("the datastore is empty")
-            return
-        found = [datastore.contents(folder) for folder in folders]
-        answers = [each for folder in folders for each in _answers(folder)]
-        set_aside = [path for folder in folders for path in datastore.set_aside(folder)]
-        sizes = [each.size for each in found] + [each.size for each in answers]
-        size = sum(sizes) + sum(path.stat().st_size for path in set_aside)
-        what = [_count(sum(each.n_texts for each in found), "text")]
-        if answers:
-            what.append(f"{_count(sum(each.n_answers for each in answers), 'answer')} kept for learning")
-        if set_aside:
-            what.append(_count(len(set_aside), "damaged file"))
-        text = f"{' and '.join(what)} ({format_size(size)})"
-        refusal = InvalidRequest(f"this would delete {text}: pass --yes to confirm")
-        if not yes and not render.confirmed(f"Delete {text}?", refusal):
-            return
+def clear(options: DatastoreClearOptions) -> None:
+    folders = datastore.folders()
+    if not folders:
+        render.note("the datastore is empty")
+        return
+    found = [datastore.contents(folder) for folder in folders]
+    answers = [each for folder in folders for each in _answers(folder)]
+    set_aside = [path for folder in folders for path in datastore.set_aside(folder)]
+    sizes = [each.size for each in found] + [each.size for each in answers]
+    size = sum(sizes) + sum(path.stat().st_size for path in set_aside)
+    what = [_count(sum(each.n_texts for each in found), "text")]
+    if answers:
+        what.append(f"{_count(sum(each.n_answers for each in answers), 'answer')} kept for learning")
+    if set_aside:
+        what.append(_count(len(set_aside), "damaged file"))
+    text = f"{' and '.join(what)} ({format_size(size)})"
+    if render.confirmed_deletion(text, options.yes):
         made = [datastore.clear(folder) for folder in folders]
         render.note(f"deleted {text}")
         _say_what_was_made(made, [each.path.stem for each in answers])
 
 
-def _say_what_was_made(made: "Sequence[Made]", keys: Sequence[str]) -> None:
+def _say_what_was_made(made: Sequence[Made], keys: Sequence[str]) -> None:
     """What became of all that was made from answers that are deleted. keys: of their main models.
 
     Raises:
         SpecLocalError: some of it could not be deleted.
     """
-    from spec_local.datastore import copies
-    from spec_local.models import head_versions
-
     folders = [head_versions.folder_of(key) for key in keys]
     # Also those of idle training that are not listed, as the list is in a cache, which may be emptied.
     unlisted = [
@@ -173,14 +107,10 @@ def _say_what_was_made(made: "Sequence[Made]", keys: Sequence[str]) -> None:
         )
 
 
-def _answers(folder: Path) -> "list[AnswerContents]":
+def _answers(folder: Path) -> list[AnswerContents]:
     """What --learn has kept beside the texts in a folder of the datastore."""
-    from spec_local.datastore import datastore
-
     if not datastore.has_answers(folder):
-        return []  # without loading SQLite
-    from spec_local.datastore.answer_store import answer_stores
-
+        return []
     return [store.contents() for store in answer_stores(folder, render.note)]
 
 
@@ -189,7 +119,7 @@ def _is_model(argument: str) -> bool:
     return argument.endswith(".gguf") or not expanded(argument).exists()
 
 
-def _described(contents: "Contents", answers: "Sequence[AnswerContents]", set_aside: Sequence[Path]) -> str:
+def _described(contents: Contents, answers: Sequence[AnswerContents], set_aside: Sequence[Path]) -> str:
     rows = [
         ("models", ", ".join(contents.models)),
         ("texts", f"{contents.n_texts:,}"),
@@ -202,7 +132,7 @@ def _described(contents: "Contents", answers: "Sequence[AnswerContents]", set_as
     return "".join(f"{name:<8}{text}\n" for name, text in rows)
 
 
-def _kept(answers: "AnswerContents") -> str:
+def _kept(answers: AnswerContents) -> str:
     """What --learn has kept of one model, in a line."""
     text = f"{answers.n_answers:,} of {answers.model or answers.path.name}"
     if answers.first is not None and answers.last is not None:

@@ -1,99 +1,75 @@
 """`specdec doctor`: check llama.cpp and the CPU kernels on this machine, and repair them."""
 
+import json
 import platform
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from importlib.metadata import PackageNotFoundError, version
 
 import typer
-from typer import Argument, Option
 
 import spec_local
-from specdec_cli import exits, render
+from spec_local import kernels
+from spec_local.errors import InvalidRequest
+from spec_local.kernels import Status, choice
+from spec_local.kernels.measure import TYPES
+from spec_local.llama import rpc as rpc_backend
+from spec_local.llama.setup.build import lacking, recipes, repair
+from spec_local.llama.setup.probe import probe_build
+from spec_local.system.child_process import ChildResult
+from spec_local.system.machine import default_threads
+from specdec_cli import exits, facts, names, render
+from specdec_cli.signatures.doctor import DoctorOptions
 
-if TYPE_CHECKING:
-    from spec_local.kernels import Status
 
-
-def doctor(
-    part: Annotated[
-        Literal["kernels", "rpc"] | None,
-        Argument(
-            metavar="kernels|rpc",
-            help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. rpc: also check "
-            "llama.cpp's RPC backend, which --workers needs.",
-        ),
-    ] = None,
-    fix: Annotated[
-        bool,
-        Option(
-            "--fix",
-            help="Rebuild llama-cpp-python if it crashes (takes minutes), and compile missing CPU kernels.",
-        ),
-    ] = False,
-    report: Annotated[
-        bool,
-        Option("--report", help="Print only a TOML report: this processor and its measurements."),
-    ] = False,
-) -> None:
-    """Check that llama.cpp runs on this machine, and show which CPU kernels are used.
-
-    Examples:
-
-      specdec doctor
-      specdec doctor --fix
-      specdec doctor --fix kernels
-      specdec doctor --report > my-laptop.toml
-    """
-    with exits.guarded():
-        if report:
-            _report()
-            return
-        from importlib.metadata import PackageNotFoundError, version
-
-        from spec_local.llama.setup.build import lacking, recipes, repair
-        from spec_local.llama.setup.probe import probe_build
-        from spec_local.system.machine import default_threads
-
-        try:
-            binding = version("llama-cpp-python")
-        except PackageNotFoundError:
-            binding = "not installed"
-        render.write(
-            f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        )
-        render.write(f"llama-cpp-python {binding}\n")
+def doctor(options: DoctorOptions) -> None:
+    if options.report:
+        _report()
+        return
+    try:
+        binding = version("llama-cpp-python")
+    except PackageNotFoundError:
+        binding = "not installed"
+    render.write(
+        f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    )
+    render.write(f"llama-cpp-python {binding}\n")
+    verdict = probe_build()
+    if not verdict.works:
+        _repair(verdict, options.fix)
         verdict = probe_build()
         if not verdict.works:
-            cause = f" ({lacks})" if (lacks := lacking()) else ""
-            reason = verdict.crash or verdict.error
-            render.write(f"llama.cpp does not work on this machine: {reason}{cause}\n")
-            if not fix:
-                render.write("To fix it:  specdec doctor --fix\n")
-                render.write(f"or:         {recipes()[0].command()}\n")
-                raise typer.Exit(exits.FAILURE)
-            for recipe, works in repair(lambda: probe_build().works):
-                if works is None:
-                    render.write(f"installing {recipe.name}; this takes several minutes\n")
-                else:
-                    render.write(f"{recipe.name} {'works' if works else 'does not work either'}\n")
-            verdict = probe_build()
-            if not verdict.works:
-                render.write("No build works on this machine. Please report this with the output above.\n")
-                raise typer.Exit(exits.FAILURE)
-        render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
-        render.write(
-            f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n"
-        )
-        render.write(f"threads: {default_threads()}{render.limit_note()}\n")
-        _kernels(fix, again=part == "kernels")
-        if part == "rpc":
-            _rpc_backend(fix)
+            render.write("No build works on this machine. Please report this with the output above.\n")
+            raise typer.Exit(exits.FAILURE)
+    render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
+    render.write(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n")
+    render.write(f"threads: {default_threads()}{facts.limit_note()}\n")
+    _kernels(options.fix, again=options.part == "kernels")
+    if options.part == "rpc":
+        _rpc_backend(options.fix)
+
+
+def _repair(verdict: ChildResult, fix: bool) -> None:
+    """Say why llama.cpp does not work; with `fix`, try other builds.
+
+    Raises:
+        Exit: not `fix`.
+    """
+    cause = f" ({lacks})" if (lacks := lacking()) else ""
+    reason = verdict.crash or verdict.error
+    render.write(f"llama.cpp does not work on this machine: {reason}{cause}\n")
+    if not fix:
+        render.write("To fix it:  specdec doctor --fix\n")
+        render.write(f"or:         {recipes()[0].command()}\n")
+        raise typer.Exit(exits.FAILURE)
+    for recipe, works in repair(lambda: probe_build().works):
+        if works is None:
+            render.write(f"installing {recipe.name}; this takes several minutes\n")
+        else:
+            render.write(f"{recipe.name} {'works' if works else 'does not work either'}\n")
 
 
 def _rpc_backend(fix: bool) -> None:
     """Show whether the RPC backend is there; with `fix`, compile it if it is missing."""
-    from spec_local.llama import rpc as rpc_backend
-
     if not rpc_backend.built() and fix:
         render.write("compiling llama.cpp's RPC backend; this takes about a minute\n")
         if reason := rpc_backend.build():
@@ -110,10 +86,6 @@ def _kernels(fix: bool, again: bool) -> None:
 
     again: compare all, whatever was measured before.
     """
-    from spec_local import kernels
-    from spec_local.kernels.choice import PACKED
-    from spec_local.kernels.measure import TYPES
-
     if fix and kernels.missing():
         render.write("compiling the CPU kernels; this takes about half a minute\n")
         started = time.perf_counter()
@@ -122,7 +94,7 @@ def _kernels(fix: bool, again: bool) -> None:
             return
         render.write(f"compiled in {time.perf_counter() - started:.0f} s\n")
     status = kernels.status()
-    render.write(f"CPU kernels: {status}\n")
+    render.write(names.with_options(f"CPU kernels: {status}\n"))
     if not status.instruction_set:
         return
     missing = [kind for kind in TYPES if again or kind not in status.times or kind in status.doubts]
@@ -136,17 +108,15 @@ def _kernels(fix: bool, again: bool) -> None:
     note = "" if status.measured else " (not measured on this machine; specdec doctor --fix does it)"
     left = [f"{kind} from {n + 1} tokens on" if n else kind for kind, n in status.limits.items()]
     render.write(f"left to llama.cpp's kernels: {'; '.join(left) or 'nothing'}{note}\n")
-    if packed := [kind for kind in PACKED if status.limits.get(kind) == 0]:
+    if packed := [kind for kind in choice.PACKED if status.limits.get(kind) == 0]:
         render.write(
             f"with {' or '.join(packed)} weights, a text can depend on what is drafted beside it, unless "
             "--reproducible is given\n"
         )
 
 
-def _speeds(status: "Status") -> None:
+def _speeds(status: Status) -> None:
     """Show the measured speeds, and what the choice between the kernels is worth."""
-    from spec_local.kernels import choice
-
     render.write("their speed relative to llama.cpp's, by number of tokens, and time of a session:\n")
     render.write(f"  {'':8}{'1':>6}{'2':>6}{'4':>6}{'8':>6}{'prompt':>8}{'session':>9}\n")
     for kind, each in status.times.items():
@@ -158,12 +128,7 @@ def _speeds(status: "Status") -> None:
 
 def _report() -> None:
     """Print what was measured about this processor, as an entry of benchmarks/processors.toml."""
-    import json
-
-    from spec_local import kernels
-    from spec_local.bench.record import processor
-    from spec_local.errors import InvalidRequest
-    from spec_local.system.machine import default_threads
+    from spec_local.bench.record import processor  # imports a session, which takes long
 
     status = kernels.status()
     if not status.times:

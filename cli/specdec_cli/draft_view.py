@@ -6,32 +6,30 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from rich.text import Text
+
+from spec_local.bench.figures import VariantFigures
 from spec_local.system.files import format_size
 from spec_local.text import counted
+from spec_local.training import events
+from spec_local.training.events import Event
+from spec_local.training.pipeline import MeasuredHead, TrainedHead
+from spec_local.training.recipe import Recipe
 from specdec_cli import render, terminal
 from specdec_cli.progress import LINE_INTERVAL, clock, live
 
-if TYPE_CHECKING:
-    from spec_local.bench.figures import VariantFigures
-    from spec_local.training.events import Event
-    from spec_local.training.pipeline import MeasuredHead, TrainedHead
-    from spec_local.training.recipe import Recipe
-
 
 @contextlib.contextmanager
-def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
+def progress(recipe: Recipe) -> Iterator[Callable[[Event], None]]:
     """Show events: on a terminal in one line that is updated, otherwise in new lines at intervals."""
     lines = _Lines(recipe)
     if sys.stderr is not None and sys.stderr.isatty():
-        from rich.text import Text
-
         console = render.console(sys.stderr)
         status = console.status("")
         with live(status):
 
-            def show(event: "Event") -> None:
+            def show(event: Event) -> None:
                 line, is_permanent = lines(event)
                 line = terminal.visible(line)
                 if is_permanent:
@@ -47,7 +45,7 @@ def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
         return
     last = ("", 0.0)
 
-    def print_line(event: "Event") -> None:
+    def print_line(event: Event) -> None:
         nonlocal last
         line, is_permanent = lines(event)
         if is_permanent or lines.stage != last[0] or time.monotonic() - last[1] > LINE_INTERVAL:
@@ -60,12 +58,10 @@ def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
 class _Lines:
     """Formats an event as a line; also returns whether it stays on the screen."""
 
-    def __init__(self, recipe: "Recipe") -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self._recipe, self.stage = recipe, ""
 
-    def __call__(self, event: "Event") -> tuple[str, bool]:
-        from spec_local.training import events
-
+    def __call__(self, event: Event) -> tuple[str, bool]:
         if isinstance(event, events.Stage):
             self.stage = event.name
             return event.name, False
@@ -87,7 +83,7 @@ class _Lines:
         return f"{line} · {clock(step.seconds_left)} left", False
 
 
-def plan(recipe: "Recipe", bytes_per_token: int) -> str:
+def plan(recipe: Recipe, bytes_per_token: int) -> str:
     """Describe what a run will put on the disk."""
     if recipe.general:
         return f"training data: {recipe.general}"
@@ -98,7 +94,7 @@ def plan(recipe: "Recipe", bytes_per_token: int) -> str:
     )
 
 
-def report(head: "TrainedHead", measured: "MeasuredHead", recipe: "Recipe") -> list[str]:
+def report(head: TrainedHead, measured: MeasuredHead, recipe: Recipe) -> list[str]:
     """Return the lines of the report on a trained head: size, cost, expected speed-up, evaluation."""
     evaluation, gain = head.evaluation, measured.gain
     rows = [("all tokens", evaluation.overall), *evaluation.by_category.items()]
@@ -122,7 +118,7 @@ def report(head: "TrainedHead", measured: "MeasuredHead", recipe: "Recipe") -> l
     ]
 
 
-def _learned(head: "TrainedHead", measured: "MeasuredHead") -> list[str]:
+def _learned(head: TrainedHead, measured: MeasuredHead) -> list[str]:
     """Lines on what a head has learned from the user's answers: acceptance and speed, before and after."""
     if not (learned := head.learned):
         return []
@@ -138,7 +134,7 @@ def _learned(head: "TrainedHead", measured: "MeasuredHead") -> list[str]:
     return lines
 
 
-def _verdict(head: Path, measured: "MeasuredHead", recipe: "Recipe") -> str:
+def _verdict(head: Path, measured: MeasuredHead, recipe: Recipe) -> str:
     """Say whether the head pays, by the benchmark with the adaptive policy if it ran, and what to do next.
 
     The benchmark counts more than the expected speed-up: its prompts are new to the head, and its steps
@@ -157,7 +153,7 @@ def _verdict(head: Path, measured: "MeasuredHead", recipe: "Recipe") -> str:
     return f"it makes little difference on this machine: train longer, or measure more prompts with {bench}"
 
 
-def _benchmark(variant: "VariantFigures") -> str:
+def _benchmark(variant: VariantFigures) -> str:
     """Figures of a variant on the benchmark's prompts."""
     prompts = counted(variant.speedup.n, "prompt")
     line = f"{variant.name}: {variant.speedup.value:.2f} times plain decoding on {prompts}"

@@ -70,10 +70,11 @@ def _unwinding() -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _discard_output()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            try:
+                stream.flush()
+            except OSError:  # the terminal is closed
+                render.discard(stream)
         raise
     finally:
         for signum, handler in list(previous.items()):

@@ -1,365 +1,157 @@
 """`specdec generate`: answer one prompt, or a file of prompts."""
 
-import dataclasses
-import functools
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from functools import partial
 
-from typer import Argument, Exit, Option
+from typer import Exit
 
+from spec_local.answers.running import ChatPrompt
+from spec_local.answers.text import Done
+from spec_local.chat.request import ChatRequest
+from spec_local.chat.template import start_template_process
+from spec_local.engine.events import Statistics
 from spec_local.errors import InvalidRequest
-from spec_local.text import counted, printable
-from specdec_cli import answer_view, batch_view, exits, progress, render, several_view, thinking_view
+from spec_local.llama import runtime
+from spec_local.llama.context import MAX_SEQUENCES
+from spec_local.settings import GenerationSettings
+from spec_local.system.files import decoded
+from spec_local.text import counted
+from specdec_cli import answer_output, exits, facts, render
+from specdec_cli.answer_output import Asked
 from specdec_cli.first_argument import model_and_prompt
-from specdec_cli.options import (
-    STANDARD,
-    HideThinkingOption,
-    ModelArgument,
-    ModelOptions,
-    NoWrapOption,
-    PromptOption,
-    SamplingOptions,
-    ShowDraftsOption,
-    SystemOption,
-    VerboseOption,
-    generation_settings,
-    read_given,
-)
-
-if TYPE_CHECKING:
-    from spec_local.answers import json as answer_json
-    from spec_local.chat.request import ChatRequest
-    from spec_local.engine.events import Prefilled
-    from spec_local.reasoning.markers import Splitter
-    from spec_local.session import Done, Session, Text
+from specdec_cli.given_files import STANDARD, read_given
+from specdec_cli.sessions import generation_settings, n_rows, opened_for
+from specdec_cli.signatures.generate import GenerateOptions
 
 _MAX_PROMPT = 1 << 24  # bytes
-_Text = functools.partial(Option, rich_help_panel="Text and code")
-_Output = functools.partial(Option, rich_help_panel="Output")
-_Batch = functools.partial(Option, rich_help_panel="Many prompts and answers")
 _MAX_ANSWERS = 10_000  # of one prompt; for more, a batch can be resumed
 
 
-def generate(
-    model: ModelArgument = None,
-    prompt: Annotated[
-        str | None,
-        Argument(
-            metavar="PROMPT",
-            help="Prompt; a single argument is the prompt unless it is a model. Text from --file or a pipe "
-            "precedes it.",
-        ),
-    ] = None,
-    prompt_option: PromptOption = None,
-    file: Annotated[
-        list[Path] | None,
-        Option(
-            "--file",
-            "-f",
-            metavar="FILE",
-            help="Text to put before the prompt; repeatable; - is standard input.",
-        ),
-    ] = None,
-    system: SystemOption = None,
-    raw: Annotated[
-        bool, _Text("--raw", help="Continue the text exactly as it is, without the chat template.")
-    ] = False,
-    suffix: Annotated[
-        str | None,
-        _Text(metavar="TEXT", help="Fill the gap between the prompt and this text (for code models)."),
-    ] = None,
-    suffix_file: Annotated[Path | None, _Text(metavar="FILE", help="File that contains the suffix.")] = None,
-    echo: Annotated[
-        bool, _Text("--echo", help="Print the prompt before the answer, and the suffix after it.")
-    ] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False,
-    as_jsonl: Annotated[
-        bool, _Output("--jsonl", help="Print a JSON object for each step as it completes.")
-    ] = False,
-    logprobs: Annotated[
-        int | None,
-        _Output(
-            metavar="N",
-            help="Add the log probabilities of each token and of the N most probable ones to JSON output.",
-        ),
-    ] = None,
-    input_file: Annotated[
-        Path | None,
-        _Batch(
-            "--input",
-            metavar="FILE",
-            help='One prompt per line, or JSON Lines with "prompt" or "messages" and optionally "id", '
-            '"system", "suffix", "seed" or "max_tokens"; - is standard input.',
-        ),
-    ] = None,
-    output_file: Annotated[
-        Path | None,
-        _Batch(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File for one JSON object per answer; run the command again to resume and to retry failed "
-            "prompts (default: standard output, without resuming).",
-        ),
-    ] = None,
-    answers: Annotated[
-        int | None,
-        _Batch(
-            metavar="N",
-            help="Number of answers to one prompt, which is read once; the seed increases by one per answer. "
-            "In text output, lines with --- separate the answers.",
-        ),
-    ] = None,
-    parallel: Annotated[
-        int | None,
-        _Batch(
-            metavar="N",
-            help="Maximum number of answers at the same time (default: as many as pay off, up to 8, in half "
-            "of the free memory).",
-        ),
-    ] = None,
-    show_drafts: ShowDraftsOption = False,
-    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False,
-    no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
-    no_newline: Annotated[
-        bool,
-        _Output("--no-newline", help="Print the exact answer, without adding a newline at the end."),
-    ] = False,
-    profile: Annotated[
-        bool, _Output("--profile", help="Show where the time goes, and how much of it drafts save.")
-    ] = False,
-    verbose: VerboseOption = 0,
-    *,
-    models: ModelOptions,
-    sampling: SamplingOptions,
-) -> None:
-    """Answer one prompt, or many prompts from a file.
+def generate(options: GenerateOptions) -> None:
+    given_elsewhere = options.prompt_option is not None or options.input_file is not None
+    model, prompt = model_and_prompt(
+        options.model, options.prompt, command="generate", given_elsewhere=given_elsewhere
+    )
+    options = replace(options, models=options.models.with_models(model))
+    # Before any model is loaded, so that an invalid value is reported at once.
+    settings = generation_settings(options.models, options.sampling)
+    if prompt is not None and options.prompt_option is not None:
+        raise InvalidRequest("the prompt is given twice: remove --prompt or the argument")
+    options = replace(options, prompt=options.prompt_option if prompt is None else prompt)
+    _check(options)
+    if options.logprobs is not None:
+        settings = replace(settings, logprobs=options.logprobs)
+    runtime.set_verbose(options.verbose > 1)
+    if options.input_file or options.output_file:
+        from specdec_cli import batch_view  # imports a session, which `open_session` does while models load
 
-    Examples:
-
-      specdec generate "Why is the sky blue?"
-      git diff | specdec generate coder-7b "Write a commit message."
-      specdec generate --json "Name three colours." | jq -r .content
-      head -40 f.py | specdec generate coder-7b --suffix "$(tail -n +42 f.py)"
-      specdec generate --input prompts.txt --output answers.jsonl --seed 1
-
-    In a shell loop that reads lines, add < /dev/null, or the command reads the
-    lines of the loop. The exit code is 3 if an answer under a grammar or schema
-    is cut short.
-    """
-    with exits.guarded():
-        is_elsewhere = prompt_option is not None or input_file is not None
-        model, prompt = model_and_prompt(model, prompt, command="generate", given_elsewhere=is_elsewhere)
-        models = models.with_models(model)
-        # Before any model is loaded, so that an invalid value is reported at once.
-        settings = generation_settings(models, sampling)
-        if prompt is not None and prompt_option is not None:
-            raise InvalidRequest("the prompt is given twice: remove --prompt or the argument")
-        prompt = prompt_option if prompt is None else prompt
-        if as_json and as_jsonl:
-            raise InvalidRequest("--json and --jsonl exclude each other: give one of them")
-        if logprobs is not None:
-            if not (as_json or as_jsonl or input_file):
-                raise InvalidRequest("--logprobs needs JSON output: add --json or --jsonl")
-            settings = dataclasses.replace(settings, logprobs=logprobs)
-        if suffix is not None and suffix_file:
-            raise InvalidRequest("--suffix and --suffix-file set the same text: give one of them")
-        if answers is not None and not 1 <= answers <= _MAX_ANSWERS:
-            raise InvalidRequest(f"--answers is {answers}: give 1 to {_MAX_ANSWERS}")
-        if answers is not None and (input_file or output_file or echo or show_drafts or profile):
-            raise InvalidRequest(
-                "--answers is for one prompt: remove --input, --output, --echo, --show-drafts and --profile"
-            )
-        if parallel is not None and not (input_file or answers is not None):
-            raise InvalidRequest("--parallel is for several answers: add --input or --answers")
-        if parallel is not None and not 1 <= parallel <= batch_view.MAX_ROWS:
-            raise InvalidRequest(f"--parallel is {parallel}: give 1 to {batch_view.MAX_ROWS}")
-        from spec_local.chat.template import start_template_process
-        from spec_local.engine.events import Statistics
-        from spec_local.llama import runtime
-        from spec_local.session import ChatPrompt
-
-        runtime.set_verbose(verbose > 1)
-        if input_file or output_file:
-            single = prompt or file or suffix is not None or suffix_file or echo or as_json or as_jsonl
-            if single or not input_file:
-                raise InvalidRequest(
-                    "--output needs --input, which provides the prompts and produces JSON Lines: "
-                    "remove the prompt, --file, --suffix, --echo and --json"
-                )
-            batch_view.answer_all(
-                models, settings, input_file, output_file or STANDARD, system, raw, parallel, verbose > 0
-            )
-            return
-        request = _request(prompt, file or [], suffix, suffix_file, system, raw)
-        if not raw and request.suffix is None:
-            start_template_process()
-        n = answers or 1
-        with (
-            batch_view.opened(models, models.files(), n, parallel) as session,
-            render.interruptible() as cancelled,
-        ):
-            if verbose:
-                render.notes(render.setting_lines(session))
-            if not raw and request.suffix is None and request.is_plain(session.main.model):
-                render.note("this model has no chat template: continuing the text as it is")
-            tokens = request.tokens(session.main.model, session.main.n_ctx)
-            splitter = functools.partial(request.splitter, session.main.model, tokens)
-            asked = tokens if request.is_plain(session.main.model) else ChatPrompt(tokens, splitter())
-            if answers is None:
-                events = progress.reading(
-                    lambda on_read: session.generate(asked, settings, cancelled=cancelled, on_read=on_read),
-                    in_one_piece=as_json,
-                )
-                if as_json or as_jsonl:
-                    done = _in_json(
-                        session,
-                        events,
-                        splitter(),
-                        {"prompt": printable(request.prompt)} if echo else {},
-                        as_jsonl,
-                    )
-                else:
-                    continues = raw or request.suffix is not None
-                    wrap = not (no_wrap or continues or echo)  # these begin in any column
-                    view = answer_view.view(
-                        session.main.model.vocabulary.piece, show_drafts=show_drafts, wrap=wrap
-                    )
-                    view = thinking_view.before(view, splitter, hidden=hide_thinking, wrap=wrap)
-                    is_exact = no_newline or (continues and not sys.stdout.isatty())
-                    done = _as_text(events, view, request if echo else None, is_exact)
-                ends, statistics = [done], done.statistics
-            else:
-                statistics = Statistics()
-                ends = several_view.answer(
-                    session,
-                    asked,
-                    n,
-                    settings,
-                    splitter,
-                    max_rows=batch_view.n_rows(session, n, parallel),
-                    totals=statistics,
-                    cancelled=cancelled,
-                    as_json=as_json,
-                    as_jsonl=as_jsonl,
-                )
-            is_cut = any(done.reason == "length" for done in ends) and not settings.constrained
-            if is_cut and not (as_json or as_jsonl):  # JSON says so
-                length = counted(settings.max_tokens or 0, "token")
-                render.note(f"cut at {length}: for the rest, give a larger -n, or leave it out")
-            if closed := next(filter(None, map(render.reasoning_note, ends)), None):
-                render.note(closed)
-            if verbose:
-                gain = render.gain(session, settings, statistics) if answers is None else ""
-                render.note(render.statistics_line(statistics, gain))
-            if profile:
-                render.notes(render.profile_lines(statistics))
-            if any(done.reason == "context" for done in ends):
-                render.note(
-                    f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to continue"
-                )
-            cut = next(filter(None, (render.cut_note(done, settings) for done in ends)), None)
-            if cut:
-                render.note(cut)
-            if any(done.reason == "cancelled" for done in ends):
-                raise KeyboardInterrupt
-            if cut:
-                raise Exit(exits.CUT_SHORT)
-
-
-def _as_text(
-    events: "Iterator[Prefilled | Text | Done]",
-    view: answer_view.AnswerView,
-    echoed: "ChatRequest | None",
-    is_exact: bool,
-) -> "Done":
-    """Print the answer as it is generated, between the prompt and the suffix if they are to be echoed.
-
-    is_exact: add no newline.
-    """
-    from spec_local.session import Done, Text
-
-    if isinstance(view, answer_view.Drafts):
-        render.note(view.legend)
-    for event in events:
-        if isinstance(event, Text):
-            view.show(event)
-        elif isinstance(event, Done):
-            view.end("")
-        else:  # Prefilled: the prompt has been evaluated, so nothing can fail before the answer
-            render.answer(_before(echoed) if echoed else "")
-    assert isinstance(event, Done)
-    if echoed and echoed.suffix:
-        render.answer(echoed.suffix)
-    if not is_exact:
-        render.end_answer()
-    render.notes(view.notes())
-    return event
-
-
-def _before(request: "ChatRequest") -> str:
-    """Return the text to echo before the answer."""
-    continued = request.raw or request.suffix is not None
-    return request.prompt if continued else request.prompt + "\n\n"
-
-
-def _in_json(
-    session: "Session",
-    events: "Iterator[Prefilled | Text | Done]",
-    splitter: "Splitter",
-    more: "answer_json.Object",
-    streamed: bool,
-) -> "Done":
-    """Print one object, or one per step if streamed; the last one includes `more`."""
-    from spec_local.answers import json as answer_json
-    from spec_local.session import Done, Text
-
-    steps: list[Text] = []
-    for event in events:
-        if not isinstance(event, Text):
-            continue
-        if streamed:
-            render.write_object(answer_json.step(session.main.model, event, splitter))
-        else:
-            steps.append(event)
-    assert isinstance(event, Done)
-    if streamed:
-        last = answer_json.end(session.main.model, event, splitter)
+        _check_batch(options)
+        batch_view.answer_all(options, settings)
     else:
-        last = answer_json.whole(session.main.model, steps, event, splitter)
-    render.write_object(more | last)
-    return event
+        _answer(options, settings, _request(options))
 
 
-def _request(
-    argument: str | None,
-    files: Sequence[Path],
-    suffix: str | None,
-    suffix_file: Path | None,
-    system: str | None,
-    raw: bool,
-) -> "ChatRequest":
+def _check(options: GenerateOptions) -> None:
+    """Raise InvalidRequest for options that exclude each other, and for invalid values."""
+    answers, parallel, of_file = options.answers, options.parallel, options.input_file
+    if options.as_json and options.as_jsonl:
+        raise InvalidRequest("--json and --jsonl exclude each other: give one of them")
+    if options.logprobs is not None and not (options.as_json or options.as_jsonl or of_file):
+        raise InvalidRequest("--logprobs needs JSON output: add --json or --jsonl")
+    if options.suffix is not None and options.suffix_file:
+        raise InvalidRequest("--suffix and --suffix-file set the same text: give one of them")
+    if answers is not None and not 1 <= answers <= _MAX_ANSWERS:
+        raise InvalidRequest(f"--answers is {answers}: give 1 to {_MAX_ANSWERS}")
+    single = options.echo or options.show_drafts or options.profile
+    if answers is not None and (of_file or options.output_file or single):
+        raise InvalidRequest(
+            "--answers is for one prompt: remove --input, --output, --echo, --show-drafts and --profile"
+        )
+    if parallel is not None and not (of_file or answers is not None):
+        raise InvalidRequest("--parallel is for several answers: add --input or --answers")
+    if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
+        raise InvalidRequest(f"--parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
+
+
+def _check_batch(options: GenerateOptions) -> None:
+    """Raise InvalidRequest for options of a single prompt beside those of a file of prompts."""
+    of_prompt = options.prompt or options.file or options.suffix is not None or options.suffix_file
+    if of_prompt or options.echo or options.as_json or options.as_jsonl or not options.input_file:
+        raise InvalidRequest(
+            "--output needs --input, which provides the prompts and produces JSON Lines: "
+            "remove the prompt, --file, --suffix, --echo and --json"
+        )
+
+
+def _request(options: GenerateOptions) -> ChatRequest:
     """Compose the prompt: files, or piped standard input, then the argument."""
-    from spec_local.chat.request import ChatRequest
-
-    if suffix_file:
-        suffix = _text(suffix_file)
+    suffix, files = options.suffix, options.file or []
+    if options.suffix_file:
+        suffix = decoded(*read_given(options.suffix_file, _MAX_PROMPT))
     if not files and sys.stdin is not None and not sys.stdin.isatty():
         files = [STANDARD]
-    if not files and not argument and suffix is None:
+    if not files and not options.prompt and suffix is None:
         raise InvalidRequest("there is no prompt: give one, pipe text in, or chat with specdec run")
-    parts = [*map(_text, files), argument or ""]
-    if raw or suffix is not None:  # text that goes on: all white space is significant
+    parts = [*(decoded(*read_given(path, _MAX_PROMPT)) for path in files), options.prompt or ""]
+    if options.raw or suffix is not None:  # text that goes on: all white space is significant
         prompt = "".join(parts)
     else:
         prompt = "\n\n".join(part.rstrip("\r\n") for part in parts if part.strip())
-    return ChatRequest(prompt, suffix=suffix, system=system, raw=raw)
+    return ChatRequest(prompt, suffix=suffix, system=options.system, raw=options.raw)
 
 
-def _text(path: Path) -> str:
-    """Return the text of a file, or of standard input for -."""
-    from spec_local.system.files import decoded
+def _answer(options: GenerateOptions, settings: GenerationSettings, request: ChatRequest) -> None:
+    continues = request.raw or request.suffix is not None
+    if not continues:
+        start_template_process()
+    n = options.answers or 1
+    with (
+        opened_for(options.models, options.models.files(), n, options.parallel) as session,
+        render.interruptible() as cancelled,
+    ):
+        model = session.main.model
+        if options.verbose:
+            render.notes(facts.setting_lines(session))
+        if not continues and request.is_plain(model):
+            render.note("this model has no chat template: continuing the text as it is")
+        tokens = request.tokens(model, session.main.n_ctx)
+        splitter = partial(request.splitter, model, tokens)
+        prompt = tokens if request.is_plain(model) else ChatPrompt(tokens, splitter())
+        asked = Asked(session, prompt, splitter, settings, cancelled, options)
+        if options.answers is None:
+            done = answer_output.print_answer(asked, request)
+            _explain(asked, [done], done.statistics)
+        else:
+            totals = Statistics()
+            at_a_time = n_rows(session, n, options.parallel)
+            _explain(asked, answer_output.print_answers(asked, n, at_a_time, totals), totals)
 
-    return decoded(*read_given(path, _MAX_PROMPT))
+
+def _explain(asked: Asked, ends: list[Done], statistics: Statistics) -> None:
+    """Write statistics, and notes on how the answers ended.
+
+    Raises:
+        Exit: one under a grammar was cut short.
+        KeyboardInterrupt: one was stopped.
+    """
+    options, session, settings = asked.options, asked.session, asked.settings
+    is_cut = any(done.reason == "length" for done in ends) and not settings.constrained
+    if is_cut and not (options.as_json or options.as_jsonl):  # JSON says so
+        length = counted(settings.max_tokens or 0, "token")
+        render.note(f"cut at {length}: for the rest, give a larger -n, or leave it out")
+    if closed := next(filter(None, map(facts.reasoning_note, ends)), None):
+        render.note(closed)
+    if options.verbose:
+        gain = facts.gain(session, settings, statistics) if options.answers is None else ""
+        render.note(facts.statistics_line(statistics, gain))
+    if options.profile:
+        render.notes(facts.profile_lines(statistics))
+    if any(done.reason == "context" for done in ends):
+        render.note(f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to continue")
+    if cut := next(filter(None, (facts.cut_note(done, settings) for done in ends)), None):
+        render.note(cut)
+    if any(done.reason == "cancelled" for done in ends):
+        raise KeyboardInterrupt
+    if cut:
+        raise Exit(exits.CUT_SHORT)

@@ -4,6 +4,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
 from spec_local.system.files import format_size
 from specdec_cli import render, terminal
 
@@ -13,7 +16,7 @@ _TEXT_WIDTH = 28  # columns at least for the last cell; if there are fewer, the 
 
 
 @dataclass(frozen=True)
-class Row:
+class ListedModel:
     """A model or pair.
 
     size: bytes, None if unknown. state: where it is. kind: its licence, or the names of a pair's models.
@@ -27,15 +30,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
+class Section:
     """Rows under a title. third: the attribute of a row in the third column of the table."""
 
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[ListedModel]
     third: str
 
 
-def show(groups: Sequence[Group]) -> None:
+def show(groups: Sequence[Section]) -> None:
     """Write the groups to stdout: tables on a terminal, and lines of five values elsewhere."""
     if sys.stdout.isatty():
         _show_tables([group for group in groups if group.rows])
@@ -45,9 +48,7 @@ def show(groups: Sequence[Group]) -> None:
         render.write("\t".join(map(_one_line, values)) + "\n")
 
 
-def _show_tables(groups: Sequence[Group]) -> None:
-    from rich.text import Text
-
+def _show_tables(groups: Sequence[Section]) -> None:
     width = terminal.width()
     styles = {} if render.coloured(sys.stdout) else {"color_system": None}
     console = render.console(sys.stdout, width=width, **styles)
@@ -60,8 +61,6 @@ def _show_tables(groups: Sequence[Group]) -> None:
 
 def lines(rows: list[list[str]], width: int) -> list[str]:
     """Lay out rows of name, size, a less important cell, and a text, which is wrapped; no cell is cut."""
-    from rich.cells import cell_len, set_cell_size
-
     names = [cell_len(row[0]) for row in rows]
     limit = max(int(width * _NAME_SHARE), min(names))
     widths = [max(n for n in names if n <= limit), *(max(cell_len(row[i]) for row in rows) for i in (1, 2))]
@@ -81,8 +80,6 @@ def lines(rows: list[list[str]], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    from rich.text import Text
-
     wrapped = Text(text).wrap(render.console(sys.stdout), width, overflow="fold")
     return [line.plain for line in wrapped] or [""]
 

@@ -1,6 +1,7 @@
-"""What to do about an unknown name of an option or a command: the name that was meant, if any is close."""
+"""Names of options: of the settings in messages, and what to do about an unknown one."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 
 _RENAMED = {
@@ -31,11 +32,26 @@ _REMOVED = {
     "state": "the prompt cache keeps what the models have read",
 }
 """Options that earlier versions had, and why none takes their place."""
+_SETTINGS = {"kind": "type", "n_ctx": "ctx", "target": "output"} | {
+    name: name.replace("_", "-")
+    for name in (
+        "cache_type", "device", "disk", "draft", "force", "gpu_layers", "host", "kernels", "learn",
+        "minutes", "no_spec", "output", "parallel", "port", "raw", "reproducible", "shape", "system",
+        "tokens", "torch_device", "workers",
+    )
+}  # fmt: skip
+"""Options of the settings that the library's messages name, in backquotes."""
+_SETTING = re.compile(rf"`({'|'.join(_SETTINGS)})(?:=([^`]+))?`")
 _CLOSE = 0.75  # similarity of a mistyped name (difflib's ratio): one letter in three is too far off
 _AS_GOOD = 0.05  # difference of two similarities that says nothing
 _BEGINNING = 0.85  # similarity of a name and its beginning, at least
 _SHORTEST = 3  # letters of such a beginning
 _N_MOST = 2
+
+
+def with_options(message: str) -> str:
+    """Return a message of the library as users of the command know it: --ctx for `n_ctx`, and so on."""
+    return _SETTING.sub(lambda found: f"--{_SETTINGS[found[1]]} {found[2] or ''}".rstrip(), message)
 
 
 def hint(name: str, known: Iterable[str], spelled: Callable[[str], str] = str) -> str:

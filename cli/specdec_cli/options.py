@@ -1,17 +1,14 @@
-"""Options that several commands share, each declared once.
+"""Options that several commands share, each declared once, alone or in a dataclass.
 
-A command takes a dataclass (`ModelOptions`, `SamplingOptions`), and `specdec_cli.commands.adopt` turns
-its fields into the parameters that Typer reads.
+`specdec_cli.commands.add` turns the fields of dataclasses into the parameters that Typer reads, and
+`specdec_cli.sessions` makes of their values what the library needs.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
 import re
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
@@ -19,65 +16,38 @@ from typer import Argument, BadParameter, Option
 
 from spec_local import kernels
 from spec_local.core.sampling_settings import SETTINGS, SamplingSettings, Setting
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import InvalidRequest
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
-from specdec_cli import commands, completion, render, terminal, waiting
+from specdec_cli import commands, completion
 
 if TYPE_CHECKING:
-    from spec_local.session import Session
-    from spec_local.settings import GenerationSettings
+    from spec_local.core.sampling_settings import SamplingSettings
 
-STANDARD = Path("-")
-"""Standard input or standard output, given as a file."""
+_ModelOption = functools.partial(Option, metavar="FILE|NAME", autocompletion=completion.models)
+NamedModel = functools.partial(Argument, autocompletion=completion.models)
 MainOption = Annotated[
-    str | None,
-    Option(
-        "--main",
-        "-m",
-        metavar="FILE|NAME",
-        help="Main model, instead of MODEL (default: starter-pair).",
-        autocompletion=completion.models,
-    ),
+    str | None, _ModelOption("--main", "-m", help="Main model, instead of MODEL (default: starter-pair).")
 ]
 NeededMainOption = Annotated[
-    str | None,
-    Option(
-        "--main",
-        "-m",
-        metavar="FILE|NAME",
-        help="Main model, instead of MAIN; there is no default.",
-        autocompletion=completion.models,
-    ),
+    str | None, _ModelOption("--main", "-m", help="Main model, instead of MAIN; there is no default.")
 ]
 DraftOption = Annotated[
     str | None,
-    Option(
-        "--draft",
-        "-md",
-        metavar="FILE|NAME",
-        help="Draft model or head; auto (default) finds one, none turns it off.",
-        autocompletion=completion.models,
-    ),
+    _ModelOption("--draft", "-md", help="Draft model or head; auto (default) finds one, none turns it off."),
 ]
 ModelArgument = Annotated[
     str | None,
-    Argument(
+    NamedModel(
         metavar="MODEL",
         help="Main model: a file, a name of a model or pair (see specdec models list), or user/repo:quant on "
         "the Hugging Face Hub.",
-        autocompletion=completion.models,
     ),
 ]
 DraftArgument = Annotated[
-    str | None,
-    Argument(
-        metavar="DRAFT",
-        help="Draft model or head, instead of --draft.",
-        autocompletion=completion.models,
-    ),
+    str | None, NamedModel(metavar="DRAFT", help="Draft model or head, instead of --draft.")
 ]
 
 
@@ -112,8 +82,6 @@ HideThinkingOption = functools.partial(
 NoWrapOption = functools.partial(
     Option, "--no-wrap", help="Do not break lines between words; leave line breaks to the terminal."
 )
-_MAX_TEXT = 1 << 20
-_SILENT_S = 1.0  # that a command waits for its input without a word
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
 DeviceChoice = Literal["auto", "metal", "cpu"]
@@ -158,16 +126,12 @@ _UNITS = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (1
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([kmgt]?)(i?)(b?)", re.ASCII | re.IGNORECASE)
 
 
-def cache_limit(value: str | None) -> int | Literal["off"]:
+def cache_limit(value: str) -> int | Literal["off"]:
     """Return the bytes that a value of --prompt-cache stands for; a number without a unit is in GiB.
 
     Raises:
         BadParameter: it is something else.
     """
-    if value is None:
-        from spec_local.prompt_cache.folder import default_folder, default_limit
-
-        return default_limit(default_folder())
     if value == "off":
         return "off"
     found = _SIZE.fullmatch(value.strip())
@@ -182,7 +146,7 @@ def cache_limit(value: str | None) -> int | Literal["off"]:
 
 
 def _checked_cache_limit(value: str | None) -> str | None:
-    if value is not None:  # the default is computed where it is needed
+    if value is not None:  # the default depends on the free space: which changes
         cache_limit(value)
     return value
 
@@ -229,20 +193,13 @@ _DEVICE = {
     "help": "On a Mac: run the models on the GPU (metal), on the CPU, or each where it is faster (auto)."
 }
 DeviceOption = Annotated[DeviceChoice, Option(**_DEVICE)]
+CacheTypeOption = Annotated[CacheChoice, Option(help="Precision of the KV caches.")]
+LaterContextOption = Annotated[
+    int, Option(min=1, max=1 << 24, help="Context size of later sessions, in tokens.")
+]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Delete without asking.")]
 GPU_LAYERS_HELP = "Number of layers on the GPU; a negative number means all (default: depends on --device)."
 GpuLayersOption = Annotated[int | None, Option(help=GPU_LAYERS_HELP)]
-
-
-def gpu_layers_of(device: DeviceChoice, gpu_layers: int | None) -> int:
-    """Return the number of layers on the GPU, for commands that do not look for the fastest device.
-
-    Raises:
-        InvalidRequest: the device cannot be used.
-    """
-    from spec_local.llama.devices import GPU_LAYERS, fixed_gpu_layers
-
-    fixed = fixed_gpu_layers(device, gpu_layers)
-    return GPU_LAYERS["metal"] if fixed is None else fixed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,11 +210,7 @@ class ModelOptions:
     draft: DraftOption = None
     ctx: Annotated[
         int | None,
-        Option(
-            "--ctx",
-            "-c",
-            help="Context size in tokens (default: 4096, or the model's maximum).",
-        ),
+        Option("--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."),
     ] = None
     no_spec: Annotated[bool, Option("--no-spec", help="Decode without speculation.")] = False
     threads: Annotated[
@@ -351,79 +304,13 @@ class ModelOptions:
     def files(self) -> tuple[Path, Path | None]:
         """Return the files of the main model, and of the draft model if one is named and may be used."""
         draft = None if self.draft == FOUND_DRAFT else self.draft
-        return resolve_pair(self.main or STARTER, draft, drafting=self._drafting)
+        return resolve_pair(self.main or STARTER, draft, drafting=self.drafting)
 
     @property
-    def _drafting(self) -> bool:
+    def drafting(self) -> bool:
         """True if a draft model may be used."""
         is_asked = self.proposer in ("auto", "draft") and self.draft != NO_DRAFT
         return is_asked and not self.no_spec and self.policy != "off"
-
-    def open(
-        self,
-        log: Callable[[str], None],
-        files: tuple[Path, Path | None] | None = None,
-        *,
-        parallel: int | None = 1,
-    ) -> "Session":
-        """Load the models.
-
-        Args:
-            files: the result of `self.files()` if the caller has it.
-            parallel: maximum number of answers at the same time; None: as many as there is memory for.
-        """
-        from spec_local.llama.devices import fixed_gpu_layers
-        from spec_local.opening.preload import preload
-
-        files = files or self.files()
-        names = " and ".join(terminal.visible(path.name) for path in files if path)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(waiting.line(f"loading {names} …"))
-            layers = fixed_gpu_layers(self.device, self.gpu_layers, self._workers)
-            if layers is not None and not self.workers:
-                paths = [path for path in files if path]
-                mtp = self._drafting and not files[1]
-                stack.enter_context(preload(paths, gpu_layers=layers, load_mtp=mtp, log=log))
-            from spec_local.session import Session
-
-            session = Session.open(**self.session_arguments(files, parallel=parallel), log=log)
-        if self._drafting and self.shape in ("tree", "beam") and not session.draft:
-            session.close()
-            raise InvalidRequest(
-                f"--shape {self.shape} has no effect without a draft model: use --draft, or remove --shape"
-            )
-        return session
-
-    def session_arguments(
-        self, files: tuple[Path, Path | None] | None = None, *, parallel: int | None = 1
-    ) -> dict[str, Any]:
-        """Return the arguments of `Session.open`, except `log`; see `open`."""
-        from spec_local.core.proposal import MAX_DRAFT
-        from spec_local.llama.devices import check_device
-
-        check_device(self.device, self.gpu_layers, self._workers)
-        main, draft = files or self.files()
-        return {
-            "main": main,
-            "draft": draft or (FOUND_DRAFT if self._drafting else NO_DRAFT),
-            "n_ctx": self.ctx,
-            "threads": self.threads,
-            "device": self.device,
-            "gpu_layers": self.gpu_layers,
-            "cache_type": self.cache_type,
-            "branches": 1 if self.shape == "chain" else MAX_DRAFT,
-            "datastore": self.datastore,
-            "learn": self.learn,
-            "reproducible": self.reproducible,
-            "parallel": parallel,
-            "draft_vocab": int(self.draft_vocab) if self.draft_vocab.isdecimal() else self.draft_vocab,
-            "workers": self._workers,
-            "prompt_cache": cache_limit(self.prompt_cache),
-        }
-
-    @property
-    def _workers(self) -> Sequence[str]:
-        return self.workers.split(",") if self.workers else ()
 
 
 def _sampler_field(setting: Setting) -> tuple[str, Any, Any]:
@@ -509,81 +396,6 @@ class SamplingOptions(SamplerOptions):
             "or schema, half of the tokens that the answer may have).",
         ),
     ] = None
-
-
-def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "GenerationSettings":
-    """Return the settings of one answer from both groups of options, with the defaults of the main model.
-
-    Raises:
-        InvalidRequest: an invalid value.
-    """
-    from spec_local.models.sampling_defaults import sampling_defaults
-    from spec_local.settings import GenerationSettings
-
-    recommended = {}
-    with contextlib.suppress(SpecLocalError):  # there is no such model, which is an error when it is opened
-        recommended = sampling_defaults(models.files()[0])
-    return GenerationSettings(
-        sampling=sampling.settings(recommended),
-        seed=sampling.seed,
-        max_tokens=sampling.max_tokens,
-        stops=sampling.stop or (),
-        proposer="none" if models.no_spec else models.proposer,
-        policy=models.policy,
-        draft_max=models.draft_max,
-        draft_p_min=models.draft_p_min,
-        staged=models.staged,
-        shape=models.shape,
-        tree_nodes=models.tree_nodes,
-        beam_width=models.beam_width,
-        verifier=models.verifier,
-        grammar=_text_of(sampling.grammar_file) if sampling.grammar_file else None,
-        json_schema=_schema(sampling.json_schema) if sampling.json_schema is not None else None,
-        reasoning_budget=sampling.thinking_budget,
-    )
-
-
-def _schema(given: str) -> str:
-    return given if given.lstrip().startswith("{") else _text_of(Path(given))
-
-
-def _text_of(path: Path) -> str:
-    from spec_local.system.files import read_text
-
-    return read_text(path, _MAX_TEXT)
-
-
-def read_given(path: Path, max_bytes: int) -> tuple[bytes, str]:
-    """The content of a file that a user gave, or of standard input for -, and its name for errors.
-
-    Raises:
-        InvalidRequest: see `read_input`.
-    """
-    from spec_local.system.files import limited, read_input
-
-    if path != STANDARD:
-        return read_input(path, max_bytes), str(path)
-    name = "standard input"
-    if sys.stdin is None:
-        return b"", name
-    with _explained_wait():
-        content = sys.stdin.buffer.read(max_bytes + 1)
-    return limited(content, name, max_bytes), name
-
-
-@contextlib.contextmanager
-def _explained_wait() -> Iterator[None]:
-    """Say what the command waits for if standard input does not end soon, or is typed."""
-    is_typed = sys.stdin.isatty()
-    text = "type the text, then press Ctrl-D" if is_typed else "add < /dev/null if nothing is piped in"
-    delay = 0.0 if is_typed else _SILENT_S
-    timer = threading.Timer(delay, render.note, [f"waiting for the end of standard input: {text}"])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _bias(text: str) -> tuple[int, float]:

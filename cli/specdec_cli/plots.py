@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_local.bench.figures import VariantFigures
 from spec_local.system import extras
-
-if TYPE_CHECKING:
-    from spec_local.bench.figures import VariantFigures
 
 
 def check() -> None:
@@ -19,13 +17,9 @@ def check() -> None:
     extras.check("matplotlib", "plot", "--plot")
 
 
-def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
+def draw(variants: Sequence[VariantFigures], path: Path) -> None:
     """Write a PNG: the speed-up by category, and the acceptance rate by position in the draft."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)  # needs no display, whatever the user's settings are
+    figure = _figure(11)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     categories = [*variants[0].by_category, "all"]
     width = 0.8 / len(variants)
@@ -53,11 +47,7 @@ def draw_training_curve(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     curve: as in `spec_local.training.recipe.Journal`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(7)
     axes = figure.subplots()
     read = [point["n_read"] for point in curve]
     for name in curve[0]["by_category"] if curve else ():
@@ -70,3 +60,12 @@ def draw_training_curve(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(path, format="png", dpi=150)
+
+
+def _figure(width: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)  # needs no display, whatever the user's settings are
+    return figure

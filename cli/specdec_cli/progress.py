@@ -4,14 +4,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 from specdec_cli import render, terminal, waiting
-
-if TYPE_CHECKING:
-    from spec_local.answers.running import OnRead
-
-_Event = TypeVar("_Event")
 
 LINE_INTERVAL = 30.0
 """Seconds between lines of progress where stderr is not a terminal."""
@@ -22,31 +17,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def reading(
-    generate: "Callable[[OnRead], Iterator[_Event]]", *, in_one_piece: bool = False
-) -> Iterator[_Event]:
-    """Yield the events of an answer, and show meanwhile how far its prompt has been read.
-
-    in_one_piece: whether the answer is shown when it is complete; until then, the number of its tokens is.
-    """
-    from spec_local.answers.text import RowEvent, Text
-
-    n_tokens = 0
-
-    def on_read(n_read: int, n_prompt: int, n_drafter: int) -> None:
-        who = f"the draft model is reading: {n_drafter:,}" if n_drafter else f"reading {n_read:,}"
-        apart = "  " if render.line_is_open() else ""
-        waiting.say(f"{apart}{who} of {n_prompt:,} tokens")
-
-    with waiting.line("preparing the answer …"):
-        for event in generate(on_read):
-            of_answer = event.event if isinstance(event, RowEvent) else event
-            if isinstance(of_answer, Text):
-                n_tokens += len(of_answer.tokens)
-                waiting.say(f"generating: {n_tokens:,} tokens" if in_one_piece else "")
-            yield event
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from spec_local import kernels
 from spec_local.errors import ConfigError, InvalidRequest
+from spec_local.system.files import expanded
 from specdec_cli.names import nearest
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ _PREFIX = "SPECDEC_"
 
 def path(given: str | None = None) -> Path:
     """Return the path of the config file: the given one, or the one in the user's config folder."""
-    from spec_local.system.files import expanded
-
     if given:
         return expanded(given)
     from spec_local.system.folders import user_folder
@@ -126,8 +125,6 @@ class Config:
 
     def _resolved(self, text: str, is_path: bool) -> str:
         """Resolve a path against the config file's folder, or a possible model name if such a file exists."""
-        from spec_local.system.files import expanded
-
         if text == "-":
             return text
         with contextlib.suppress(InvalidRequest):  # an unknown user: reported when the file is opened

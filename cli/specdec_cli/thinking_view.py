@@ -5,15 +5,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from spec_local.answers.text import Text
+from spec_local.reasoning.markers import Parts, Splitter
 from spec_local.text import counted
 from specdec_cli import answer_view, render, waiting
 from specdec_cli.wrapping import Unwrapped, Wrapped
-
-if TYPE_CHECKING:
-    from spec_local.reasoning.markers import Parts, Splitter
-    from spec_local.session import Text
 
 
 class Thinking(answer_view.AnswerView):
@@ -27,7 +24,7 @@ class Thinking(answer_view.AnswerView):
     """
 
     def __init__(
-        self, view: answer_view.AnswerView, splitter: "Callable[[], Splitter]", hidden: bool, wrap: bool
+        self, view: answer_view.AnswerView, splitter: Callable[[], Splitter], hidden: bool, wrap: bool
     ) -> None:
         self._view, self._new_splitter = view, splitter
         self._on_terminal = sys.stdout.isatty()
@@ -37,7 +34,7 @@ class Thinking(answer_view.AnswerView):
         self._n_tokens = 0
         self._has_reasoning = self._has_answer = False
 
-    def show(self, event: "Text") -> None:
+    def show(self, event: Text) -> None:
         if not self._has_answer:
             self._n_tokens += len(event.tokens)
         parts = self._splitter.feed(event.text)
@@ -58,11 +55,11 @@ class Thinking(answer_view.AnswerView):
         return self._view.notes()
 
     @functools.cached_property
-    def _splitter(self) -> "Splitter":
+    def _splitter(self) -> Splitter:
         self._started = time.perf_counter()
         return self._new_splitter()
 
-    def _show_reasoning(self, parts: "Parts") -> None:
+    def _show_reasoning(self, parts: Parts) -> None:
         if parts.reasoning:
             self._has_reasoning = True
             if self._shown:
@@ -84,10 +81,10 @@ class Thinking(answer_view.AnswerView):
 
 
 def before(
-    view: answer_view.AnswerView, splitter: "Callable[[], Splitter]", *, hidden: bool, wrap: bool
+    view: answer_view.AnswerView, splitter: Callable[[], Splitter], *, hidden: bool, wrap: bool
 ) -> answer_view.AnswerView:
     """Return a view of the reasoning and the answer, which is shown in the given view.
 
     Draft tokens are shown in the text as it was generated, with the reasoning and its markers.
     """
-    return view if isinstance(view, answer_view.Drafts) else Thinking(view, splitter, hidden, wrap)
+    return view if isinstance(view, answer_view.DraftsView) else Thinking(view, splitter, hidden, wrap)

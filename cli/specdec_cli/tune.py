@@ -3,34 +3,27 @@
 import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
 
-from typer import Option
-
+from spec_local.bench.layout import document, table
+from spec_local.calibration import tuning
+from spec_local.calibration.placement import DeviceCosts, choose
+from spec_local.calibration.tuning import Measurement, chain_plans, thread_choices
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.llama.devices import DEVICES, GPU_LAYERS, fixed_gpu_layers
+from spec_local.llama.heads.choose import Chosen, choose_head
+from spec_local.llama.model import Model
+from spec_local.llama.setup.probe import check_model_file
 from spec_local.models.names import NO_DRAFT, resolve_pair
+from spec_local.models.quantized_copy import quantize
+from spec_local.policies.adaptive import MAX_CALLS
+from spec_local.policies.cost_model import CallCosts
+from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
 from spec_local.text import counted
-from specdec_cli import exits, render, terminal, waiting
-from specdec_cli.options import (
-    CacheChoice,
-    DeviceOption,
-    DraftArgument,
-    DraftOption,
-    GpuLayersOption,
-    KernelsOption,
-    MainOption,
-    ModelArgument,
-    named_pair,
-)
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_local.calibration.placement import DeviceCosts
-    from spec_local.calibration.tuning import Measurement
-    from spec_local.llama.heads.choose import Chosen
-    from spec_local.llama.model import Model
-    from spec_local.policies.cost_model import CallCosts
+from specdec_cli import render, terminal, waiting
+from specdec_cli.options import named_pair
+from specdec_cli.signatures.tune import TuneOptions
 
 _ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _LOOKUP_ACCEPTANCE_RATES = (0.7, 0.8, 0.9, 0.95, 0.99)
@@ -38,74 +31,30 @@ _WORTHWHILE = 0.03  # time saved per draft token, in calls of the main model, th
 _CALL_SIZES = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 
 
-def tune(
-    main: ModelArgument = None,
-    draft: DraftArgument = None,
-    main_option: MainOption = None,
-    draft_option: DraftOption = None,
-    ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096,
-    threads: Annotated[
-        list[int] | None,
-        Option(
-            metavar="<int>",
-            help="Number of threads to measure; repeatable (default: those that are likely to be fastest).",
-        ),
-    ] = None,
-    device: DeviceOption = "auto",
-    gpu_layers: GpuLayersOption = None,
-    cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
-    kernels: KernelsOption = "auto",
-    rounds: Annotated[
-        int,
-        Option(
-            min=1,
-            max=100,
-            metavar="<int>",
-            help="Number of measurements per size; unclear ones are repeated.",
-        ),
-    ] = 5,
-) -> None:
-    """Measure how long calls of the models take on this machine, and show when speculation pays off.
-
-    Later sessions with these models use the results. Without them, the first
-    session measures by itself for about a second, less accurately. On a Mac, both
-    devices are measured to find the faster one for each model.
-
-    Examples:
-
-      specdec tune main.gguf draft.gguf
-      specdec tune main.gguf --threads 4 --threads 8
-    """
-    with exits.guarded():
-        from spec_local.calibration.placement import choose
-        from spec_local.calibration.tuning import thread_choices
-        from spec_local.llama.devices import DEVICES, GPU_LAYERS, fixed_gpu_layers
-        from spec_local.policies.adaptive import MAX_CALLS
-        from spec_local.system.machine import default_threads
-
-        main, draft = named_pair(main, draft, main_option, draft_option)
-        # Report invalid values before starting anything slow.
-        choices = sorted(set(threads)) if threads else thread_choices()
-        for name, value, high in (
-            ("threads", choices[0], 512),
-            ("threads", choices[-1], 512),
-            ("ctx", ctx, 1 << 24),
-        ):
-            if not 1 <= value <= high:
-                raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
-        layers = fixed_gpu_layers(device, gpu_layers)
-        drafting = draft != NO_DRAFT
-        main_file, draft_file = resolve_pair(main, draft if drafting else None, drafting=drafting)
-        job = _Job(main, main_file, draft_file, drafting, ctx, cache_type, rounds)
-        if layers is not None:
-            _tune(job, layers, choices)
-            return
-        costs, max_draft = {}, MAX_CALLS
-        for each in DEVICES:
-            # The speed of the GPU does not depend on the number of threads.
-            on_device = choices if threads or each == "cpu" else [default_threads()]
-            costs[each], max_draft = _tune(job, GPU_LAYERS[each], on_device, f": {each}")
-        _show("## Device", *choose(costs, max_draft).sentences())
+def tune(options: TuneOptions) -> None:
+    main, draft = named_pair(options.main, options.draft, options.main_option, options.draft_option)
+    # Report invalid values before starting anything slow.
+    choices = sorted(set(options.threads)) if options.threads else thread_choices()
+    for name, value, high in (
+        ("threads", choices[0], 512),
+        ("threads", choices[-1], 512),
+        ("ctx", options.ctx, 1 << 24),
+    ):
+        if not 1 <= value <= high:
+            raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
+    layers = fixed_gpu_layers(options.device, options.gpu_layers)
+    drafting = draft != NO_DRAFT
+    main_file, draft_file = resolve_pair(main, draft if drafting else None, drafting=drafting)
+    job = _Job(main, main_file, draft_file, drafting, options)
+    if layers is not None:
+        _tune(job, layers, choices)
+        return
+    costs, max_draft = {}, MAX_CALLS
+    for each in DEVICES:
+        # The speed of the GPU does not depend on the number of threads.
+        on_device = choices if options.threads or each == "cpu" else [default_threads()]
+        costs[each], max_draft = _tune(job, GPU_LAYERS[each], on_device, f": {each}")
+    _show("## Device", *choose(costs, max_draft).sentences())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +62,13 @@ class _Job:
     """The models to measure, and how. main: the main model as it was named. drafting: a draft may be used."""
 
     main: str
-    main_file: "Path"
-    draft_file: "Path | None"
+    main_file: Path
+    draft_file: Path | None
     drafting: bool
-    ctx: int
-    cache_type: str
-    rounds: int
+    options: TuneOptions
 
 
-def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> "tuple[DeviceCosts, int]":
+def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> tuple[DeviceCosts, int]:
     """Measure the models with this number of layers on the GPU, and show the tables.
 
     Args:
@@ -132,13 +79,6 @@ def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> "
         max_draft: maximum number of draft tokens per step.
     """
     with ExitStack() as stack:
-        from spec_local.calibration.placement import DeviceCosts
-        from spec_local.core.proposal import MAX_DRAFT
-        from spec_local.llama.heads.choose import choose_head
-        from spec_local.llama.setup.probe import check_model_file
-        from spec_local.policies.adaptive import MAX_CALLS
-        from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
-
         main_file, draft_file = job.main_file, job.draft_file
         main_model = _opened(main_file, gpu_layers, stack, load_mtp=job.drafting and not draft_file)
         draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
@@ -179,10 +119,7 @@ def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> "
         return DeviceCosts(best.costs, of_draft, is_head=best.head is not None), max_draft
 
 
-def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> "Model":
-    from spec_local.llama.model import Model
-    from spec_local.llama.setup.probe import check_model_file
-
+def _opened(path: Path, gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> Model:
     with waiting.line(f"loading {terminal.visible(path.name)} …"):
         check_model_file(path, gpu_layers=gpu_layers, log=render.note)
         model = Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp)
@@ -191,17 +128,15 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool =
 
 
 def _tuned(
-    job: _Job, model: "Model", threads: list[int], max_logits: int, head: "Chosen | None" = None
-) -> list["Measurement"]:
-    from spec_local.calibration.tuning import tune
-
-    several = tune(
+    job: _Job, model: Model, threads: list[int], max_logits: int, head: Chosen | None = None
+) -> list[Measurement]:
+    several = tuning.tune(
         model,
         threads,
-        n_ctx=model.n_ctx(job.ctx),
+        n_ctx=model.n_ctx(job.options.ctx),
         max_logits=max_logits,
-        cache_type=job.cache_type,
-        rounds=job.rounds,
+        cache_type=job.options.cache_type,
+        rounds=job.options.rounds,
         head=head,
         log=render.note,
     )
@@ -210,15 +145,11 @@ def _tuned(
 
 def _show(*parts: str) -> None:
     """Write headings, paragraphs and tables, and an empty line."""
-    from spec_local.bench.layout import document
-
     render.write(f"{document(parts, render.width())}\n")
 
 
-def _copy_hint(draft: "Model", share: float, main: str) -> list[str]:
+def _copy_hint(draft: Model, share: float, main: str) -> list[str]:
     """Return paragraphs that suggest a quantized copy of the draft model; none if it gains little."""
-    from spec_local.models.quantized_copy import quantize
-
     with suppress(SpecLocalError):  # for a model that cannot be quantized
         share_of_copy = share * quantize(draft.path, "Q4_0")["size"] / draft.size
         if share - share_of_copy >= _WORTHWHILE:
@@ -228,13 +159,9 @@ def _copy_hint(draft: "Model", share: float, main: str) -> list[str]:
     return []
 
 
-def _costs(
-    role: str, several: list["Measurement"], best: "Measurement", *, of_head: bool = False
-) -> list[str]:
+def _costs(role: str, several: list[Measurement], best: Measurement, *, of_head: bool = False) -> list[str]:
     """Return a heading, the costs by number of tokens, a column for each number of threads, and the speed
     of reading prompts."""
-    from spec_local.bench.layout import table
-
     costs = [t.head if of_head and t.head else t.costs for t in several]
     marks = [" ←" if t is best and len(several) > 1 else "" for t in several]
     head = [f"{counted(t.threads, 'thread')}{mark}" for t, mark in zip(several, marks, strict=True)]
@@ -248,15 +175,12 @@ def _costs(
 
 def _speedups(
     proposer: str,
-    best: "Measurement",
-    draft: "CallCosts | None",
+    best: Measurement,
+    draft: CallCosts | None,
     acceptance_rates: tuple[float, ...],
     max_draft: int,
 ) -> list[str]:
     """Return a heading, and the best draft length and its speed-up by acceptance rate."""
-    from spec_local.bench.layout import table
-    from spec_local.calibration.tuning import chain_plans
-
     plain = 1.0 / best.costs.seconds(1)
     plans = chain_plans(best.costs, draft, acceptance_rates, max_draft)
     rows = [

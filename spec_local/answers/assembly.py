@@ -143,7 +143,7 @@ class ProposerFactory:
         if not names:
             return None
         if "draft" in names and not self._draft:
-            raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
+            raise InvalidRequest("the draft proposer needs a draft model: give `draft=FILE`")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             if slot.head and slot.head.limits.max_branches < 2 <= self._main.limits.max_branches:
                 raise InvalidRequest("this head drafts chains only: use the shape chain")

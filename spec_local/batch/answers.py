@@ -69,7 +69,7 @@ class BatchOutput:
             if keys.get(index) != key:
                 raise InvalidRequest(
                     f"{self.name} was written for another prompt {index}, other settings or another model: "
-                    f'give another --output, or remove the line with "index": {index}'
+                    f'give another `output`, or remove the line with "index": {index}'
                 )
         return [prompt for prompt in prompts if prompt.index not in self.keys]
 
@@ -131,7 +131,7 @@ def _locked(path: Path, name: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise SpecLocalError(
-            f"another specdec process is writing to {name}: wait for it or give another --output"
+            f"another specdec process is writing to {name}: wait for it or give another `output`"
         ) from None
     try:
         yield
@@ -158,7 +158,7 @@ def _read_keys(path: Path, name: str) -> tuple[dict[int, str], set[int], bool]:
                 answer = _parse(line)
             except ValueError:
                 raise InvalidRequest(
-                    f"{name}, line {number} is not an answer of a batch: give another --output"
+                    f"{name}, line {number} is not an answer of a batch: give another `output`"
                 ) from None
             if answer:
                 index, key, is_cut = answer

@@ -27,7 +27,7 @@ def conclusion(e: Estimate, unit: str = "prompt", units: str = "prompts") -> str
     if _is_undecided(e):
         return (
             f"no difference from plain decoding shown: the interval {interval} includes 1; "
-            f"use more {units}, or more --runs."
+            f"use more {units}, or more runs."
         )
     if e.low <= 1 <= e.high:
         found = f"as fast as plain decoding, within {max(1 / e.low, e.high) - 1:.0%} {interval}"

@@ -89,7 +89,7 @@ def check_prompts(prompts: Sequence[Prompt], rows: Sequence[int]) -> None:
         if n < max(rows):
             raise InvalidRequest(
                 f"category {category!r} has too few prompts ({n}) for {max(rows)} answers at the same time: "
-                f"give --parallel up to {n}, or more prompts"
+                f"give `parallel` up to {n}, or more prompts"
             )
 
 

@@ -68,7 +68,7 @@ def variants(base: GenerationSettings, varied: Mapping[str, Sequence[Any]]) -> l
         chosen = dict(zip(varied, values, strict=True))
         settings = replace(base, **{name.replace("-", "_"): value for name, value in chosen.items()})
         if settings.proposer == "none":
-            raise InvalidRequest("plain decoding is always measured: remove --no-spec and proposer none")
+            raise InvalidRequest("plain decoding is always measured: remove `no_spec` and proposer none")
         parts = [
             v if isinstance(v, str) else f"{name}={v}" for name, v in chosen.items() if len(varied[name]) > 1
         ]

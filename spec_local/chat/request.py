@@ -47,11 +47,11 @@ class ChatRequest:
         if not self.messages and not text and self.suffix is None:
             raise InvalidRequest("there is no prompt: give one, or pipe text in")
         if self.suffix is not None and (self.system or self.messages):
-            raise InvalidRequest("a gap is filled without a chat template: remove --system and messages")
+            raise InvalidRequest("a gap is filled without a chat template: remove `system` and messages")
         if self.raw and self.system:
-            raise InvalidRequest("--system needs a chat template: remove --raw or --system")
+            raise InvalidRequest("`system` needs a chat template: remove `raw` or `system`")
         if self.raw and self.messages:
-            raise InvalidRequest("messages need a chat template: remove --raw, or give a prompt")
+            raise InvalidRequest("messages need a chat template: remove `raw`, or give a prompt")
         if self.tools and (self.raw or self.suffix is not None):
             raise InvalidRequest("tools need a chat template: remove them, or give messages")
 
@@ -78,7 +78,7 @@ class ChatRequest:
             return _fill_in_tokens(vocabulary, self.prompt, self.suffix, model.path.name)
         if self.is_plain(model):
             if self.system or self.messages or self.tools:
-                raise ModelError("this model has no chat template: remove --system, messages and tools")
+                raise ModelError("this model has no chat template: remove `system`, messages and tools")
             return vocabulary.tokenize(self.prompt, add_special=True)
         messages = [*self.messages] or [{"role": "user", "content": self.prompt}]
         if self.system:

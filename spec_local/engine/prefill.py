@@ -25,7 +25,7 @@ def check_prompt(main: ModelSequence, prompt: Sequence[int]) -> None:
         raise InvalidRequest("the prompt is empty: give some text")
     if len(prompt) > (n_ctx := main.limits.n_ctx):
         raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens but the context only {n_ctx}: shorten it or raise --ctx",
+            f"the prompt has {len(prompt)} tokens but the context only {n_ctx}: shorten it or raise `n_ctx`",
             len(prompt),
             n_ctx,
         )

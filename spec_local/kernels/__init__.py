@@ -25,7 +25,7 @@ VARIABLE = "SPECDEC_KERNELS"
 INSTRUCTION_SET = "SPECDEC_INSTRUCTION_SET"
 """The environment variable that names the instruction set to use, for measurements; else the best one."""
 
-_OFF = "--kernels off"
+_OFF = "`kernels=off`"
 _NO_LIMIT = 1 << 40  # tokens
 _FIX = "run specdec doctor --fix"
 

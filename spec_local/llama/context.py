@@ -113,7 +113,7 @@ class LlamaContext(NativeContext):
         if unified and n_parallel > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
             raise InvalidRequest(
                 f"{n_parallel} sequences of {n_ctx} tokens exceed the {model.n_ctx_original} tokens beyond "
-                "which this model rotates positions differently: give fewer sequences or a smaller --ctx"
+                "which this model rotates positions differently: give fewer sequences or a smaller `n_ctx`"
             )
         # With a sliding window, llama.cpp reuses a cell that has left the window of its only
         # sequence, and the holes that a tree leaves make it search there. A second sequence, the
@@ -143,7 +143,7 @@ class LlamaContext(NativeContext):
             check_free_memory(need, f"for a context of {n_ctx} tokens")
         else:
             purpose = f"for {n_parallel} answers at the same time, in contexts of {n_ctx} tokens"
-            check_free_memory(need, purpose, "let fewer run at the same time, or give a smaller --ctx")
+            check_free_memory(need, purpose, "let fewer run at the same time, or give a smaller `n_ctx`")
         self._unified, self.pad_to = unified, pad_to
         self.n_ctx = n_ctx - (pad_to or 1) + 1
         self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
@@ -168,7 +168,7 @@ class LlamaContext(NativeContext):
             cache_type=cache_type,
             flash_attention=flash_attention,
             what=f"of {n_cells} tokens",
-            advice="give a smaller --ctx or another --cache-type",
+            advice="give a smaller `n_ctx` or another `cache_type`",
             fixed_threads=bool(pad_to),  # llama.cpp divides a long context's keys by the number of threads
         )
         self.keeps_states = self._capture is not None
@@ -222,7 +222,7 @@ class LlamaContext(NativeContext):
         if code == 1:
             raise ContextOverflow(
                 f"the KV cache has no room for {n_tokens} more tokens: "
-                "start a new conversation or give a larger --ctx"
+                "start a new conversation or give a larger `n_ctx`"
             )
         if code:
             raise BackendError(

@@ -29,15 +29,15 @@ def check_device(device: DeviceOption, gpu_layers: int | None, workers: Sequence
         return
     if device == "metal" and not machine.is_apple_silicon():
         raise InvalidRequest(
-            "--device metal is for Macs with Apple silicon, which this machine is not: remove it, or give "
-            "--device cpu"
+            "`device=metal` is for Macs with Apple silicon, which this machine is not: remove it, or give "
+            "`device=cpu`"
         )
     if workers:
         raise InvalidRequest(
-            f"--device {device} is for models on this machine alone: remove it, or remove --workers"
+            f"`device={device}` is for models on this machine alone: remove it, or remove `workers`"
         )
     if gpu_layers is not None and (gpu_layers == 0) != (device == "cpu"):
-        raise InvalidRequest(f"--device {device} contradicts --gpu-layers {gpu_layers}: remove one of them")
+        raise InvalidRequest(f"`device={device}` contradicts `gpu_layers={gpu_layers}`: remove one of them")
 
 
 def has_metal() -> bool:
@@ -59,11 +59,21 @@ def fixed_gpu_layers(
     check_device(device, gpu_layers, workers)
     if device == "metal" and not has_metal():
         raise InvalidRequest(
-            "--device metal cannot be used, as the installed llama.cpp was built without Metal: reinstall "
-            'llama-cpp-python from source with CMAKE_ARGS="-DGGML_METAL=ON", or give --device cpu'
+            "`device=metal` cannot be used, as the installed llama.cpp was built without Metal: reinstall "
+            'llama-cpp-python from source with CMAKE_ARGS="-DGGML_METAL=ON", or give `device=cpu`'
         )
     if gpu_layers is not None:
         return gpu_layers
     if device != "auto":
         return GPU_LAYERS[device]
     return None if has_metal() and not workers else GPU_LAYERS["metal"]
+
+
+def gpu_layers_of(device: DeviceOption, gpu_layers: int | None) -> int:
+    """Return the number of layers on the GPU, where the fastest device is not to be found out.
+
+    Raises:
+        InvalidRequest: the device cannot be used.
+    """
+    fixed = fixed_gpu_layers(device, gpu_layers)
+    return GPU_LAYERS["metal"] if fixed is None else fixed

@@ -163,7 +163,7 @@ class _Layers:
             if count != n_tokens:
                 raise BackendError(
                     f"llama.cpp returned {count} of {n_tokens} states of layer {layer} of {self._name}: "
-                    "use another draft, or --draft none"
+                    "use another draft, or `draft=none`"
                 )
 
     def at(self, indices: Sequence[int]) -> NDArray[np.float32]:
@@ -228,6 +228,6 @@ class _Nextn:
         assert self._view is not None
         pointer = self._extensions.llama_get_embeddings_nextn(self._context.pointer)
         if not pointer:
-            raise BackendError(f"llama.cpp returned no hidden states of {self._name}: add --draft none")
+            raise BackendError(f"llama.cpp returned no hidden states of {self._name}: add `draft=none`")
         found: NDArray[np.float32] = self._view.at(pointer)[list(indices)]
         return found

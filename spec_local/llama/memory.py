@@ -56,14 +56,14 @@ def shortage(path: Path, size: int, reason: str, *, on_gpu: bool = False) -> Con
     free = free_memory()
     if not _SHORTAGE.search(reason) or not (on_gpu or 2 * size + _REST > free):
         return None
-    more = ", fewer --gpu-layers" if on_gpu else ""
+    more = ", fewer `gpu_layers`" if on_gpu else ""
     return ContextOverflow(
         f"{path} does not fit into memory ({reason}): it needs {format_size(size)} and its context, and "
-        f"{format_size(free)} are free; use a smaller quantization, a smaller --ctx{more}, or --draft none"
+        f"{format_size(free)} are free; use a smaller quantization, a smaller `n_ctx`{more}, or `draft=none`"
     )
 
 
-def check_free_memory(need: int, purpose: str, advice: str = "give a smaller --ctx") -> None:
+def check_free_memory(need: int, purpose: str, advice: str = "give a smaller `n_ctx`") -> None:
     """Check that `need` bytes are free: a system that is out of memory kills processes.
 
     Raises:

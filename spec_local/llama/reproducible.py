@@ -50,7 +50,7 @@ def open_reproducible_sequences(
         SpecLocalError: see `LlamaContext`.
     """
     if model.is_on_gpu:
-        raise InvalidRequest("reproducible output is supported on the CPU only: add --device cpu")
+        raise InvalidRequest("reproducible output is supported on the CPU only: add `device=cpu`")
     options = {name: value for name, value in options.items() if name not in ("max_tokens", "max_logits")}
     for pad_to, max_tokens in _sizes():
         # With llama.cpp's kernels, attention differs for a single token after 512 others, which is more than
@@ -73,7 +73,7 @@ def open_reproducible_sequences(
             if trial.limits.max_branches > 1 and not _same_in_tree(trial, texts[0].tolist()):
                 raise InvalidRequest(
                     f"reproducible trees are not possible with a {trial.cache_type} cache and specdec's "
-                    "kernels: add --kernels off, --cache-type f16 or --shape chain"
+                    "kernels: add `kernels=off`, `cache_type=f16` or `shape=chain`"
                 )
         finally:
             trial.close()

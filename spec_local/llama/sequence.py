@@ -102,7 +102,7 @@ class NativeSequence:
     def _full(self) -> ContextOverflow:
         return ContextOverflow(
             f"the context of {self.limits.n_ctx} tokens is full: "
-            "start a new conversation or give a larger --ctx"
+            "start a new conversation or give a larger `n_ctx`"
         )
 
 
@@ -158,7 +158,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         n_branches = self._tree.count(n, parents)
         if n_branches > limits.max_branches:
             if self.model.is_recurrent:
-                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
+                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (`shape=chain`)")
             raise InvalidRequest(f"a tree with {n_branches} branches: give at most {limits.max_branches}")
         if positions is not None:
             self._check_positions(parents, positions)

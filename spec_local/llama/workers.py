@@ -26,7 +26,7 @@ PORT = 50052
 """The port of a worker, as that of llama.cpp's rpc-server."""
 _CPU, _GPUS = 0, (1, 2)  # ggml_backend_dev_type
 _CONNECT_S = 5.0
-_START = "start specdec worker there, or correct --workers"
+_START = "start specdec worker there, or correct `workers`"
 # The first message of llama.cpp's RPC protocol: its command, the size of what follows, and what the client
 # can do beyond TCP (nothing). The reply: its size and the protocol's version.
 _VERSION = 7
@@ -87,7 +87,7 @@ def check_free(host: str, port: int) -> None:
             pass
     except OSError as error:
         raise InvalidRequest(
-            f"cannot listen on {host} port {port} ({error.strerror or error}): give another --port or --host"
+            f"cannot listen on {host} port {port} ({error.strerror or error}): give another `port` or `host`"
         ) from None
 
 
@@ -304,4 +304,4 @@ def serve(host: str, port: int, threads: int) -> None:
     start.restype = None
     start.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, pointers]
     start(f"{host}:{port}".encode(), None, threads, len(used), (ctypes.c_void_p * len(used))(*used))
-    raise BackendError(f"llama.cpp cannot serve on {host} port {port}: give another --port")
+    raise BackendError(f"llama.cpp cannot serve on {host} port {port}: give another `port`")

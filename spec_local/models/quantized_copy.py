@@ -78,7 +78,7 @@ def plan(
         SpecLocalError: the disk is too full.
     """
     if target is None and ollama.keeps(source):
-        raise InvalidRequest(f"{source} belongs to ollama: give the copy another place with --output")
+        raise InvalidRequest(f"{source} belongs to ollama: give the copy another place with `target`")
     target = target or source.with_name(f"{_PART.sub('', source.stem)}-{kind}.gguf")
 
     def size_and_conditions(path: Path) -> tuple[int, Conditions]:
@@ -94,7 +94,7 @@ def plan(
     if size > _MAX_RATIO * source_size:
         raise ModelError(
             f"{source.name} has {format_size(source_size)} and a {kind} copy would have {format_size(size)}: "
-            "give a --type with fewer bits"
+            "give a `kind` with fewer bits"
         )
     expected = expectation(verifying, drafting, size / main_size, ACCEPTANCE_RATES, copied=size / source_size)
     assert expected  # it can be estimated
@@ -110,11 +110,11 @@ def check_target(target: Path, source: Path, *, force: bool) -> None:
     """
     if target.exists():
         if target.samefile(source):
-            raise InvalidRequest(f"{target} is the source model itself: give another --output")
+            raise InvalidRequest(f"{target} is the source model itself: give another `target`")
         if target.is_dir():
             raise InvalidRequest(f"{target} is a folder: give the path of a file")
         if not force:
-            raise InvalidRequest(f"{target} exists: give another --output, or --force to replace it")
+            raise InvalidRequest(f"{target} exists: give another `target`, or `force` to replace it")
 
 
 def make(copy: CopyPlan, *, threads: int | None = None) -> Path:
@@ -146,7 +146,7 @@ def quantize(
     if result.crash:
         raise BackendError(
             f"llama.cpp crashed while quantizing {source} ({result.crash}): "
-            "free some memory, give another --type, or run specdec doctor"
+            "free some memory, give another `kind`, or run specdec doctor"
         )
     return result.facts
 
@@ -157,5 +157,5 @@ def _check_room(target: Path, size: int) -> None:
     if free < size:
         raise SpecLocalError(
             f"the copy needs {format_size(size)} and {folder} has {format_size(free)} free: "
-            "free some space or give an --output on another disk"
+            "free some space, or give a `target` on another disk"
         )

@@ -132,7 +132,7 @@ def _load_found(
             if isinstance(error, _OF_THE_FILE):
                 drafters.reject(main.path, found.path, str(error))
             continue
-        log(f"drafting with {found.path.name} ({found.why}; --draft none turns it off)")
+        log(f"drafting with {found.path.name} ({found.why}; `draft=none` turns it off)")
         return loaded
     loaded = _load_rows(main, None, wanted, settings, log)
     if offered := drafters.offer(main.path, spare):

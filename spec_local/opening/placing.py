@@ -67,7 +67,7 @@ def _measured(
             row = rows[0][1]
             of_main, of_draft = KnownCosts().measured(*rows[0])
     except SpecLocalError as error:
-        log(f"--device {device} cannot be used for these models: {error}")
+        log(f"`device={device}` cannot be used for these models: {error}")
         return None
     others = programs.cores()
     cost_store.save(_conditions(main, settings, device), of_main, others=others)

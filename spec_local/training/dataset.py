@@ -85,7 +85,7 @@ class Dataset:
         self.own, own_held_out = _split(own)
         self.held_out = held_out + own_held_out
         if not self.train or not held_out:
-            raise InvalidRequest("too little training data: give more --minutes or --tokens to continue")
+            raise InvalidRequest("too little training data: give more `minutes` or `tokens` to continue")
         groups = [each for each in (self.train, self.own) if each]
         counts = [_expected_counts(each, n_vocab) for each in groups]
         shares = np.sum([each / each.sum() for each in counts], axis=0)  # both groups count the same

@@ -373,7 +373,7 @@ def check_device(device: str) -> None:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0].partition(". ")[0]
-        raise InvalidRequest(f"PyTorch cannot use {device!r} here ({why}): give --torch-device cpu") from None
+        raise InvalidRequest(f"PyTorch cannot use {device!r} here ({why}): give `torch_device=cpu`") from None
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def check(recipe: Recipe) -> int:
     if recipe.max_bytes < bytes_per_token * _MIN_TOKENS:
         raise InvalidRequest(
             f"{format_size(recipe.max_bytes)} of disk space are too little for training data: "
-            f"free some, or give --disk {1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g} or more"
+            f"free some, or give `disk={1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g}` or more"
         )
     model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
     row = open_sequence(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))

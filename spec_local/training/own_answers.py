@@ -65,7 +65,7 @@ def usable(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:
     if len(found) < MIN_ANSWERS:
         raise InvalidRequest(
             f"{counted(len(found), 'answer')} of this model {'is' if len(found) == 1 else 'are'} kept, too "
-            f"few to learn from: use it with --learn until there are {MIN_ANSWERS}"
+            f"few to learn from: use it with `learn` until there are {MIN_ANSWERS}"
         )
     return found[::-1]
 

@@ -147,7 +147,7 @@ def open_journal(recipe: Recipe) -> Iterator[Journal]:
             if changed:
                 raise InvalidRequest(
                     f"{recipe.folder} was started with another {', '.join(changed)}: "
-                    "use the same, delete the folder, or give another --output"
+                    "use the same, delete the folder, or give another `target`"
                 )
             yield journal
     except Timeout:

@@ -97,7 +97,7 @@ GREEN, YELLOW, UNDERLINED, PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[4m", "\x1b[0m"
     ids=["some rejected", "all accepted", "the end of the answer", "branches of a tree"],
 )
 def test_accepted_and_rejected_draft_tokens_are_marked(screen, steps, shown_as, notes):
-    view = answer_view.Drafts(piece)
+    view = answer_view.DraftsView(piece)
     shown(view, steps)
     assert screen.getvalue() == shown_as
     assert view.notes() == notes
@@ -126,7 +126,7 @@ def test_without_marks_the_text_is_unchanged(steps, stops):
     tokens = [(step, Proposal.chain([*step[: min(n, len(step))], 0]), min(n, len(step))) for step, n in steps]
     stops = [" END"] if stops else []
     plain, marked = Screen(), Screen()
-    for screen, make in ((plain, answer_view.Plain), (marked, lambda: answer_view.Drafts(piece))):
+    for screen, make in ((plain, answer_view.PlainView), (marked, lambda: answer_view.DraftsView(piece))):
         with standard_output(screen):
             shown(make(), tokens, stops)
     assert re.sub("\x1b\\[[0-9]*m", "", marked.getvalue()) == plain.getvalue()
@@ -135,7 +135,7 @@ def test_without_marks_the_text_is_unchanged(steps, stops):
 def test_off_a_terminal_an_answer_is_plain():
     with standard_output(Screen(terminal=False)):
         for marks in ({"show_drafts": True}, {"markdown": True}, {}):
-            assert isinstance(answer_view.view(piece, **marks), answer_view.Plain)
+            assert isinstance(answer_view.view(piece, **marks), answer_view.PlainView)
 
 
 ANSWER = """# A title
@@ -160,7 +160,7 @@ def rendered(screen):
     """Return what is shown for a text, without styles; a function."""
 
     def rendered(*parts):
-        view = answer_view.Markdown()
+        view = answer_view.MarkdownView()
         for part in parts[:-1]:
             view.show(Text(part))
         view.end(parts[-1])
@@ -246,7 +246,7 @@ def test_markdown_has_no_padding_that_could_wrap(rendered):
 def test_markdown_keeps_the_paragraphs_of_a_list_item_in_the_list(screen, rendered):
     seen = rendered("1. one\n2. two\n\n   more of two\n3. three\n\nafter\n", "")
     assert seen == " 1 one\n 2 two\n   more of two\n 3 three\n\nafter\n"
-    answer_view.Markdown().show(Text("- an item with a line after it\n\n- the next\n"))
+    answer_view.MarkdownView().show(Text("- an item with a line after it\n\n- the next\n"))
     assert "an item" in screen.getvalue()  # shown before the end of the list
 
 
@@ -256,7 +256,7 @@ def test_markdown_only_appends(cuts, end):
     screens = []
     for borders in ([0, end], sorted({0, end, *(c for c in cuts if c < end)})):
         with standard_output(Screen()) as screen:
-            view, before = answer_view.Markdown(), ""
+            view, before = answer_view.MarkdownView(), ""
             for a, b in itertools.pairwise(borders):
                 view.show(Text(ANSWER[a:b]))
                 assert screen.getvalue().startswith(before)

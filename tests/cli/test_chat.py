@@ -439,7 +439,7 @@ def test_a_conversation_is_kept_as_soon_as_the_disk_has_room(tmp_path, capfd):
                 raise OSError(code, os.strerror(code))
         saved.append(path)
 
-    view = ChatView(SimpleNamespace(save=save))
+    view = ChatView(SimpleNamespace(save=save), None)
     view.kept = tmp_path / "chats/last.json"
     lines = []
     for _ in range(4):

@@ -11,16 +11,17 @@ import gguf
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
-from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES
+from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.devices import DeviceOption
 from spec_local.llama.quantize import KINDS
 from spec_local.policies import POLICY_NAMES
 from spec_local.prompt_cache.folder import default_folder, default_limit
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
-from specdec_cli import batch_view, options
-from specdec_cli.draft import KindChoice
-from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
+from specdec_cli import options
+from specdec_cli.options import ModelOptions, SamplingOptions
+from specdec_cli.sessions import generation_settings, open_session
+from specdec_cli.signatures.draft import KindChoice
 from tests.unfiltered import changed_values
 
 
@@ -32,7 +33,7 @@ def test_a_session_is_opened_in_the_same_way(monkeypatch):
     given = {}
     monkeypatch.setattr(Session, "open", lambda *args, **kwargs: given.update(kwargs))
     monkeypatch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
-    ModelOptions(main="main.gguf").open(print)
+    open_session(ModelOptions(main="main.gguf"))
     monkeypatch.undo()
     parameters = inspect.signature(Session.open).parameters
     del given["log"], given["main"]
@@ -93,7 +94,6 @@ def test_choices():
     assert get_args(options.KernelsChoice) == tuple(kernels.MODES)
     assert options.DeviceChoice == DeviceOption
     assert get_args(KindChoice) == KINDS
-    assert batch_view.MAX_ROWS == MAX_SEQUENCES
 
 
 def test_help_lists_new_names():

@@ -1,15 +1,23 @@
 """Test option values: valid ones give an answer, invalid ones a one-line error."""
 
+import ast
+import inspect
+import re
 import subprocess
 import sys
+import typing
+from pathlib import Path
 
 import pytest
 import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+import spec_local
+import specdec_cli.app
+from specdec_cli import commands, names
 from specdec_cli.app import app
-from specdec_cli.settings import runnable
+from specdec_cli.settings import keys, runnable
 
 
 @pytest.fixture
@@ -242,6 +250,19 @@ def test_an_invalid_value_is_reported_before_a_model_is_loaded():
     subprocess.run([sys.executable, "-c", script], check=True, stdin=subprocess.DEVNULL)
 
 
+def test_each_command_runs_a_body_that_takes_its_options():
+    """Its name is a string, which type checkers do not see."""
+    added = [
+        call.args[2:]
+        for call in ast.walk(ast.parse(inspect.getsource(specdec_cli.app)))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("commands.add")
+    ]
+    assert len(added) == 27
+    for options, body in added:
+        kind = eval(ast.unparse(options), vars(specdec_cli.app))
+        assert typing.get_type_hints(commands.body_of(body.value))["options"] is kind
+
+
 def test_defaults_need_no_conversion():
     """So that starting takes less time, they are used as they are: see `specdec_cli.commands`."""
     root = typer.main.get_command(app)
@@ -251,3 +272,29 @@ def test_defaults_need_no_conversion():
             if not param.required and param.default is not None:
                 converted = param.get_runtime_param().coerce(param.default, param=param, ctx=context)
                 assert (converted, type(converted)) == (param.default, type(param.default))
+
+
+def _texts(tree):
+    """Yield the strings of a module that are no documentation."""
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value
+
+
+def test_the_library_names_settings_and_the_command_its_options():
+    """Only the server's messages name options, of `specdec serve`: nothing else starts it."""
+    settings = set()
+    for file in Path(spec_local.__file__).parent.rglob("*.py"):
+        if "server" not in file.parts:
+            for text in _texts(ast.parse(file.read_text(encoding="utf-8"))):
+                settings.update(re.findall(r"`(\w+)(?:=[^`]*)?`", text))
+                own = re.sub("specdec (doctor|generate) --[a-z]+", "", text)
+                assert not re.search("[ (]--(?!outfile)[a-z]", own), text
+    known = {key for _, command in runnable(typer.main.get_command(app)) for key in keys(command)}
+    for setting in settings:
+        option = names.with_options(f"`{setting}`")
+        assert option.removeprefix("--") in known, setting
+    assert (
+        names.with_options("give a `kind`, `draft=none` or `foo`") == "give a --type, --draft none or `foo`"
+    )

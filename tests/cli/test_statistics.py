@@ -7,7 +7,7 @@ import pytest
 from spec_local.answers.gain import gain_of
 from spec_local.engine.events import Statistics
 from spec_local.settings import GenerationSettings
-from specdec_cli import render
+from specdec_cli import facts
 
 
 def session(plain=0.1, has_draft=False, is_asked=True):
@@ -35,38 +35,38 @@ def statistics(seconds, n=100, draft_n=50):
     ],
 )
 def test_gain(made, opened, words):
-    assert render.gain(opened, GenerationSettings(), made) == words
+    assert facts.gain(opened, GenerationSettings(), made) == words
 
 
 def test_only_a_policy_that_bounds_losses_blames_the_machine():
-    line = render.gain(session(), GenerationSettings(policy="fixed"), statistics(14.0))
+    line = facts.gain(session(), GenerationSettings(policy="fixed"), statistics(14.0))
     assert line == "slower than without drafts: policy adaptive drafts only where it pays"
 
 
 def test_the_plain_line():
     made = Statistics(predicted_n=96, predicted_s=4.8, n_steps=40, draft_n=90, draft_n_accepted=71)
     line = "96 tokens in 4.8 s (20.0 tokens/s), so fast, 71 of 96 tokens drafted"
-    assert render.plain_statistics(made, "so fast") == line
-    assert render.plain_statistics(statistics(5.0, draft_n=0)) == "100 tokens in 5.0 s (20.0 tokens/s)"
+    assert facts.plain_statistics(made, "so fast") == line
+    assert facts.plain_statistics(statistics(5.0, draft_n=0)) == "100 tokens in 5.0 s (20.0 tokens/s)"
 
 
 def test_the_gain_follows_the_speed():
-    assert render.statistics_line(statistics(5.0), "so fast").startswith(
+    assert facts.statistics_line(statistics(5.0), "so fast").startswith(
         "20.0 tokens/s · so fast · 100 tokens"
     )
-    assert render.statistics_line(statistics(5.0)).startswith("20.0 tokens/s · 100 tokens")
+    assert facts.statistics_line(statistics(5.0)).startswith("20.0 tokens/s · 100 tokens")
 
 
 def test_what_drafting_saved():
     causes = {"searching": -0.1, "draft": 1.6, "reading": -0.4, "suffix": 0.2, "measuring": -0.0001}
     made = Statistics(prompt_s=0.5, predicted_s=4.5, n_steps=9, profile={"main model": 4.5}, saved_s=causes)
     line = "drafting saved 1.30 s of the 6.30 s of plain decoding: draft 1.60, suffix 0.20, searching −0.10, "
-    assert render.profile_lines(made)[1:] == [line + "reading −0.40"]
+    assert facts.profile_lines(made)[1:] == [line + "reading −0.40"]
     made.saved_s = {"reading": -0.4}
     assert (
-        render.saved_line(made) == "drafting lost 0.40 s against the 4.60 s of plain decoding: reading −0.40"
+        facts.saved_line(made) == "drafting lost 0.40 s against the 4.60 s of plain decoding: reading −0.40"
     )
     made.saved_s = {"searching": -0.0001}  # too little to show
-    assert render.saved_line(made) == "drafting lost 0.00 s against the 5.00 s of plain decoding"
+    assert facts.saved_line(made) == "drafting lost 0.00 s against the 5.00 s of plain decoding"
     made.saved_s = {}
-    assert len(render.profile_lines(made)) == 1
+    assert len(facts.profile_lines(made)) == 1

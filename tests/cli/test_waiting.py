@@ -129,7 +129,7 @@ def test_it_has_no_style_without_colour(screen, monkeypatch):
 def test_markdown_shows_the_end_of_a_block_that_it_has_not_rendered(screen):
     with waiting.line("preparing the answer …"):
         wait_for(screen, "preparing")
-        view = answer_view.Markdown()
+        view = answer_view.MarkdownView()
         for text in ("Some *wor", "ds*\n", "and\tmore", ".\n\nThe e", "nd"):
             view.show(Text(text))
         view.end(".")

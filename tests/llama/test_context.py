@@ -52,7 +52,7 @@ def test_too_little_memory(make_context, tiny_model, monkeypatch):
     need = tiny_model.kv_bytes(n_ctx)
     assert need == 2 * 2 * 32 * 2 * n_ctx  # keys and values, layers, width, bytes
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": need}))
-    with pytest.raises(ContextOverflow, match="smaller --ctx"):
+    with pytest.raises(ContextOverflow, match="smaller `n_ctx`"):
         make_context(tiny_model, n_ctx=n_ctx)
 
 
@@ -124,7 +124,7 @@ def test_a_full_context_stays_usable(make_context, check_next, tiny_model, n_ctx
     context = make_context(tiny_model, n_ctx=n_ctx)
     tokens = [5 + i for i in range(n_ctx)]
     assert run(prefill(context, tokens)) == n_ctx
-    with pytest.raises(ContextOverflow, match="--ctx"):
+    with pytest.raises(ContextOverflow, match="`n_ctx`"):
         run(context.call([1], n_logits=1))
     assert context.cached == tokens
     context.truncate(n_ctx - 1)

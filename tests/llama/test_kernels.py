@@ -360,7 +360,7 @@ def test_what_is_left_to_llama_cpp(quantized, make_context, limited):
 
 def test_reproducible_trees_are_refused_where_attention_is_that_of_llama_cpp(quantized):
     """It adds up in the order of the cells, and those of a branch are others."""
-    with pytest.raises(InvalidRequest, match="--shape chain"):
+    with pytest.raises(InvalidRequest, match="`shape=chain`"):
         Session.open(quantized("Q4_K_M"), threads=1, branches=8, cache_type="q4_0", reproducible=True)
 
 

@@ -184,7 +184,7 @@ def test_a_model_that_is_too_large_for_the_gpu(a_mac, measured, opened, monkeypa
         create(model, path, gpu_layers=gpu_layers, **options)
 
     monkeypatch.setattr(Model, "__init__", limited)
-    reason = "--device metal cannot be used for these models: not enough memory: use a smaller model"
+    reason = "`device=metal` cannot be used for these models: not enough memory: use a smaller model"
     assert opened() == ((CPU, CPU), [FIRST_USE, reason])
 
 

@@ -87,7 +87,7 @@ def test_too_little_memory(tmp_path):
     assert kind == "ContextOverflow", done
     assert re.fullmatch(
         r"\S+large.gguf does not fit into memory \(.*\): it needs \S+ MB and its context, and \S+ MB are "
-        r"free; use a smaller quantization, a smaller --ctx, or --draft none",
+        r"free; use a smaller quantization, a smaller `n_ctx`, or `draft=none`",
         message,
     )
 
@@ -96,7 +96,7 @@ def test_a_process_that_the_system_kills(whole, monkeypatch):
     """A file is only to blame if there was memory for it."""
     each_child(monkeypatch, lambda *arguments, deadline: ChildResult("SIGKILL", None, {}))
     monkeypatch.setattr("spec_local.llama.memory.free_memory", lambda: whole.stat().st_size)
-    with pytest.raises(ContextOverflow, match=r"does not fit into memory \(SIGKILL\): .* or --draft none"):
+    with pytest.raises(ContextOverflow, match=r"does not fit into memory \(SIGKILL\): .* or `draft=none`"):
         check_model_file(whole)
     result = ChildResult(None, "too little: use less", {"kind": "ContextOverflow"})
     each_child(monkeypatch, lambda *arguments, deadline: result)
@@ -283,7 +283,7 @@ def test_a_file_that_crashes_only_the_cpu_kernels(own_cache, tiny_path, monkeypa
     each_child(monkeypatch, child)
     monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status("avx2"))
     monkeypatch.setattr(probe.kernels, "identity", lambda: "avx2:0123456789abcdef")
-    with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add --kernels off"):
+    with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add `kernels=off`"):
         check_model_file(tiny_path)
     assert [len(arguments) for arguments in tried] == [2, 0, 3]  # file, build, file without kernels
     # If kernels are not in use, the file is damaged or too large.

@@ -89,7 +89,7 @@ def test_no_copy_is_written_beside_the_files_of_ollama(main, tmp_path):
     blob = tmp_path / "blobs" / f"sha256-{'a' * 64}"
     blob.parent.mkdir()
     blob.hardlink_to(main)
-    with pytest.raises(InvalidRequest, match="belongs to ollama: give the copy another place with --output"):
+    with pytest.raises(InvalidRequest, match="belongs to ollama: give the copy another place with `target`"):
         quantized_copy.plan(blob, "Q4_0")
     assert quantized_copy.plan(blob, "Q4_0", tmp_path / "copy.gguf").target == tmp_path / "copy.gguf"
 
@@ -107,7 +107,7 @@ def test_a_source_that_is_small_already(main, tmp_path):
 def test_existing_files_are_kept_without_force(main, tmp_path):
     target = tmp_path / "existing.gguf"
     target.write_text("mine")
-    with pytest.raises(InvalidRequest, match=r"exists.*--force"):
+    with pytest.raises(InvalidRequest, match=r"exists.*`force`"):
         quantized_copy.plan(main, "Q4_0", target)
     assert target.read_text() == "mine"
     quantized_copy.make(quantized_copy.plan(main, "Q4_0", target, force=True), threads=1)

@@ -193,7 +193,7 @@ def test_drawn_drafts_are_refused_above_temperature_0(path_of):
 
 def test_a_gpu_is_refused(path_of, monkeypatch):
     monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: True)
-    with pytest.raises(InvalidRequest, match="--device cpu"):
+    with pytest.raises(InvalidRequest, match="`device=cpu`"):
         Session.open(path_of("Q4_K_M"), reproducible=True)
     Session.open(path_of("Q4_K_M"), reproducible=True, gpu_layers=0).close()
 

@@ -89,7 +89,7 @@ def test_lines_and_their_settings(read):
         ({"prompt": "a", "id": [1]}, "id."),
         ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "give one of them"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
-        ({"prompt": "a", "suffix": "b", "system": "c"}, "remove --system"),
+        ({"prompt": "a", "suffix": "b", "system": "c"}, "remove `system`"),
     ],
 )
 def test_an_invalid_line_is_an_error_with_its_number(read, line, what):

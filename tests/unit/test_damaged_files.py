@@ -39,7 +39,7 @@ from spec_local.settings import GenerationSettings
 from spec_local.system.files import read_text
 from spec_local.system.toml_file import ConfigFile
 from spec_local.training import recipe
-from specdec_cli import chat_input, draft_versions
+from specdec_cli import chat_editor, draft_versions
 from tests.stored_models import add_to_hub_cache, add_to_ollama, write_header
 from tests.unit.test_kernel_times import FLAT
 from tests.unit.test_vocabulary_map import DRAFT, MAIN
@@ -263,7 +263,9 @@ def text(home, main):
 
 def history(home, main):
     return Kind(
-        home / "state/chat-history", b"\n+a\n", lambda: list(chat_input._history().load_history_strings())
+        home / "state/chat-history",
+        b"\n+a\n",
+        lambda: list(chat_editor.input_history().load_history_strings()),
     )
 
 

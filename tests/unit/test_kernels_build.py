@@ -222,7 +222,7 @@ def test_limits_that_cannot_be_used(library, tested, monkeypatch, new_process):
     own.mkdir()
     assert f"{own.parent} cannot be written" in kernels.compare()
     kernels.use("off")
-    assert kernels.compare() == "--kernels off"
+    assert kernels.compare() == "`kernels=off`"
 
 
 @needs_compiler
@@ -482,7 +482,7 @@ def test_loading_and_switching_off(library, tested):
     assert loaded.fake_enabled() == -1  # unchanged since the installation
     kernels.use("off")
     assert loaded.fake_enabled() == 0
-    assert kernels.status().reason == "--kernels off"
+    assert kernels.status().reason == "`kernels=off`"
     assert kernels.identity() == ""
     kernels.use("auto")
     assert loaded.fake_enabled() == 1
@@ -495,7 +495,7 @@ def test_kernels_that_were_off_during_loading_stay_off(library, monkeypatch):
     kernels.use("off")
     kernels.load()
     kernels.use("auto")
-    assert kernels.status().reason == "--kernels off"
+    assert kernels.status().reason == "`kernels=off`"
 
 
 @needs_compiler

@@ -265,10 +265,10 @@ def test_heavy_and_native_packages_stay_in_their_parts(wanted, allowed):
     assert [str(i) for i in found if part_of(i.importer) not in allowed] == []
 
 
-def test_only_the_training_command_imports_training_and_lazily():
+def test_only_the_training_command_imports_training():
     found = [i for i in all_imports("cli") if part_of(i.imported) == "training"]
     assert found
-    assert [str(i) for i in found if not i.lazy or not i.importer.startswith("specdec_cli.draft_")] == []
+    assert [str(i) for i in found if not i.importer.startswith("specdec_cli.draft_")] == []
 
 
 def test_the_library_does_not_import_the_command_or_write_to_the_terminal():
@@ -282,3 +282,22 @@ def test_the_library_does_not_import_the_command_or_write_to_the_terminal():
     }
     # Child processes, which print what their parents read.
     assert printing <= {"spec_local.system.child_process", "spec_local.training.learn"}
+
+
+def test_the_command_has_short_functions_and_imports_at_module_level():
+    """`specdec_cli.commands.body_of` imports the module of a command when it runs."""
+    functions = [
+        (module, node)
+        for module, tree in modules("cli")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    long = [f"{module}.{node.name}" for module, node in functions if node.end_lineno - node.lineno >= 60]
+    assert long == []
+    inside = {
+        (module, child.lineno)
+        for module, node in functions
+        for child in ast.walk(node)
+        if isinstance(child, ast.Import | ast.ImportFrom)
+    }
+    assert len(inside) <= 30

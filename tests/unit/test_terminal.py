@@ -177,7 +177,7 @@ def test_all_output_passes_through_two_modules():
     """So that a new message cannot bypass them."""
     writing = {"print", "typer.echo", "typer.secho", "click.echo", "Console", "rich.print", "console.Console"}
     found = set()
-    for file in Path(specdec_cli.__file__).parent.glob("*.py"):
+    for file in Path(specdec_cli.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)

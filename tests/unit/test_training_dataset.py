@@ -131,7 +131,7 @@ def test_a_sample_is_no_larger_than_asked_for(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_too_little_data_is_refused(tmp_path, held_out):
-    with pytest.raises(InvalidRequest, match="too little training data: give more --minutes or --tokens to"):
+    with pytest.raises(InvalidRequest, match="too little training data: give more `minutes` or `tokens` to"):
         Dataset(tmp_path, N_VOCAB, (5,))
     with pytest.raises(InvalidRequest, match="too little training data"):
         read(tmp_path, [document([1, 2], 1, held_out=held_out)])

@@ -77,7 +77,7 @@ class HeadContext(NativeContext, ABC):
             cache_type=main.cache_type,
             flash_attention=main.flash_attention,
             what=f"for {model.path.name}",
-            advice="give a smaller --ctx, or --draft none",
+            advice="give a smaller `n_ctx`, or `draft=none`",
             parents=[main.handle],
         )
         self.saved = SavedParts(self, n_sequences - 1, has_states=False)
@@ -104,7 +104,7 @@ class HeadContext(NativeContext, ABC):
         if code:
             raise BackendError(
                 f"llama.cpp could not evaluate {n} tokens of {self.model.path.name} "
-                f"(code {code}, {runtime.failure_reason()}): use another draft, or --draft none"
+                f"(code {code}, {runtime.failure_reason()}): use another draft, or `draft=none`"
             )
 
 

@@ -93,5 +93,5 @@ def choose_head(
         log(f"{main.path.name}: its layers for multi-token prediction are not supported")
         return None
     layers = "the layer" if main.n_nextn == 1 else f"the {main.n_nextn} layers"
-    log(f"draft: {layers} for multi-token prediction of {main.path.name} (--draft none turns it off)")
+    log(f"draft: {layers} for multi-token prediction of {main.path.name} (`draft=none` turns it off)")
     return Chosen(mtp.HIDDEN_STATES, mtp.open_mtp_sequences, mtp.max_draft(main))

@@ -71,7 +71,7 @@ class _EagleContext(OneTokenContext):
                 raise BackendError(
                     f"llama.cpp could not encode {len(part)} hidden states "
                     f"(code {code}, {runtime.failure_reason()}) with {self.model.path.name}: "
-                    "use another draft, or --draft none"
+                    "use another draft, or `draft=none`"
                 )
             pointer = self._extensions.llama_get_embeddings_nextn(self.handle)
             encoded = self._outputs.at(pointer)[: len(part)].copy()

@@ -71,7 +71,7 @@ class OneTokenContext(HeadContext):
         if n_ids < 1 + self.has_guard:
             raise InvalidRequest(
                 f"{model.path.name} cannot draft for {n_parallel} answers at the same time, but for "
-                f"{most // (1 + self.has_guard)}: let fewer run, give a larger --ctx, or --draft none"
+                f"{most // (1 + self.has_guard)}: let fewer run, give a larger `n_ctx`, or `draft=none`"
             )
         if not self.has_all_outputs:
             max_branches = 1  # else all leaves of a tree would need logits

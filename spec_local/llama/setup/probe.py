@@ -130,7 +130,7 @@ def _raise_failure(path: Path, result: ChildResult, gpu_layers: int, main: Path 
     )
     if without and without.works:
         raise BackendCrash(
-            f"the CPU kernels crash with {path} ({result.crash}): add --kernels off, and please report it"
+            f"the CPU kernels crash with {path} ({result.crash}): add `kernels=off`, and please report it"
         )
     raise ModelFileError(
         f"{path} crashes llama.cpp ({result.crash}): the file is damaged, or too large for this machine; "
