@@ -18,12 +18,12 @@ from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.language_model import common_prefix
-from spec_local.core.reasoning import Splitter
-from spec_local.core.text import bytes_of, overlap
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.reasoning.markers import Splitter
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
+from spec_local.text import bytes_of, overlap
 
 _SEED_STRIDE = 1_000_003  # larger than any number of regenerations in practice
 WhenFull = Literal["stop", "drop-oldest"]

@@ -20,13 +20,10 @@ from pydantic_core import PydanticCustomError
 from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.gain import Gain, gain_of
-from spec_local.answers.loading import OF_A_HEAD, LoadSettings, Rows, load
 from spec_local.answers.lock import Answer, SessionLock
-from spec_local.answers.placing import placed
 from spec_local.answers.running import ChatPrompt, OnRead, Prompt, RunningAnswers
 from spec_local.answers.saving import PromptSaver, memory_budget
 from spec_local.answers.text import Done, RowEvent, Text
-from spec_local.answers.vocabulary_store import vocabulary_map
 from spec_local.arguments import Int32, Printable, checked
 from spec_local.calibration import experience_store
 from spec_local.calibration.known_costs import KnownCosts
@@ -36,7 +33,6 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.language_model import LanguageModel
-from spec_local.core.reasoning import Splitter
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
@@ -52,11 +48,15 @@ from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, is_pair, resolve_pair
+from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Rows, load
+from spec_local.opening.placing import placed
+from spec_local.opening.vocabulary_store import vocabulary_map
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.prompt_cache.cache import PromptCache
 from spec_local.prompt_cache.folder import default_folder
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
+from spec_local.reasoning.markers import Splitter
 from spec_local.settings import GenerationSettings
 
 if TYPE_CHECKING:  # SQLite is loaded at its first use
@@ -190,7 +190,7 @@ class Session:
                 the main model; ``none``: use neither the draft model of a pair nor the main model's layers
                 for multi-token prediction; ``auto``, the default on the command line: if there are none of
                 these, use a head or a small model with the same vocabulary that is found on this machine (see
-                `spec_local.models.drafters`), and do without one where it cannot be used.
+                `spec_local.opening.drafters`), and do without one where it cannot be used.
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.

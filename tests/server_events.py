@@ -7,7 +7,16 @@ from typing import Any
 from spec_local.answers.gain import Gain
 from spec_local.chat.tool_calls import ToolCall as Call
 from spec_local.engine.events import Statistics
-from spec_local.server.events import AnswerRequest, Delta, Ended, Event, Loaded, Span, Started, Token
+from spec_local.server.supervision.events import (
+    AnswerRequest,
+    Delta,
+    Ended,
+    Event,
+    Loaded,
+    Span,
+    Started,
+    Token,
+)
 
 LOADED = Loaded("tiny.gguf", "draft.gguf", n_ctx=512, n_rows=2, template="{{ messages }}")
 WEATHER = Call("call_1", "weather", '{"city": "Bern"}')

@@ -32,7 +32,7 @@ STATES = {}
 _TRAINING = """
 import sys
 if "serve" in sys.orig_argv:
-    from spec_local.server import learning
+    from spec_local.server.learning import idle_training as learning
     learning.extras.without_torch = lambda: None
     learning.IdleTraining.__init__.__kwdefaults__.update(
         idle_s=0.1, min_new=0, check_s=0.1, free=lambda: 1 << 40,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from spec_local.answers import json as answer_json
 from spec_local.answers.running import ChatPrompt, OnRead
 from spec_local.answers.text import Done, RowEvent, Text
-from spec_local.chat.request import Request
-from spec_local.core.reasoning import Splitter
-from spec_local.core.text import printable
+from spec_local.chat.request import ChatRequest
 from spec_local.engine.events import Failed, Prefilled, Statistics
+from spec_local.reasoning.markers import Splitter
 from spec_local.settings import GenerationSettings
+from spec_local.text import printable
 from specdec_cli import answer_view, render, thinking_view
 from specdec_cli.signatures.generate import GenerateOptions
 
@@ -33,7 +33,7 @@ class Asked:
     options: GenerateOptions
 
 
-def print_answer(asked: Asked, request: Request) -> Done:
+def print_answer(asked: Asked, request: ChatRequest) -> Done:
     """Print one answer, and return its last event."""
     options = asked.options
     events = answer_view.reading(
@@ -51,7 +51,7 @@ def print_answer(asked: Asked, request: Request) -> Done:
     return event
 
 
-def _print_text(asked: Asked, events: Iterator[Prefilled | Text | Done], request: Request) -> Done:
+def _print_text(asked: Asked, events: Iterator[Prefilled | Text | Done], request: ChatRequest) -> Done:
     """Print the answer as it is generated, between the prompt and the suffix if they are to be echoed."""
     options, on_terminal = asked.options, render.width() is not None
     continues = request.raw or request.suffix is not None

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from typer import Exit
 
 from spec_local import batch
-from spec_local.batch.answers import Answers, Entry, open_answers
-from spec_local.core.text import counted
+from spec_local.batch.answers import BatchOutput, BatchPrompt, open_answers
 from spec_local.errors import SpecLocalError
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import check_encoding
+from spec_local.text import counted
 from specdec_cli import exits, progress, render
 from specdec_cli.given_files import STANDARD, read_given
 from specdec_cli.sessions import n_rows, opened_for
@@ -58,7 +58,12 @@ def answer_all(options: GenerateOptions, settings: GenerationSettings) -> None:
 
 
 def _answer(
-    session: "Session", left: list[Entry], n_entries: int, answers: Answers, at_a_time: int, figures: bool
+    session: "Session",
+    left: list[BatchPrompt],
+    n_entries: int,
+    answers: BatchOutput,
+    at_a_time: int,
+    figures: bool,
 ) -> int:
     """Answer the prompts that are left, and return how many of the answers were cut short."""
     n_answers = n_failed = n_cut = n_tokens = 0
@@ -99,9 +104,9 @@ def _lines(prompts: Path) -> tuple[list[bytes], str]:
 
 
 @contextlib.contextmanager
-def _answers(output: Path) -> Iterator[Answers]:
+def _answers(output: Path) -> Iterator[BatchOutput]:
     if output == STANDARD:
-        yield Answers(sys.stdout.buffer)
+        yield BatchOutput(sys.stdout.buffer)
         return
     with open_answers(output) as opened:
         yield opened

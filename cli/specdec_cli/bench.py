@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from spec_local.bench import parallel, parallel_report, prompts, report, runner
 from spec_local.bench.conclusions import MOST_RUNS, reason_to_repeat
 from spec_local.bench.figures import decode_rate, run_median, speedup
-from spec_local.bench.parallel import Batch, CategoryOutcome, check_prompts
+from spec_local.bench.parallel import CategoryOutcome, CategoryRun, check_prompts
 from spec_local.bench.parallel_report import ParallelResults
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.record import peak_memory, record
 from spec_local.bench.report import Results
 from spec_local.bench.runner import Outcome, TokenizedPrompt
 from spec_local.bench.variants import Variant, parse_list, parse_sweep, variants
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
 from spec_local.system.files import expanded
 from spec_local.system.machine import OtherPrograms, default_threads, is_busy
+from spec_local.text import counted
 from specdec_cli import plots, progress, render, waiting
 from specdec_cli.bench_output import Sink, file_format, replacing, shows_lines, sink
 from specdec_cli.options import ModelOptions
@@ -261,7 +261,7 @@ class _Benchmark:
         return progress.bar("measuring", n_of_each * len(self.variants), visible=self.shows_progress)
 
 
-def _batch_line(batch: Batch) -> str:
+def _batch_line(batch: CategoryRun) -> str:
     """Format a batch as one line."""
     return (
         f"{batch.category}, {batch.variant}, {batch.n_rows} at the same time: "

@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Sequence
 
-from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from spec_local.prompt_cache import folder as files
 from spec_local.prompt_cache.folder import Usage
 from spec_local.system.files import format_size
+from spec_local.text import counted
 from specdec_cli import render
 from specdec_cli.options import cache_limit
 from specdec_cli.signatures.cache import CacheClearOptions, CacheShowOptions

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.chat import saved_chat
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, read_text
+from spec_local.text import counted
 from specdec_cli import chat_settings, clipboard, code_fences, facts, render, terminal
 from specdec_cli.chat_input import EndOfChat, TypedCommand
 from specdec_cli.names import nearest

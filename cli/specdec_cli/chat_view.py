@@ -10,10 +10,10 @@ from spec_local.answers.text import Done, Text
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message
 from spec_local.chat_session import ChatEvent, ChatSession, MessagesDropped
-from spec_local.core.text import counted
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.session import Session
+from spec_local.text import counted
 from specdec_cli import (
     answer_view,
     facts,

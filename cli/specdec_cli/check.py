@@ -7,7 +7,7 @@ from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.llama.devices import gpu_layers_of
 from spec_local.models import catalog, pairs
 from spec_local.models.names import paired, resolve_pair
-from spec_local.models.pairs import ExpectedSpeedup, Memory, ModelSummary, Report, VocabularyMatch
+from spec_local.models.pairs import ExpectedSpeedup, MemoryNeed, ModelSummary, Report, VocabularyMatch
 from spec_local.system.files import format_size
 from spec_local.system.machine import is_busy, used_by_others
 from specdec_cli import render, waiting
@@ -97,7 +97,7 @@ def _model(model: ModelSummary) -> str:
     return f"{model.path.name}: {model.description}, {format_size(model.size)}{window}"
 
 
-def _memory(memory: Memory, n_ctx: int) -> str:
+def _memory(memory: MemoryNeed, n_ctx: int) -> str:
     parts = [
         f"weights {format_size(memory.weights)}",
         f"KV caches of {n_ctx} tokens {format_size(memory.caches)}",

@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 
-from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest
+from spec_local.text import bytes_of
 from specdec_cli import terminal
 
 _PROGRAMS = (  # with the variable of the desktop that each needs

@@ -9,10 +9,10 @@ import typer
 from tomlkit import TOMLDocument
 from typer.core import TyperCommand
 
-from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import replacing
 from spec_local.system.toml_file import ConfigFile
+from spec_local.text import printable
 from specdec_cli import names, settings
 
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_local.core.text import counted
 from spec_local.datastore import copies, datastore, text_files
 from spec_local.datastore.answer_store import AnswerContents, answer_stores
 from spec_local.datastore.copies import Made
@@ -15,6 +14,7 @@ from spec_local.llama.headers import open_header
 from spec_local.models import head_versions
 from spec_local.models.names import resolve
 from spec_local.system.files import expanded, format_size
+from spec_local.text import counted
 from specdec_cli import progress, render
 from specdec_cli.signatures.datastore import DatastoreAddOptions, DatastoreClearOptions, DatastoreShowOptions
 

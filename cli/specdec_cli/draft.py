@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import typer
 from rich.text import Text
 
-from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from spec_local.llama.devices import gpu_layers_of
 from spec_local.models import quantized_copy
 from spec_local.models.names import resolve
 from spec_local.models.quantized_copy import CopyPlan
 from spec_local.system.files import expanded, format_size
+from spec_local.text import counted
 from specdec_cli import exits, progress, render, terminal
 from specdec_cli.signatures.draft import DraftQuantizeOptions
 

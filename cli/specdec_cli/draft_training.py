@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spec_local.core.text import counted
 from spec_local.datastore.answer_store import AnswerStore, answer_store_of
 from spec_local.errors import SpecLocalError
 from spec_local.system.files import saving
+from spec_local.text import counted
 from spec_local.training import material, pipeline
 from spec_local.training.own_answers import usable
 from spec_local.training.prompts import UserTexts, read_user_texts

@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.text import Text
 
 from spec_local.bench.figures import VariantFigures
-from spec_local.core.text import counted
 from spec_local.system.files import format_size
+from spec_local.text import counted
 from spec_local.training import events
 from spec_local.training.events import Event
-from spec_local.training.pipeline import Measured, TrainedHead
+from spec_local.training.pipeline import MeasuredHead, TrainedHead
 from spec_local.training.recipe import Recipe
 from specdec_cli import render, terminal
 from specdec_cli.progress import LINE_INTERVAL, clock, live
@@ -94,7 +94,7 @@ def plan(recipe: Recipe, bytes_per_token: int) -> str:
     )
 
 
-def report(head: TrainedHead, measured: Measured, recipe: Recipe) -> list[str]:
+def report(head: TrainedHead, measured: MeasuredHead, recipe: Recipe) -> list[str]:
     """Return the lines of the report on a trained head: size, cost, expected speed-up, evaluation."""
     evaluation, gain = head.evaluation, measured.gain
     rows = [("all tokens", evaluation.overall), *evaluation.by_category.items()]
@@ -118,7 +118,7 @@ def report(head: TrainedHead, measured: Measured, recipe: Recipe) -> list[str]:
     ]
 
 
-def _learned(head: TrainedHead, measured: Measured) -> list[str]:
+def _learned(head: TrainedHead, measured: MeasuredHead) -> list[str]:
     """Lines on what a head has learned from the user's answers: acceptance and speed, before and after."""
     if not (learned := head.learned):
         return []
@@ -134,7 +134,7 @@ def _learned(head: TrainedHead, measured: Measured) -> list[str]:
     return lines
 
 
-def _verdict(head: Path, measured: Measured, recipe: Recipe) -> str:
+def _verdict(head: Path, measured: MeasuredHead, recipe: Recipe) -> str:
     """Say whether the head pays, by the benchmark with the adaptive policy if it ran, and what to do next.
 
     The benchmark counts more than the expected speed-up: its prompts are new to the head, and its steps

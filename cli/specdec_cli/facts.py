@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from spec_local import kernels
 from spec_local.answers.text import Done
-from spec_local.core.text import counted
 from spec_local.engine.events import Statistics
 from spec_local.llama import runtime
 from spec_local.llama.row import LlamaRow
 from spec_local.settings import GenerationSettings
 from spec_local.system.processors import usable_processors
+from spec_local.text import counted
 
 if TYPE_CHECKING:
     from spec_local.session import Session

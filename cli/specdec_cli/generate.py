@@ -8,15 +8,15 @@ from typer import Exit
 
 from spec_local.answers.running import ChatPrompt
 from spec_local.answers.text import Done
-from spec_local.chat.request import Request
+from spec_local.chat.request import ChatRequest
 from spec_local.chat.template import start_template_process
-from spec_local.core.text import counted
 from spec_local.engine.events import Statistics
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import decoded
+from spec_local.text import counted
 from specdec_cli import answer_output, exits, facts, render
 from specdec_cli.answer_output import Asked
 from specdec_cli.first_argument import model_and_prompt
@@ -84,7 +84,7 @@ def _check_batch(options: GenerateOptions) -> None:
         )
 
 
-def _request(options: GenerateOptions) -> Request:
+def _request(options: GenerateOptions) -> ChatRequest:
     """Compose the prompt: files, or piped standard input, then the argument."""
     suffix, files = options.suffix, options.file or []
     if options.suffix_file:
@@ -98,10 +98,10 @@ def _request(options: GenerateOptions) -> Request:
         prompt = "".join(parts)
     else:
         prompt = "\n\n".join(part.rstrip("\r\n") for part in parts if part.strip())
-    return Request(prompt, suffix=suffix, system=options.system, raw=options.raw)
+    return ChatRequest(prompt, suffix=suffix, system=options.system, raw=options.raw)
 
 
-def _answer(options: GenerateOptions, settings: GenerationSettings, request: Request) -> None:
+def _answer(options: GenerateOptions, settings: GenerationSettings, request: ChatRequest) -> None:
     continues = request.raw or request.suffix is not None
     if not continues:
         start_template_process()

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model_file import check_header
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, paired
 from spec_local.system import extras
+from spec_local.text import printable
 from specdec_cli import render, settings
 from specdec_cli.options import ModelOptions, SamplerOptions, SamplingOptions
 from specdec_cli.sessions import generation_settings, session_arguments
@@ -18,9 +18,9 @@ from specdec_cli.signatures.serve import ServeOptions
 
 try:
     from spec_local.server import run
-    from spec_local.server.events import Loaded
     from spec_local.server.guard import Access, host_pattern
-    from spec_local.server.served_models import ServedModel, ServedModels, seconds_of
+    from spec_local.server.supervision.events import Loaded
+    from spec_local.server.supervision.served_models import ServedModel, ServedModels, seconds_of
 except ModuleNotFoundError as error:
     raise InvalidRequest(f"the server needs {error.name}: {extras.hint('serve')}") from None
 

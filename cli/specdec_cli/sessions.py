@@ -6,12 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_local.answers.preload import preload
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.devices import check_device, fixed_gpu_layers
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT
 from spec_local.models.sampling_defaults import sampling_defaults
+from spec_local.opening.preload import preload
 from spec_local.prompt_cache.folder import default_folder, default_limit
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import read_text

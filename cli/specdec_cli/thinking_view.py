@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spec_local.answers.text import Text
-from spec_local.core.reasoning import Parts, Splitter
-from spec_local.core.text import counted
+from spec_local.reasoning.markers import Parts, Splitter
+from spec_local.text import counted
 from specdec_cli import answer_view, render, waiting
 from specdec_cli.wrapping import Unwrapped, Wrapped
 

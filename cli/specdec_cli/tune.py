@@ -10,7 +10,6 @@ from spec_local.calibration import tuning
 from spec_local.calibration.placement import DeviceCosts, choose
 from spec_local.calibration.tuning import Measurement, chain_plans, thread_choices
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.core.text import counted
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.devices import DEVICES, GPU_LAYERS, fixed_gpu_layers
 from spec_local.llama.heads.choose import Chosen, choose_head
@@ -21,6 +20,7 @@ from spec_local.models.quantized_copy import quantize
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts
 from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
+from spec_local.text import counted
 from specdec_cli import render, terminal, waiting
 from specdec_cli.options import named_pair
 from specdec_cli.signatures.tune import TuneOptions

@@ -5,10 +5,10 @@ import signal
 import sys
 import threading
 
-from spec_local.core.text import counted
 from spec_local.errors import SpecLocalError
 from spec_local.llama import workers
 from spec_local.system.machine import default_threads, is_loopback
+from spec_local.text import counted
 from specdec_cli import exits, render
 from specdec_cli.signatures.worker import WorkerOptions
 

@@ -121,7 +121,7 @@ def _messages(prompt: llm.Prompt) -> list[Any]:
 
 def _parts(parts: Any) -> Iterator[Any]:
     """Yield the texts; bytes that are not UTF-8 become U+FFFD, as llm writes them to a database."""
-    from spec_local.core.text import printable
+    from spec_local.text import printable
 
     if parts.reasoning:
         yield StreamEvent(type="reasoning", chunk=printable(parts.reasoning))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_local.answers.text import Done, Text
-from spec_local.core.reasoning import Parts, Splitter
-from spec_local.core.text import printable
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.reasoning.markers import Parts, Splitter
+from spec_local.text import printable
 
 Object = dict[str, Any]
 _LOWEST = -3.4e38  # JSON has no infinity

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 from pydantic import InstanceOf
 
 from spec_local.answers.assembly import ProposerFactory, Slot
+from spec_local.answers.line_limits import LineLimits
 from spec_local.answers.saving import PromptSaver
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
 from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.language_model import common_prefix
-from spec_local.core.line_limits import LineLimits
-from spec_local.core.reasoning import Markers, Splitter, markers_of, splitter_after
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.core.text import bytes_of
-from spec_local.core.thought import Thought, ThoughtTokens
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
 from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, as_failure
+from spec_local.reasoning.markers import Markers, Splitter, markers_of, splitter_after
+from spec_local.reasoning.thought import Thought, ThoughtTokens
 from spec_local.settings import GenerationSettings
+from spec_local.text import bytes_of
 from spec_local.verifiers import VERIFIERS
 
 if TYPE_CHECKING:  # llguidance and SQLite are loaded at their first use

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spec_local.core.line_limits import LineLimits
+from spec_local.answers.line_limits import LineLimits
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
-from spec_local.core.text import TextStream
 from spec_local.engine.events import Event, Failed, Finished, FinishReason, Prefilled, Statistics
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.text import TextStream
 
 
 @dataclass(frozen=True, slots=True)

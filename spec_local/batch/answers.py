@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from spec_local.chat.request import Request
+from spec_local.chat.request import ChatRequest
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import replacing
@@ -26,7 +26,7 @@ _LINE_START = b'{"index": '
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BatchPrompt:
     """A prompt of a batch.
 
     index: its position, from 0. id: the user's name for it. key: a hash of the prompt, of the model, and of
@@ -36,13 +36,13 @@ class Entry:
 
     index: int
     id: str | int | None
-    request: Request
+    request: ChatRequest
     settings: GenerationSettings
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class BatchOutput:
     """The output of a batch, and the answers that it already contains.
 
     Create it with `open_answers` for a file, or directly for a stream that is only written, such as standard
@@ -58,7 +58,7 @@ class Answers:
     cut_short: Collection[int] = ()
     durable: bool = False
 
-    def unanswered(self, prompts: Sequence[Entry]) -> list[Entry]:
+    def unanswered(self, prompts: Sequence[BatchPrompt]) -> list[BatchPrompt]:
         """Return the prompts without an answer.
 
         Raises:
@@ -93,7 +93,7 @@ class Answers:
 
 
 @contextlib.contextmanager
-def open_answers(path: Path) -> Iterator[Answers]:
+def open_answers(path: Path) -> Iterator[BatchOutput]:
     """Open an output file to resume a batch; a pipe or a device is only written.
 
     A partial last line and the lines of failed prompts are removed. A lock keeps other processes from
@@ -107,7 +107,7 @@ def open_answers(path: Path) -> Iterator[Answers]:
     name = str(path)
     if path.exists() and not path.is_file():
         with path.open("wb", buffering=0) as stream:
-            yield Answers(stream, name)
+            yield BatchOutput(stream, name)
         return
     path = path.resolve()
     if not path.parent.is_dir():  # FileLock would create it
@@ -121,7 +121,7 @@ def open_answers(path: Path) -> Iterator[Answers]:
                     new.writelines(line.rstrip(b"\n") + b"\n" for line in old if _parse(line))
         # Unbuffered: closing the file must not retry a write that failed.
         with path.open("ab", buffering=0) as stream:
-            yield Answers(stream, name, keys, cut_short, durable=True)
+            yield BatchOutput(stream, name, keys, cut_short, durable=True)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 A batch that was stopped or killed can be resumed: its output (`spec_local.batch.answers`) records the index
 of each prompt and a hash of everything that affects the answer. If a prompt or a setting has changed since,
-this is an error, so that answers are never assigned to the wrong prompts. Answers that were removed are
+this is an error, so that answers are never assigned to the wrong prompts. BatchOutput that were removed are
 generated again, and failed prompts are retried by the next run.
 """
 
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spec_local.answers import json as answer_json
-from spec_local.batch.answers import Answers, Entry
+from spec_local.batch.answers import BatchOutput, BatchPrompt
 from spec_local.chat.messages import Message
-from spec_local.chat.request import Request
-from spec_local.core.reasoning import Splitter
+from spec_local.chat.request import ChatRequest
 from spec_local.core.sampling import UNCHANGED
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
@@ -34,6 +33,7 @@ from spec_local.errors import (
     ModelError,
     SpecLocalError,
 )
+from spec_local.reasoning.markers import Splitter
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
 from spec_local.validation import describe
@@ -64,13 +64,13 @@ class _Line(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchOutcome:
     """The result of a prompt: the statistics of its answer, or an error.
 
     cut_short: whether something other than the model ended the answer.
     """
 
-    entry: Entry
+    entry: BatchPrompt
     statistics: Statistics | None = None
     cut_short: bool = False
     error: str = ""
@@ -84,7 +84,7 @@ def read_entries(
     *,
     system: str | None = None,
     raw: bool = False,
-) -> list[Entry]:
+) -> list[BatchPrompt]:
     """Parse a file of prompts, one a line; empty lines are ignored.
 
     If the file's name ends with ``.jsonl`` or its first line begins with a brace, each line is a JSON object
@@ -105,7 +105,7 @@ def read_entries(
         InvalidRequest: a line is invalid, or there are no prompts.
         OSError: the model's file cannot be found.
     """
-    entries: list[Entry] = []
+    entries: list[BatchPrompt] = []
     model = [main.name, main.stat().st_size]
     is_json = name.endswith(".jsonl")
     for number, text in enumerate(lines, 1):
@@ -117,7 +117,7 @@ def read_entries(
         try:
             line = _Line.model_validate_json(text) if is_json else _Line(prompt=_decoded(text))
             in_chat = not raw and not line.messages and line.suffix is None
-            request = Request(
+            request = ChatRequest(
                 line.prompt,
                 messages=[Message(role=m.role, content=m.content) for m in line.messages],
                 system=system if line.system is None and in_chat else line.system,
@@ -129,7 +129,7 @@ def read_entries(
             raise InvalidRequest(f"{name}, line {number}: {describe(error)}") from None
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}, line {number}: {error}") from None
-        entries.append(Entry(index, line.id, request, own, _key(request, own, model)))
+        entries.append(BatchPrompt(index, line.id, request, own, _key(request, own, model)))
     if not entries:
         raise InvalidRequest(f"{name} has no prompts: give one a line, as text or in JSON")
     return entries
@@ -144,18 +144,18 @@ def _decoded(line: bytes) -> str:
 
 def run(
     session: Session,
-    entries: Iterable[Entry],
-    answers: Answers,
+    entries: Iterable[BatchPrompt],
+    answers: BatchOutput,
     *,
     max_rows: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Iterator[Outcome]:
+) -> Iterator[BatchOutcome]:
     """Answer prompts, several at the same time; yields outcomes in the order in which they are complete.
 
     A beginning that prompts share, such as a system message, is evaluated once.
 
     Args:
-        entries: as given by `Answers.unanswered`.
+        entries: as given by `BatchOutput.unanswered`.
         max_rows: maximum number of answers at the same time; None: as many as the session was opened for.
         cancelled: returns True to stop; unfinished answers are dropped.
 
@@ -164,10 +164,10 @@ def run(
         OSError: an answer could not be written; the answers before it are complete.
         SpecLocalError: a failure that is not specific to one prompt.
     """
-    started: list[Entry] = []  # by the index of the session's events
+    started: list[BatchPrompt] = []  # by the index of the session's events
     splitters: list[Splitter] = []  # by the same
     steps: dict[int, list[Text]] = {}
-    failures: list[tuple[Entry, SpecLocalError]] = []
+    failures: list[tuple[BatchPrompt, SpecLocalError]] = []
 
     def prompts() -> Iterator[ChatPrompt | Sequence[int]]:
         for entry in entries:
@@ -184,12 +184,12 @@ def run(
             is_chat = not entry.request.is_plain(session.main.model)
             yield ChatPrompt(tokens, splitters[-1]) if is_chat else tokens
 
-    def failed() -> Iterator[Outcome]:
+    def failed() -> Iterator[BatchOutcome]:
         while failures:
             entry, error = failures.pop(0)
             session.check_open()  # otherwise the prompt is not to blame
             answers.append(_head(entry) | {"error": str(error)})
-            yield Outcome(entry, error=str(error))
+            yield BatchOutcome(entry, error=str(error))
 
     events = session.generate_many(
         prompts(),
@@ -213,13 +213,13 @@ def run(
                 seed = {} if entry.settings.seed is None else {"seed": entry.settings.seed}
                 answer = answer_json.whole(session.main.model, steps.pop(index, []), event, splitters[index])
                 answers.append(_head(entry) | seed | answer)
-                yield Outcome(entry, event.statistics, event.cut_short)
+                yield BatchOutcome(entry, event.statistics, event.cut_short)
     if not cancelled():
         session.check_open()  # otherwise prompts are left
     yield from failed()
 
 
-def _head(entry: Entry) -> dict[str, Any]:
+def _head(entry: BatchPrompt) -> dict[str, Any]:
     return {"index": entry.index, "id": entry.id, "key": entry.key}
 
 
@@ -231,7 +231,7 @@ def _own_settings(line: _Line, settings: GenerationSettings, index: int) -> Gene
     return replace(settings, seed=seed, max_tokens=max_tokens)
 
 
-def _key(request: Request, settings: GenerationSettings, model: Sequence[object]) -> str:
+def _key(request: ChatRequest, settings: GenerationSettings, model: Sequence[object]) -> str:
     """Compute the key of an entry. Defaults are left out, so that settings added later do not change it.
 
     Of the sampling settings, those are left out that leave the distribution unchanged, whatever the default.

@@ -23,7 +23,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CategoryRun:
     """The answers to all prompts of a category.
 
     Args:
@@ -57,7 +57,7 @@ class CategoryOutcome:
     """
 
     category: str
-    batches: Mapping[Key, Sequence[Batch]]
+    batches: Mapping[Key, Sequence[CategoryRun]]
     differences: Mapping[Key, Sequence[tuple[Prompt, Difference]]]
 
 
@@ -108,7 +108,7 @@ def measure(
     delay: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
     on_progress: Callable[[float], None] = lambda share: None,
-) -> Iterator[Batch | CategoryOutcome]:
+) -> Iterator[CategoryRun | CategoryOutcome]:
     """Answer the prompts of every category in every variant with each number of answers at the same time.
 
     Args:
@@ -123,7 +123,7 @@ def measure(
             up to 1.
 
     Yields:
-        each `Batch` when it ends, and a `CategoryOutcome` after the last one of its category.
+        each `CategoryRun` when it ends, and a `CategoryOutcome` after the last one of its category.
 
     Raises:
         SpecLocalError: as `Session.generate_many`; the error of a single answer, too.
@@ -139,7 +139,7 @@ def measure(
     for i, category in enumerate(_sizes([each.prompt for each in prompts])):
         chosen = [each for each in prompts if each.prompt.category == category]
         first = i % len(variants)
-        found: dict[Key, list[Batch]] = {(variant.name, n): [] for n in rows for variant in variants}
+        found: dict[Key, list[CategoryRun]] = {(variant.name, n): [] for n in rows for variant in variants}
         for number in range(1, runs + 1):
             for n_rows in rows:
                 for variant in [*variants[first:], *variants[:first]]:
@@ -160,7 +160,7 @@ def _batch(
     number: int,
     cancelled: Callable[[], bool],
     on_progress: Callable[[float], None],
-) -> Batch | None:
+) -> CategoryRun | None:
     """Answer prompts; None: cancelled."""
     for row in (session.main, session.draft):
         if row:
@@ -196,11 +196,11 @@ def _batch(
         Run(prompt.prompt, variant.name, number, tokens[i], texts[i], ends[i].reason, ends[i].statistics)
         for i, prompt in enumerate(prompts)
     ]
-    return Batch(prompts[0].prompt.category, variant.name, n_rows, number, seconds, totals, answers)
+    return CategoryRun(prompts[0].prompt.category, variant.name, n_rows, number, seconds, totals, answers)
 
 
 def _differences(
-    session: Session, prompts: Sequence[TokenizedPrompt], found: Mapping[Key, Sequence[Batch]]
+    session: Session, prompts: Sequence[TokenizedPrompt], found: Mapping[Key, Sequence[CategoryRun]]
 ) -> dict[Key, list[tuple[Prompt, Difference]]]:
     differences: dict[Key, list[tuple[Prompt, Difference]]] = {}
     for (variant, n_rows), batches in found.items():

@@ -11,12 +11,12 @@ from spec_local.bench import report
 from spec_local.bench.conclusions import conclusion, disturbance
 from spec_local.bench.figures import Estimate, geometric_mean
 from spec_local.bench.layout import document, interval, table
-from spec_local.bench.parallel import Batch, CategoryOutcome, Key
+from spec_local.bench.parallel import CategoryOutcome, CategoryRun, Key
 from spec_local.bench.report import Measured, run_object
 from spec_local.bench.runner import Run
 from spec_local.bench.variants import PLAIN
-from spec_local.core.text import counted
 from spec_local.engine.events import Statistics
+from spec_local.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +219,9 @@ def as_json(results: ParallelResults) -> str:
     return report.json_text(results, **summary_object(results), categories=categories)
 
 
-def line(event: Batch | CategoryOutcome) -> tuple[str, dict[str, Any]]:
+def line(event: CategoryRun | CategoryOutcome) -> tuple[str, dict[str, Any]]:
     """An event as a line of JSON Lines: its type and contents."""
-    if isinstance(event, Batch):
+    if isinstance(event, CategoryRun):
         return "batch", _batch_object(event)
     return "category", _outcome_object(event)
 
@@ -245,7 +245,7 @@ def _figures_object(figures: ParallelFigures) -> dict[str, Any]:
     return {"variant": found.pop("variant"), "parallel": found.pop("n_rows")} | found
 
 
-def _batch_object(batch: Batch) -> dict[str, Any]:
+def _batch_object(batch: CategoryRun) -> dict[str, Any]:
     return {
         "category": batch.category,
         "variant": batch.variant,

@@ -21,9 +21,9 @@ from spec_local.bench.layout import bars, document, interval, table
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Outcome, Run
 from spec_local.bench.variants import PLAIN, Variant
-from spec_local.core.text import counted, printable
 from spec_local.engine.events import Statistics
 from spec_local.system.files import format_size
+from spec_local.text import counted, printable
 
 _POSITIONS = 16  # positions of draft tokens shown in Markdown
 _LEAST_SAVED = 0.0005  # share of a cause that is shown in Markdown

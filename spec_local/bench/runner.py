@@ -57,7 +57,7 @@ class Run:
     text: str
     reason: FinishReason
     statistics: Statistics
-    steps: Sequence[theory.Step] = ()
+    steps: Sequence[theory.TimedStep] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ def _run(
             row.truncate(0)  # the time to the first token includes the whole prompt
     settings = replace(variant.settings, seed=(variant.settings.seed or 0) + number)
     limit = settings.max_tokens or session.main.n_ctx
-    text, tokens, steps = "", list[int](), list[theory.Step]()
+    text, tokens, steps = "", list[int](), list[theory.TimedStep]()
     live, n, seconds = Statistics(), 0, 0.0
     for event in session.generate(prompt.tokens, settings, cancelled=cancelled):
         if isinstance(event, Prefilled):
@@ -245,7 +245,9 @@ def _run(
             text += event.text
             tokens += event.tokens
             if live.n_steps > len(steps):
-                steps.append(theory.Step(live.predicted_n - n, live.predicted_s - seconds, live.last_calls))
+                steps.append(
+                    theory.TimedStep(live.predicted_n - n, live.predicted_s - seconds, live.last_calls)
+                )
                 n, seconds = live.predicted_n, live.predicted_s
             on_progress(len(event.tokens) / limit)
     assert isinstance(event, Done)

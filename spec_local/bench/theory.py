@@ -24,7 +24,7 @@ from spec_local.policies.cost_model import CostModel
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TimedStep:
     """A step of a run. n: generated tokens. seconds: of the whole step. calls: of the models."""
 
     n: int
@@ -45,7 +45,7 @@ class Prices:
         self._before, self._ratio = draft, draft.seconds(1) / main.seconds(1) if draft else 0.0
         self._called: CostModel | None = None  # the draft model's costs, after its first call
 
-    def observe(self, steps: Sequence[Step]) -> None:
+    def observe(self, steps: Sequence[TimedStep]) -> None:
         """Record the calls of a run."""
         for step in steps:
             rest = max(0.0, step.seconds - sum(call.seconds for call in step.calls))
@@ -67,7 +67,7 @@ class Prices:
     def _not_called(self, before: CostModel) -> CostModel:
         return _scaled(before, self._ratio * self._main.seconds(1))
 
-    def of(self, step: Step) -> float:
+    def of(self, step: TimedStep) -> float:
         """Seconds of a step of a run."""
         return sum((self.main if part == "main model" else self.draft)(n) for part, n, _ in step.calls)
 
@@ -90,7 +90,7 @@ class Hindsight:
     error: float
 
 
-def hindsight(steps: Sequence[Step], runs: Mapping[str, Sequence[int]], prices: Prices) -> Hindsight:
+def hindsight(steps: Sequence[TimedStep], runs: Mapping[str, Sequence[int]], prices: Prices) -> Hindsight:
     """Compare a run with the best draft lengths.
 
     Args:

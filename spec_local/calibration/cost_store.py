@@ -9,14 +9,14 @@ from typing import Annotated
 from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
-from spec_local.core.text import printable
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel, without_falls
 from spec_local.system.files import write_atomically
 from spec_local.system.folders import user_folder
-from spec_local.system.json_file import Record, read_record
+from spec_local.system.json_file import JsonRecord, read_record
+from spec_local.text import printable
 
 _MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
 _Size = Annotated[int, Field(ge=1, le=1 << 16)]  # the largest batch
@@ -24,7 +24,7 @@ _Seconds = Annotated[float, Field(gt=0, lt=86_400)]  # a day
 _Multiple = Annotated[float, Field(ge=1, le=1 << 16)]  # of a call of one token
 
 
-class _CostFile(Record):
+class _CostFile(JsonRecord):
     """model: file name, for people who look. seconds: of a call, by its number of tokens.
 
     estimates: see `CostModel`; empty if all has been measured. checked: when a call of several tokens was

@@ -14,7 +14,7 @@ from spec_local.policies.acceptance_model import AcceptanceModel, Calibration, E
 from spec_local.policies.base import WINDOWS
 from spec_local.policies.experience import Answers, Kind, Learned
 from spec_local.system.files import write_atomically
-from spec_local.system.json_file import Record, read_record
+from spec_local.system.json_file import JsonRecord, read_record
 
 _HALF_LIFE = 30 * 86_400.0  # seconds: after a month, other texts are as likely as those that were seen
 _MAX_BYTES = 1 << 16  # of a file; one for all kinds of answers has 20 kB
@@ -23,7 +23,7 @@ _Count = Annotated[float, Field(ge=0, le=1e4)]  # the longest memory is 1,000 to
 _Ratio = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
-class _Evidence(Record):
+class _Evidence(JsonRecord):
     model_config = ConfigDict(from_attributes=True)
 
     accepted: list[_Count]
@@ -37,13 +37,13 @@ class _Evidence(Record):
         return self
 
 
-class _Gain(Record):
+class _Gain(JsonRecord):
     n_running: Annotated[int, Field(ge=1, le=256)]
     window: int
     gain: _Ratio
 
 
-class _Known(Record):
+class _Known(JsonRecord):
     """The experience of answers of one kind."""
 
     kind: Kind
@@ -55,7 +55,7 @@ class _Known(Record):
     gains: Annotated[list[_Gain], Field(max_length=1024)]
 
 
-class _File(Record):
+class _File(JsonRecord):
     """saved: seconds since 1970."""
 
     main: str

@@ -51,7 +51,7 @@ class DeviceCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlacementChoice:
     """What was compared, in tokens per second.
 
     plain: plain decoding by device of the main model. drafting: expected with drafts at `ACCEPTANCE_RATE`;
@@ -92,7 +92,7 @@ class Choice:
         return lines
 
 
-def choose(costs: Mapping[Device, DeviceCosts], max_draft: int = MAX_CALLS) -> Choice:
+def choose(costs: Mapping[Device, DeviceCosts], max_draft: int = MAX_CALLS) -> PlacementChoice:
     """Compare all placements whose costs are known.
 
     The models are called in turns, whichever devices they are on, so that a step takes the sum of their
@@ -110,7 +110,7 @@ def choose(costs: Mapping[Device, DeviceCosts], max_draft: int = MAX_CALLS) -> C
             if drafter.draft and (each.main == each.draft or not drafter.is_head):
                 plan = chain_plans(main, drafter.draft, [ACCEPTANCE_RATE], max_draft)[0]
                 drafting[each] = plan.speed
-    return Choice(plain, drafting)
+    return PlacementChoice(plain, drafting)
 
 
 def _fastest(speeds: Mapping[_T, float]) -> _T:

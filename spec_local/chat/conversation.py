@@ -21,11 +21,11 @@ from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
-from spec_local.core.reasoning import Splitter
-from spec_local.core.text import bytes_of
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.reasoning.markers import Splitter
+from spec_local.text import bytes_of
 
 _Event = TypeVar("_Event")
 _MORE = 1024

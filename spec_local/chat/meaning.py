@@ -10,7 +10,7 @@ from spec_local.chat.call_formats import format_of
 from spec_local.chat.call_reading import SPACE
 from spec_local.chat.messages import Message, Tool, json_object
 from spec_local.chat.tool_calls import ToolCallParser
-from spec_local.core.reasoning import Splitter
+from spec_local.reasoning.markers import Splitter
 
 
 class Meaning(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any, Literal, NoReturn, NotRequired, TypedDict, get_args
 
 from pydantic_core import from_json
 
-from spec_local.core.text import bytes_of, with_whole_characters
 from spec_local.errors import InvalidRequest
+from spec_local.text import bytes_of, with_whole_characters
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -7,8 +7,8 @@ its own turn and forge the next one.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spec_local.core.text import bytes_of
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.text import bytes_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ from spec_local.chat.messages import Tool, check_last, messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
-from spec_local.core.reasoning import Splitter
-from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.reasoning.markers import Splitter
 from spec_local.settings import GenerationSettings
+from spec_local.text import bytes_of
 
 
 @checked_fields
 @dataclass(frozen=True, slots=True)
-class Request:
+class ChatRequest:
     """One prompt.
 
     Args:

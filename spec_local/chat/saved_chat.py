@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from spec_local.chat.conversation import AnswerTokens, Conversation
 from spec_local.chat.messages import Role, messages_of
 from spec_local.chat.template import ChatTemplate
-from spec_local.core.text import bytes_of, printable
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.system.files import decoded, limited, reading, saving
 from spec_local.system.json_file import parse
+from spec_local.text import bytes_of, printable
 from spec_local.validation import describe
 
 _VERSION: Final = 1

@@ -12,9 +12,9 @@ from spec_local.chat.messages import Arguments, Message, Tool, check_last, for_t
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.roles import arrangements, joined, without_calls
 from spec_local.chat.template_process import TemplateFailed, TemplateRefused, process
-from spec_local.core.reasoning import Splitter, markers_of, splitter_after
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
+from spec_local.reasoning.markers import Splitter, markers_of, splitter_after
 
 NO_TOOLS = (
     "the model's chat template has no tools: remove the tools, or use a model trained for tool calls, such "

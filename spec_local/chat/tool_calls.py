@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from spec_local.chat.call_formats import BARE_OPENINGS, CallFormat
 from spec_local.chat.call_reading import SPACE, Begun, Reader, ToolCall, read_bare, read_json
 from spec_local.chat.messages import Tool
-from spec_local.core.text import overlap
+from spec_local.text import overlap
 
 __all__ = ["Found", "ToolCall", "ToolCallParser"]
 

@@ -26,7 +26,6 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from spec_local.core.text import counted
 from spec_local.datastore import copies, damaged_rows, datastore
 from spec_local.errors import ModelFileError
 from spec_local.llama.headers import open_header
@@ -34,6 +33,7 @@ from spec_local.llama.identity import content_key
 from spec_local.llama.model import Model
 from spec_local.system import extras
 from spec_local.system.files import replacing
+from spec_local.text import counted
 
 MAX_TOKENS = 1_000_000
 """Capacity in tokens: 4 MB, and as much text as two cores read in a few hours of training."""

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from spec_local.datastore import copies, file_format
 from spec_local.datastore.context_index import SEPARATOR, ContextIndex
-from spec_local.datastore.file_format import Text, Tokens, joined
+from spec_local.datastore.file_format import StoredText, Tokens, joined
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.system.files import read_bytes, write_atomically
@@ -87,7 +87,7 @@ class Datastore:
         self._lock = threading.RLock()  # the threads of one process; the file lock is for processes
         self._versions: dict[str, tuple[int, ...] | None] = {"index": None, "journal": None}
         self._index, self._labels = ContextIndex(), list[int]()
-        self._journal_index, self._journal = ContextIndex(), list[Text]()
+        self._journal_index, self._journal = ContextIndex(), list[StoredText]()
         self._valid_size = 0  # bytes of the journal up to the end of the last intact record
         self._damaged: set[str] = set()  # names of files
         self.refresh()
@@ -129,7 +129,7 @@ class Datastore:
             return
         try:
             with self._locked():
-                text = Text.of([*before, *answer])
+                text = StoredText.of([*before, *answer])
                 if text.label not in self._labels and all(text.label != each.label for each in self._journal):
                     self._append(text)
                 n_tokens = sum(len(each.tokens) for each in self._journal)
@@ -139,7 +139,7 @@ class Datastore:
             self.read_only = True  # otherwise every answer would wait for the lock and fail
             self._log_once(f"answers are not added to the datastore {self.folder} ({reason(error)})")
 
-    def add(self, texts: Iterable[Text]) -> None:
+    def add(self, texts: Iterable[StoredText]) -> None:
         """Add many texts at once.
 
         Raises:
@@ -176,19 +176,19 @@ class Datastore:
             return [name for name in names.splitlines() if name.isprintable()][-_MAX_MODELS:]
         return []
 
-    def _texts(self, more: Iterable[Text]) -> list[Text]:
+    def _texts(self, more: Iterable[StoredText]) -> list[StoredText]:
         """The texts of both files, then `more`, the oldest first."""
         tokens = self._index.tokens
         old = np.split(tokens, np.flatnonzero(tokens == SEPARATOR) + 1)[:-1]
-        known = {label: Text(label, text[:-1]) for label, text in zip(self._labels, old, strict=True)}
+        known = {label: StoredText(label, text[:-1]) for label, text in zip(self._labels, old, strict=True)}
         for text in (*self._journal, *more):
             known.pop(text.label, None)
             known[text.label] = text
         return list(known.values())
 
-    def _merge(self, more: Iterable[Text]) -> None:
+    def _merge(self, more: Iterable[StoredText]) -> None:
         """Write a new index of the latest texts that fit, and delete the journal."""
-        kept: list[Text] = []
+        kept: list[StoredText] = []
         room = self._max_tokens
         for text in reversed(self._texts(more)):
             room -= len(text.tokens) + 1
@@ -199,7 +199,7 @@ class Datastore:
         (self.folder / "journal").unlink(missing_ok=True)  # after a kill before this, it is merged again
         self.refresh()
 
-    def _append(self, text: Text) -> None:
+    def _append(self, text: StoredText) -> None:
         """Append a text to the journal."""
         record = file_format.encode_record(self._key, text)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)

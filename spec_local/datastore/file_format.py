@@ -26,27 +26,27 @@ Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class StoredText:
     """Tokens, int32 (n,), and a label; a newer text replaces an older one with the same label."""
 
     label: int
     tokens: Tokens
 
     @classmethod
-    def of(cls, tokens: Sequence[int] | Tokens, name: str | None = None) -> "Text":
+    def of(cls, tokens: Sequence[int] | Tokens, name: str | None = None) -> "StoredText":
         """A text labelled by its name, such as the path of a file, or else by its tokens."""
         array = np.array(tokens, _TOKEN)
         source = array.tobytes() if name is None else name.encode("utf-8", "surrogateescape")
         return cls(int.from_bytes(hashlib.sha256(source).digest()[: _LABEL.itemsize], "little"), array)
 
 
-def joined(texts: Iterable[Text]) -> Tokens:
+def joined(texts: Iterable[StoredText]) -> Tokens:
     """The tokens of all texts, each text followed by a separator."""
     end = np.array([SEPARATOR], np.int32)
     return np.concatenate([end[:0], *(part for text in texts for part in (text.tokens, end))])
 
 
-def encode_index(key: bytes, texts: Sequence[Text]) -> bytes:
+def encode_index(key: bytes, texts: Sequence[StoredText]) -> bytes:
     """The index file for some texts, the oldest first. key: 16 bytes that identify the vocabulary."""
     index = ContextIndex.build(joined(texts))
     labels = np.array([text.label for text in texts], _LABEL).tobytes()
@@ -56,7 +56,7 @@ def encode_index(key: bytes, texts: Sequence[Text]) -> bytes:
     return _INDEX.pack(_MAGIC, key, n_words, n_positions, len(texts), zlib.crc32(body)) + body
 
 
-def recovered_texts(key: bytes, content: bytes) -> list[Text]:
+def recovered_texts(key: bytes, content: bytes) -> list[StoredText]:
     """The texts of a damaged index that are proven to be whole, the oldest first.
 
     These are the texts that are labelled by their tokens: answers, but not files. Where the index is of
@@ -71,7 +71,7 @@ def recovered_texts(key: bytes, content: bytes) -> list[Text]:
     known = set(np.frombuffer(content, _LABEL, offset=labels).tolist())
     tokens = ContextIndex(content[_INDEX.size : _INDEX.size + n_words * _TOKEN.itemsize]).tokens
     parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR) + 1)
-    return [text for text in (Text.of(part[:-1]) for part in parts) if text.label in known]
+    return [text for text in (StoredText.of(part[:-1]) for part in parts) if text.label in known]
 
 
 def decode_index(key: bytes, content: bytes) -> tuple[ContextIndex, list[int]]:
@@ -96,14 +96,14 @@ def decode_index(key: bytes, content: bytes) -> tuple[ContextIndex, list[int]]:
     return ContextIndex(body[:split], body[split:end]), np.frombuffer(body[end:], _LABEL).tolist()
 
 
-def encode_record(key: bytes, text: Text) -> bytes:
+def encode_record(key: bytes, text: StoredText) -> bytes:
     """The record of a text in a journal. key: as in `encode_index`."""
     body = text.label.to_bytes(_LABEL.itemsize, "little") + text.tokens.astype(_TOKEN).tobytes()
     head = _RECORD.pack(_MARKER, len(text.tokens), zlib.crc32(key + body), text.label)
     return head + body[_LABEL.itemsize :]
 
 
-def decode_journal(key: bytes, content: bytes) -> Iterator[tuple[Text, int]]:
+def decode_journal(key: bytes, content: bytes) -> Iterator[tuple[StoredText, int]]:
     """The texts of a journal, each with the offset of its end; an incomplete record at the end is ignored.
 
     Raises:
@@ -117,7 +117,7 @@ def decode_journal(key: bytes, content: bytes) -> Iterator[tuple[Text, int]]:
             start = at + _RECORD.size
             end = start + n_tokens * _TOKEN.itemsize
             if end <= len(content) and zlib.crc32(key + content[start - _LABEL.itemsize : end]) == checksum:
-                yield Text(label, np.frombuffer(content, _TOKEN, n_tokens, start)), end
+                yield StoredText(label, np.frombuffer(content, _TOKEN, n_tokens, start)), end
                 at, n_found = end, n_found + 1
                 continue
         following = content.find(_MARKER, at + 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spec_local.datastore.file_format import Text
+from spec_local.datastore.file_format import StoredText
 from spec_local.errors import InvalidRequest
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.system.files import NotRegular, read_bytes
@@ -21,7 +21,7 @@ _IGNORED_FOLDERS = {"node_modules", "__pycache__", "site-packages"}
 class TextFiles:
     """Tokenized files, and the skipped files by reason."""
 
-    texts: list[Text] = field(default_factory=list)
+    texts: list[StoredText] = field(default_factory=list)
     skipped: dict[str, list[Path]] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ def tokenize_files(
                 raise Skipped(f"beyond the limit of {max_tokens:,} tokens")
             if len(tokens) < _MIN_TOKENS:
                 raise Skipped("almost empty")
-            found.texts.append(Text.of(tokens, str(path.resolve())))
+            found.texts.append(StoredText.of(tokens, str(path.resolve())))
             room -= len(tokens) + 1
         except Skipped as reason:
             found.skipped.setdefault(str(reason), []).append(path)

@@ -28,7 +28,7 @@ _FORCED, _LAYOUT, _LAST = 0.99, 0.94, 0.9
 what follows. Each is in a bin of its own of the acceptance model, which learns the actual rates."""
 
 
-class Vocabulary(Protocol):
+class TextVocabulary(Protocol):
     """The part of a model's vocabulary that predicted text uses."""
 
     eos: int
@@ -57,7 +57,7 @@ class ForcedText:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: TextVocabulary,
         byte_tokens: Mapping[int, int],
         ends: Sequence[int],
         usual: UsualLayout,

@@ -37,7 +37,7 @@ _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 
-class Vocabulary(forced_text.Vocabulary, Protocol):
+class GrammarVocabulary(forced_text.TextVocabulary, Protocol):
     """The part of a model's vocabulary that a grammar uses."""
 
     n_tokens: int
@@ -55,7 +55,7 @@ class Grammar:
     them (``<...>``). End tokens are allowed where the text is complete.
     """
 
-    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, text: str) -> None:
         self._tables = _tables_of(vocabulary)
         self._forced = ForcedText(
             vocabulary, self._tables.byte_tokens, self._tables.ends, self._tables.usual_layout
@@ -79,7 +79,7 @@ class Grammar:
             raise gbnf.refusal(_reason(self._matcher.get_error()))
 
     @classmethod
-    def from_gbnf(cls, vocabulary: Vocabulary, text: str) -> "Grammar":
+    def from_gbnf(cls, vocabulary: GrammarVocabulary, text: str) -> "Grammar":
         """Create a grammar from GBNF with a rule ``root``, at most 1 MiB.
 
         Raises:
@@ -88,7 +88,7 @@ class Grammar:
         return cls(vocabulary, gbnf.to_lark(text, functools.partial(_token_id, vocabulary)))
 
     @classmethod
-    def from_json_schema(cls, vocabulary: Vocabulary, schema: str) -> "Grammar":
+    def from_json_schema(cls, vocabulary: GrammarVocabulary, schema: str) -> "Grammar":
         """Create a grammar for the JSON that is valid under a schema (see `spec_local.grammar.json_schema`).
 
         Raises:
@@ -101,7 +101,7 @@ class Grammar:
         return grammar
 
     @classmethod
-    def from_rules(cls, vocabulary: Vocabulary, rules: RuleSet) -> "Grammar":
+    def from_rules(cls, vocabulary: GrammarVocabulary, rules: RuleSet) -> "Grammar":
         """Create a grammar from rules for texts with control tokens and JSON.
 
         Raises:
@@ -131,7 +131,7 @@ class Grammar:
         return JsonState(state, self._json_start, pieces, limited_names=limited_names)
 
 
-def _token_id(vocabulary: Vocabulary, name: str) -> int | None:
+def _token_id(vocabulary: GrammarVocabulary, name: str) -> int | None:
     tokens = vocabulary.tokenize(name, parse_special=True)
     return tokens[0] if len(tokens) == 1 else None
 
@@ -237,7 +237,7 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         pieces = [vocabulary.piece(token) for token in range(vocabulary.n_tokens)]
         self.ends = [token for token in range(len(pieces)) if vocabulary.is_end(token)]
         if not self.ends:
@@ -260,7 +260,7 @@ class _Tokens:
 class _Tables:
     """The tokenizer data that grammars need; creating it, on first use, takes some tenths of a second."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         tokens = _Tokens(vocabulary)
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends)
         self.pieces, self.ends = tokens.tokens, tokens.ends
@@ -272,10 +272,10 @@ class _Tables:
         return JsonPieces(self.pieces)
 
 
-_tables: "weakref.WeakKeyDictionary[Vocabulary, _Tables]" = weakref.WeakKeyDictionary()
+_tables: "weakref.WeakKeyDictionary[GrammarVocabulary, _Tables]" = weakref.WeakKeyDictionary()
 
 
-def _tables_of(vocabulary: Vocabulary) -> _Tables:
+def _tables_of(vocabulary: GrammarVocabulary) -> _Tables:
     if vocabulary not in _tables:
         _tables[vocabulary] = _Tables(vocabulary)
     return _tables[vocabulary]

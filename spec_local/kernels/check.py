@@ -21,7 +21,7 @@ from spec_local.system.child_process import child_main, run_child
 _PASSED = "passed"
 
 
-class Record(json_file.Record):
+class CheckRecord(json_file.JsonRecord):
     """Results of the self-tests.
 
     instruction_set: the selected one, or None if no self-test passed. machine: see `records.machine_digest`.
@@ -33,13 +33,13 @@ class Record(json_file.Record):
     self_tests: dict[str, str]
 
 
-def verdict(library: Path) -> Record:
+def verdict(library: Path) -> CheckRecord:
     """Return the results of a library's self-tests on this processor.
 
     Tests that have not been run on it yet are run now, which takes about a second each.
     """
     machine = records.machine_digest()
-    for known in records.read(library, Record):
+    for known in records.read(library, CheckRecord):
         if known.machine == machine:
             return known
     tests: dict[str, str] = {}
@@ -48,7 +48,7 @@ def verdict(library: Path) -> Record:
         if tests[name] == _PASSED:
             break
     chosen = next((name for name, outcome in tests.items() if outcome == _PASSED), None)
-    record = Record(instruction_set=chosen, machine=machine, self_tests=tests)
+    record = CheckRecord(instruction_set=chosen, machine=machine, self_tests=tests)
     with contextlib.suppress(OSError):  # no folder is writable: the next process tests again
         records.write(library, record)
     return record

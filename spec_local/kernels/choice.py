@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from spec_local.system.json_file import Record
+from spec_local.system.json_file import JsonRecord
 
 PACKED = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
@@ -49,7 +49,7 @@ _SLOWER = 0.95  # speed at a size alone, beside llama.cpp's
 _Seconds = Annotated[float, Field(gt=1e-9, lt=86_400)]  # of one product: others are no measurements
 
 
-class Times(Record):
+class Times(JsonRecord):
     """Median seconds of products with one type of weights.
 
     sizes: tokens per call, ascending, at least `SIZES` or `FLOAT_SIZES`. kernels, llama_cpp: for each of

@@ -44,7 +44,7 @@ Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
 """(type, sizes, rounds) -> seconds (rounds, sizes, 2): with the kernels, and with llama.cpp's own."""
 
 
-class Record(json_file.Record):
+class MeasuredTimes(json_file.JsonRecord):
     """What was measured on one machine.
 
     times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. doubts: types
@@ -56,9 +56,9 @@ class Record(json_file.Record):
     doubts: tuple[str, ...] = ()
 
 
-def recorded(library: Path, instruction_set: str) -> Record | None:
+def recorded(library: Path, instruction_set: str) -> MeasuredTimes | None:
     """Return what was measured on this machine, or None if nothing was."""
-    found = records.read(library, Record, _name(instruction_set))
+    found = records.read(library, MeasuredTimes, _name(instruction_set))
     return next((record for record in found if record.times.keys() <= set(TYPES)), None)
 
 
@@ -75,7 +75,7 @@ def measure(library: Path, instruction_set: str, types: Collection[str] = TYPES)
     known = recorded(library, instruction_set)
     if times or known:  # without its doubts: sessions on a busy machine do not try again and again
         all_times = {**(known.times if known else {}), **times}
-        if reason := _write(library, instruction_set, Record(times=all_times, when=time.time())):
+        if reason := _write(library, instruction_set, MeasuredTimes(times=all_times, when=time.time())):
             return reason
     if disturbed := [name for name in types if name not in times]:
         return f"other programs used the cores: try again when they are idle ({', '.join(disturbed)})"
@@ -90,7 +90,7 @@ def doubt(library: Path, instruction_set: str, types: Collection[str]) -> None:
         _write(library, instruction_set, known.model_copy(update={"doubts": doubts}))
 
 
-def _write(library: Path, instruction_set: str, record: Record) -> str | None:
+def _write(library: Path, instruction_set: str, record: MeasuredTimes) -> str | None:
     try:
         records.write(library, record, _name(instruction_set))
     except OSError as error:

@@ -12,9 +12,9 @@ from typing import TypeVar
 from spec_local.system import machine
 from spec_local.system.files import write_atomically
 from spec_local.system.folders import user_folder
-from spec_local.system.json_file import Record, read_record
+from spec_local.system.json_file import JsonRecord, read_record
 
-Kind = TypeVar("Kind", bound=Record)
+Kind = TypeVar("Kind", bound=JsonRecord)
 _MAX_BYTES = 1 << 20  # of a record; one has some thousand
 
 
@@ -44,7 +44,7 @@ def forget(library: Path) -> None:
             record.unlink(missing_ok=True)
 
 
-def write(library: Path, record: Record, name: str = "") -> None:
+def write(library: Path, record: JsonRecord, name: str = "") -> None:
     """Write a record.
 
     Raises:

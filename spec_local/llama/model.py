@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.text import printable
 from spec_local.errors import ModelError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
@@ -20,6 +19,7 @@ from spec_local.llama.model_file import check_header, failure
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.llama.workers import devices as devices_of
+from spec_local.text import printable
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures

@@ -9,12 +9,12 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spec_local.core.text import bytes_of
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.runtime import suppressed_tokens
 from spec_local.system.cancellation import check_wanted
 from spec_local.system.deep_stack import call_with_stack
+from spec_local.text import bytes_of
 
 # llama.cpp counts bytes in int32, and its tokenizer needs many times the size of the text.
 _MAX_TEXT_BYTES = 1 << 24

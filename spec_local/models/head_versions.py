@@ -16,12 +16,12 @@ from typing import Annotated, Literal
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field
 
-from spec_local.core.text import printable
 from spec_local.errors import ModelFileError, SpecLocalError
 from spec_local.llama.identity import content_key
 from spec_local.system.files import replacing, sha256, write_atomically
 from spec_local.system.folders import user_folder
-from spec_local.system.json_file import Record, read_record
+from spec_local.system.json_file import JsonRecord, read_record
+from spec_local.text import printable
 
 Data = Literal["user", "built_in"]
 """Held-out answers of the user, and answers to built-in prompts."""
@@ -35,7 +35,7 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 63)]  # as in the answer store
 _Time = Annotated[float, Field(ge=0, lt=1e11)]  # before the year 5000
 
 
-class HeadVersion(Record):
+class HeadVersion(JsonRecord):
     """A head that was trained on the user's answers.
 
     Attributes:
@@ -66,7 +66,7 @@ class HeadVersion(Record):
     is_rolled_back: bool = False
 
 
-class _List(Record):
+class _List(JsonRecord):
     """last_round: number of the last kept answer that a round of training has seen, whatever came of it."""
 
     model_config = ConfigDict(extra="ignore")

@@ -49,7 +49,7 @@ class VocabularyMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryNeed:
     """Bytes that a session needs for weights, KV caches and the rest, of both models, and free memory."""
 
     weights: int
@@ -116,7 +116,7 @@ class Report:
     main: ModelSummary
     draft: ModelSummary
     vocabulary_match: VocabularyMatch
-    memory: Memory
+    memory: MemoryNeed
     expectation: Expectation | None
     others: float
     """Cores that other programs used while costs were measured; those of a busy machine are not used."""
@@ -146,7 +146,7 @@ def check(
     models = [open_header(path) for path in (main, draft)]
     lengths = [model.n_ctx(n_ctx) for model in models]
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
-    memory = Memory(sum(model.size for model in models), sum(caches), OVERHEAD, free_memory())
+    memory = MemoryNeed(sum(model.size for model in models), sum(caches), OVERHEAD, free_memory())
     head = choose_head(*models)
     if head:
         match = VocabularyMatch("same", None, [], 1.0)

@@ -14,7 +14,7 @@ from spec_local.prompt_cache import folder as files
 from spec_local.prompt_cache.entry import identity_key
 from spec_local.prompt_cache.index import Index
 from spec_local.prompt_cache.listing import Listing
-from spec_local.prompt_cache.memory import Memory
+from spec_local.prompt_cache.memory import RecentItems
 from spec_local.prompt_cache.prompts import Prompts
 from spec_local.prompt_cache.writer import Writer
 
@@ -40,7 +40,7 @@ class PromptCache:
         log: Callable[[str], None] = _warn,
     ) -> None:
         self._lock = threading.RLock()
-        self._memory = Memory(memory)
+        self._memory = RecentItems(memory)
         self._folder = folder if folder and limit > 0 else None
         self._writer = Writer(self._folder, limit, self._memory, self._lock, log) if self._folder else None
         self._log, self._logged = log, set[str]()

@@ -21,7 +21,7 @@ KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """The address of stored bytes.
 
     parent: the key of the full blocks before the entry. start: how many tokens these blocks have. tokens:
@@ -37,7 +37,7 @@ class Entry:
     key: bytes
 
     @classmethod
-    def of(cls, kind: Kind, parent: bytes, start: int, tokens: bytes, size: int) -> "Entry":
+    def of(cls, kind: Kind, parent: bytes, start: int, tokens: bytes, size: int) -> "CacheEntry":
         return cls(kind, parent, start, tokens, size, key_of(kind, parent, tokens))
 
     @property
@@ -52,7 +52,7 @@ class Entry:
 class FoundCells(NamedTuple):
     """n: how many of the entry's tokens, from `start`, agree with the history."""
 
-    entry: Entry
+    entry: CacheEntry
     start: int
     n: int
 
@@ -60,7 +60,7 @@ class FoundCells(NamedTuple):
 class FoundState(NamedTuple):
     """length: the state is that after so many tokens of the history."""
 
-    entry: Entry
+    entry: CacheEntry
     length: int
 
 
@@ -79,7 +79,7 @@ class Match:
         """Number of tokens whose cells are stored."""
         return sum(found.n for found in self.cells)
 
-    def whole(self) -> list[Entry]:
+    def whole(self) -> list[CacheEntry]:
         """The entries of which all tokens agree with the history, by their ends, descending."""
         entries = [found.entry for found in self.cells if found.n == found.entry.n]
         entries += [found.entry for found in self.states]

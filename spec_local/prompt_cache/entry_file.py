@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-from spec_local.prompt_cache.entry import TOKEN_BYTES, Entry
+from spec_local.prompt_cache.entry import TOKEN_BYTES, CacheEntry
 from spec_local.prompt_cache.folder import private
 from spec_local.system.files import opened
 from spec_local.system.hashed import CHUNK, HASH_BYTES, digest_of, hash_of, read_hashed
@@ -47,14 +47,14 @@ class _Header(BaseModel):
     size: NonNegativeInt
 
 
-def file_size(entry: Entry, identity: bytes, block: int) -> int:
+def file_size(entry: CacheEntry, identity: bytes, block: int) -> int:
     """The bytes of the file of an entry."""
     return len(_frame(entry, identity, block)) + entry.size + HASH_BYTES
 
 
 def write(
     path: Path,
-    entry: Entry,
+    entry: CacheEntry,
     identity: bytes,
     block: int,
     data: NDArray[np.uint8],
@@ -85,7 +85,7 @@ def _write_all(file: FileIO, content: memoryview) -> None:
         content = content[file.write(content) :]  # a disk that becomes full takes a part
 
 
-def read_entry(path: Path, identity: bytes, block: int) -> Entry:
+def read_entry(path: Path, identity: bytes, block: int) -> CacheEntry:
     """The entry of a file, without reading its data.
 
     Raises:
@@ -97,7 +97,7 @@ def read_entry(path: Path, identity: bytes, block: int) -> Entry:
         return _read_frame(file, path, identity, block)[0]
 
 
-def read_data(path: Path, entry: Entry, identity: bytes, block: int) -> NDArray[np.uint8]:
+def read_data(path: Path, entry: CacheEntry, identity: bytes, block: int) -> NDArray[np.uint8]:
     """The data of an entry, verified.
 
     Raises: as `read_entry`, and Damaged also if the data is, or is that of another entry.
@@ -113,7 +113,7 @@ def read_data(path: Path, entry: Entry, identity: bytes, block: int) -> NDArray[
     return data
 
 
-def _frame(entry: Entry, identity: bytes, block: int) -> bytes:
+def _frame(entry: CacheEntry, identity: bytes, block: int) -> bytes:
     """All that is before the data."""
     header = _Header(
         kind=entry.kind,
@@ -128,7 +128,7 @@ def _frame(entry: Entry, identity: bytes, block: int) -> bytes:
     return _MAGIC + len(text).to_bytes(4, "little") + text + hash_of(text) + entry.tokens
 
 
-def _read_frame(file: BufferedReader, path: Path, identity: bytes, block: int) -> tuple[Entry, bytes]:
+def _read_frame(file: BufferedReader, path: Path, identity: bytes, block: int) -> tuple[CacheEntry, bytes]:
     """The entry, and all bytes before the data."""
     content = file.read(_FIRST_READ)
     if not content.startswith(_MAGIC):
@@ -152,7 +152,7 @@ def _read_frame(file: BufferedReader, path: Path, identity: bytes, block: int) -
     if size != last + header.size + HASH_BYTES or (header.identity, header.block) != (identity.hex(), block):
         raise Damaged(path)
     content += file.read(max(0, last - len(content)))
-    entry = Entry.of(header.kind, parent, header.start, content[first:last], header.size)
+    entry = CacheEntry.of(header.kind, parent, header.start, content[first:last], header.size)
     # The name is a hash of the tokens.
     if entry.key.hex() != path.stem or header.n > block or header.start % block:
         raise Damaged(path)

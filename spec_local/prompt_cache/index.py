@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.prompt_cache.entry import TOKEN_BYTES, Entry, FoundCells, FoundState, History, Match, n_common
+from spec_local.prompt_cache.entry import (
+    TOKEN_BYTES,
+    CacheEntry,
+    FoundCells,
+    FoundState,
+    History,
+    Match,
+    n_common,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +24,7 @@ class Item:
     waits: it is still to be written to disk. is_written_now: the writer thread is about it.
     """
 
-    entry: Entry
+    entry: CacheEntry
     index: "Index"
     data: NDArray[np.uint8] | None = None
     on_disk: bool = False
@@ -40,7 +48,7 @@ class Index:
     def get(self, key: bytes) -> Item | None:
         return self._items.get(key)
 
-    def add(self, entry: Entry) -> Item:
+    def add(self, entry: CacheEntry) -> Item:
         """The item of an entry, which is new or already here."""
         if item := self._items.get(entry.key):
             return item
@@ -80,7 +88,7 @@ class Index:
         ]
         return Match(cells, sorted(states, key=lambda found: found.length))
 
-    def _longest_common(self, parent: bytes, tokens: bytes) -> tuple[Entry, int] | None:
+    def _longest_common(self, parent: bytes, tokens: bytes) -> tuple[CacheEntry, int] | None:
         best, longest = None, 0
         for item in self._cells.get(parent, {}).values():
             theirs, n_bytes = item.entry.tokens, (longest + 1) * TOKEN_BYTES
@@ -107,7 +115,7 @@ class Index:
         siblings = self._cells.get(parent, {}).values()
         return any(item.entry.tokens.startswith(tokens) for item in siblings)
 
-    def covered(self, entry: Entry) -> list[Item]:
+    def covered(self, entry: CacheEntry) -> list[Item]:
         """Cells that a longer entry makes superfluous, as its tokens begin with theirs."""
         if entry.kind == "state":
             return []
@@ -117,11 +125,11 @@ class Index:
             if item.entry.n < entry.n and entry.tokens.startswith(item.entry.tokens)
         ]
 
-    def before(self, entry: Entry) -> Iterator[Item]:
+    def before(self, entry: CacheEntry) -> Iterator[Item]:
         """The full blocks before an entry, the last one first, as far as they are stored without a gap."""
         while item := self._items.get(entry.parent):
             yield item
             entry = item.entry
 
-    def _siblings(self, entry: Entry) -> dict[bytes, dict[bytes, Item]]:
+    def _siblings(self, entry: CacheEntry) -> dict[bytes, dict[bytes, Item]]:
         return self._cells if entry.kind == "cells" else self._states

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from spec_local.prompt_cache.entry import Entry
+from spec_local.prompt_cache.entry import CacheEntry
 from spec_local.prompt_cache.entry_file import Damaged, OtherVersion, read_entry
 from spec_local.prompt_cache.folder import file_name, is_entry
 
@@ -25,7 +25,7 @@ class Listing:
         self._listed: int | None = None  # the folder's time of change when it was listed last
         self._ignored: dict[str, tuple[int, ...]] = {}
 
-    def changes(self, on_disk: Callable[[], Set[bytes]]) -> tuple[list[Entry], Set[bytes]]:
+    def changes(self, on_disk: Callable[[], Set[bytes]]) -> tuple[list[CacheEntry], Set[bytes]]:
         """Entries that appeared, and keys of those that vanished, compared with those that are on disk."""
         self.is_read = True
         try:
@@ -44,14 +44,14 @@ class Listing:
         read = [self._read(name) for name in sorted(names - known.keys()) if is_entry(name)]
         if n_damaged := sum(isinstance(each, Damaged) for each in read):
             self._on_damage(n_damaged, self._path)
-        appeared = [each for each in read if isinstance(each, Entry)]
+        appeared = [each for each in read if isinstance(each, CacheEntry)]
         return appeared, {known[name] for name in known.keys() - names}
 
     def ignore(self, name: str) -> None:
         """Leave a file out from now on, until it is another one."""
         self._ignored[name] = self._facts(name)
 
-    def _read(self, name: str) -> Entry | Damaged | None:
+    def _read(self, name: str) -> CacheEntry | Damaged | None:
         if self._ignored.get(name) == (facts := self._facts(name)):
             return None
         try:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from spec_local.prompt_cache.index import Item
 
 
-class Memory:
+class RecentItems:
     """Items with data, the least recently used first.
 
     The blocks of a history are used from its end to its beginning, so that its end is dropped first: a

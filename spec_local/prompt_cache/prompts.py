@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.prompt_cache import entry_file
-from spec_local.prompt_cache.entry import Entry, History, Kind, Match, key_of
+from spec_local.prompt_cache.entry import CacheEntry, History, Kind, Match, key_of
 from spec_local.prompt_cache.index import Index, Item
 from spec_local.prompt_cache.listing import Listing
-from spec_local.prompt_cache.memory import Memory
+from spec_local.prompt_cache.memory import RecentItems
 from spec_local.prompt_cache.writer import Writer
 
 _MIN_TOKENS = 64
@@ -28,7 +28,7 @@ class Prompts:
     def __init__(
         self,
         index: Index,
-        memory: Memory,
+        memory: RecentItems,
         lock: threading.RLock,
         *,
         name: str = "",
@@ -87,7 +87,7 @@ class Prompts:
         """Store the recurrent state after exactly these tokens. data, result: as for `add_cells`."""
         return self._add("state", self._history(tokens), len(tokens) // self.block, data)
 
-    def read(self, entry: Entry) -> NDArray[np.uint8] | None:
+    def read(self, entry: CacheEntry) -> NDArray[np.uint8] | None:
         """The bytes of an entry, read-only; None if it is gone, or damaged, and then it is forgotten."""
         with self._lock:
             item = self._index.get(entry.key)
@@ -111,7 +111,7 @@ class Prompts:
         data.flags.writeable = False
         return data
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: CacheEntry) -> None:
         """Forget an entry, in memory and on disk."""
         with self._lock:
             if not (item := self._index.get(entry.key)):
@@ -130,7 +130,7 @@ class Prompts:
         parent, tokens = history.keys[i], history.part(i)
         data = np.ascontiguousarray(data, np.uint8).reshape(-1).view()
         data.flags.writeable = False
-        entry = Entry.of(kind, parent, i * self.block, tokens, data.nbytes)
+        entry = CacheEntry.of(kind, parent, i * self.block, tokens, data.nbytes)
         with self._lock:
             if self._listing and not self._listing.is_read:
                 self._refresh()
@@ -160,10 +160,10 @@ class Prompts:
             self._writer.discard(item)
         item.forget_if_gone()
 
-    def _items(self, entries: Sequence[Entry]) -> list[Item]:
+    def _items(self, entries: Sequence[CacheEntry]) -> list[Item]:
         return [item for entry in entries if (item := self._index.get(entry.key))]
 
-    def _use(self, entries: Sequence[Entry]) -> None:
+    def _use(self, entries: Sequence[CacheEntry]) -> None:
         """entries: of one history, its end first."""
         items = self._items(entries)
         self._memory.use(items)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_local.prompt_cache import entry_file, folder
-from spec_local.prompt_cache.entry import Entry
+from spec_local.prompt_cache.entry import CacheEntry
 from spec_local.prompt_cache.index import Index, Item
-from spec_local.prompt_cache.memory import Memory
+from spec_local.prompt_cache.memory import RecentItems
 from spec_local.system.files import is_full
 
 _TOUCH_EVERY = 60.0  # seconds between two marks of use of the same file
@@ -24,7 +24,7 @@ class _Job:
 
     item: Item
     name: str
-    history: Collection[Entry]
+    history: Collection[CacheEntry]
 
 
 class _Superseded(Exception):
@@ -45,7 +45,7 @@ class Writer:
         self,
         path: Path,
         limit: int,
-        memory: Memory,
+        memory: RecentItems,
         lock: threading.RLock,
         log: Callable[[str], None],
     ) -> None:
@@ -61,10 +61,10 @@ class Writer:
         self._deadline: float | None = None
         self.n_bytes = 0  # still to be written
 
-    def path(self, index: Index, entry: Entry) -> Path:
+    def path(self, index: Index, entry: CacheEntry) -> Path:
         return self._folder / index.identity.hex() / folder.file_name(entry.key)
 
-    def add(self, item: Item, name: str, history: Collection[Entry]) -> None:
+    def add(self, item: Item, name: str, history: Collection[CacheEntry]) -> None:
         """Write an entry later. name: of the model. history: entries of the same history that are stored."""
         size = entry_file.file_size(item.entry, item.index.identity, item.index.block)
         if self._stopped or self._closing or size > self._limit:
@@ -82,7 +82,7 @@ class Writer:
             self.n_bytes -= item.entry.size
         item.waits = False
 
-    def use(self, index: Index, entries: Sequence[Entry]) -> None:
+    def use(self, index: Index, entries: Sequence[CacheEntry]) -> None:
         """Mark the files of a history as used; all of them, so that its beginning stays the newest."""
         last, now = entries[0].key, time.monotonic()
         if self._stopped or self._closing or now - self._touched.get(last, -_TOUCH_EVERY) < _TOUCH_EVERY:

@@ -20,7 +20,7 @@ from spec_local.errors import InvalidRequest, VocabularyMismatch
 _TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
 
 
-class Vocabulary(Protocol):
+class MappedVocabulary(Protocol):
     """The part of `spec_local.llama.vocabulary.Vocabulary` that is needed here."""
 
     n_tokens: int
@@ -35,7 +35,7 @@ class Vocabulary(Protocol):
         """The name of a token."""
 
 
-class DraftVocabulary(Vocabulary, Protocol):
+class MappedDraftVocabulary(MappedVocabulary, Protocol):
     """The part of a draft model's vocabulary that conversion needs."""
 
     add_bos: bool
@@ -60,7 +60,7 @@ class VocabularyMap:
     """
 
     def __init__(
-        self, main: Vocabulary, draft: DraftVocabulary, shared: NDArray[np.integer] | None = None
+        self, main: MappedVocabulary, draft: MappedDraftVocabulary, shared: NDArray[np.integer] | None = None
     ) -> None:
         self._main, self._draft = main, draft
         self.is_new = shared is None
@@ -111,7 +111,7 @@ class VocabularyMap:
         return {piece[0]: token for piece, token in by_bytes.items() if len(piece) == 1}
 
 
-def _shared(main: Vocabulary, draft: Vocabulary) -> NDArray[np.intp]:
+def _shared(main: MappedVocabulary, draft: MappedVocabulary) -> NDArray[np.intp]:
     """Ids of the shared tokens in both vocabularies: (2, n), those of the main model ascending."""
     ours, theirs = _TokenIndex(main), _TokenIndex(draft)
     shared = dict(_same_role(ours, theirs))
@@ -136,7 +136,7 @@ class _TokenIndex:
         controls: tokens without bytes, by name.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: MappedVocabulary) -> None:
         self.vocabulary = vocabulary
         self.by_bytes = {vocabulary.piece(token): token for token in range(vocabulary.n_tokens)}
         self.by_bytes.pop(b"", None)

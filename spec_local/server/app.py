@@ -20,31 +20,31 @@ from starlette.routing import Route
 from spec_local.core.lazy_table import LazyTable
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
-from spec_local.server import errors, llama_paths, ollama_paths, openapi, responding
-from spec_local.server.engine import Engine, NotReady
 from spec_local.server.guard import Access, Guard
-from spec_local.server.learning import IdleTraining
+from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
-from spec_local.server.prompts import PROMPTS
-from spec_local.server.protocol import Exchange
-from spec_local.server.request_body import completed, read_json
-from spec_local.server.served_models import ServedModel, ServedModels
-from spec_local.server.work import in_thread, until_gone
+from spec_local.server.protocols import errors, llama_paths, ollama_paths, openapi, responding
+from spec_local.server.protocols.prompts import PROMPTS
+from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.protocols.request_body import completed, read_json
+from spec_local.server.protocols.work import in_thread, until_gone
+from spec_local.server.supervision.served_models import ServedModel, ServedModels
+from spec_local.server.supervision.supervisor import NotReady, Supervisor
 
 PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
     {
-        "/v1/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
-        "/v1/completions": "spec_local.server.completions:Completions",
-        "/v1/messages": "spec_local.server.messages:Messages",
-        "/v1/responses": "spec_local.server.responses:Responses",
-        "/completion": "spec_local.server.llama_completion:LlamaCompletion",
-        "/completions": "spec_local.server.llama_completion:LlamaCompletion",
-        "/infill": "spec_local.server.llama_completion:LlamaInfill",
+        "/v1/chat/completions": "spec_local.server.protocols.chat_completions:ChatCompletions",
+        "/v1/completions": "spec_local.server.protocols.completions:Completions",
+        "/v1/messages": "spec_local.server.protocols.messages:Messages",
+        "/v1/responses": "spec_local.server.protocols.responses:Responses",
+        "/completion": "spec_local.server.protocols.llama_completion:LlamaCompletion",
+        "/completions": "spec_local.server.protocols.llama_completion:LlamaCompletion",
+        "/infill": "spec_local.server.protocols.llama_completion:LlamaInfill",
         # llama.cpp's server has these paths without a version, too
-        "/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
-        "/responses": "spec_local.server.responses:Responses",
-        "/api/chat": "spec_local.server.ollama:OllamaChat",
-        "/api/generate": "spec_local.server.ollama:OllamaGenerate",
+        "/chat/completions": "spec_local.server.protocols.chat_completions:ChatCompletions",
+        "/responses": "spec_local.server.protocols.responses:Responses",
+        "/api/chat": "spec_local.server.protocols.ollama:OllamaChat",
+        "/api/generate": "spec_local.server.protocols.ollama:OllamaGenerate",
     }
 )
 """The kind of `Exchange` for each path."""
@@ -84,7 +84,7 @@ def create(
 
     async def use(
         request: Request, body: Mapping[str, Any] | None = None
-    ) -> contextlib.AbstractContextManager[Engine]:
+    ) -> contextlib.AbstractContextManager[Supervisor]:
         return await served.use(name_in(request, body))
 
     async def health(request: Request) -> Response:
@@ -152,7 +152,7 @@ def create(
         return errors.response(request.url.path, HTTPStatus.NOT_FOUND, message)
 
     async def checked(
-        kind: type[Exchange], request: Request, body: Mapping[str, Any], engine: Engine
+        kind: type[Exchange], request: Request, body: Mapping[str, Any], engine: Supervisor
     ) -> Exchange:
         loaded = engine.check_ready()
 

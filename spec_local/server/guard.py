@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spec_local.errors import InvalidRequest
-from spec_local.server import errors
-from spec_local.server.request_body import TooLarge
+from spec_local.server.protocols import errors
+from spec_local.server.protocols.request_body import TooLarge
 from spec_local.system.machine import is_loopback, own_names
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s

@@ -15,8 +15,8 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from spec_local.models.head_versions import Data, HeadVersion
-from spec_local.server.events import Ended, Event
-from spec_local.server.learning import Learner
+from spec_local.server.learning.idle_training import Learner
+from spec_local.server.supervision.events import Ended, Event
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when each counter was created, which doubles the text

@@ -14,10 +14,10 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import app
-from spec_local.server.events import Loaded
 from spec_local.server.guard import Access
-from spec_local.server.learning import IdleTraining
-from spec_local.server.served_models import ServedModels
+from spec_local.server.learning.idle_training import IdleTraining
+from spec_local.server.supervision.events import Loaded
+from spec_local.server.supervision.served_models import ServedModels
 from spec_local.system.machine import is_loopback
 
 GRACE_S = 5

@@ -14,7 +14,7 @@ _Kind = TypeVar("_Kind")
 _PLACE = re.compile(r"(.*) at line (\d+) column \d+", re.DOTALL)
 
 
-class Record(BaseModel):
+class JsonRecord(BaseModel):
     """The content of a file that specdec writes and reads again."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -23,7 +23,7 @@ class Record(BaseModel):
 def read_record(path: Path, kind: type[_Kind], max_bytes: int) -> _Kind:
     """The content of a file that specdec has written, validated.
 
-    kind: a `Record`, or another type that pydantic can validate.
+    kind: a `JsonRecord`, or another type that pydantic can validate.
 
     Raises:
         OSError: it is not a regular file, cannot be read, or is larger than `max_bytes`.

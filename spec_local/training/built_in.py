@@ -8,7 +8,7 @@ from spec_local.bench import prompts
 from spec_local.llama.model import Model
 from spec_local.training import shards
 from spec_local.training.generation import DataGenerator
-from spec_local.training.prompts import Prompt
+from spec_local.training.prompts import TrainingPrompt
 from spec_local.training.shards import Document
 
 _MAX_TOKENS = 64  # of an answer
@@ -36,11 +36,11 @@ def answers_to_built_in(
         SpecLocalError: the model cannot answer.
         OSError: a shard cannot be written.
     """
-    questions = [Prompt(prompt.category, prompt.text, True) for prompt in prompts.load()]
+    questions = [TrainingPrompt(prompt.category, prompt.text, True) for prompt in prompts.load()]
     if not (folder / _DONE).exists():
         shutil.rmtree(folder, ignore_errors=True)
 
-        def prompt(i: int, answers: Sequence[str]) -> Prompt | None:
+        def prompt(i: int, answers: Sequence[str]) -> TrainingPrompt | None:
             return questions[i] if i < len(questions) else None
 
         generator = DataGenerator(

@@ -27,7 +27,7 @@ _PARTS = 12  # of the other documents, at most: each epoch that repeats the user
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class TrainingBatch:
     """Documents, padded with zeros on the right, and the predictions to learn.
 
     Position i of a document predicts the token after token i, from the tokens up to it and the main model's
@@ -122,7 +122,7 @@ class Dataset:
         order = np.random.default_rng([seed, reading]).permutation(len(self.train))
         return [*self.own, *(self.train[i] for i in order[part::n_parts].tolist())]
 
-    def batch(self, documents: Sequence[Document]) -> Batch:
+    def batch(self, documents: Sequence[Document]) -> TrainingBatch:
         """Combine documents."""
         length = max(len(document.tokens) for document in documents)
         width = documents[0].states.shape[1]
@@ -138,7 +138,7 @@ class Dataset:
             positions.append(i * n_columns + np.arange(document.n_prompt - 1, n - 1) - starts[i])
         top_ids = self._drafted_ids[np.concatenate([document.top_ids for document in documents])]
         probs = np.exp(np.concatenate([document.top_logprobs for document in documents]), dtype=np.float32)
-        return Batch(
+        return TrainingBatch(
             tokens,
             states,
             np.minimum(starts[:, None] + np.arange(n_columns), length - 1),

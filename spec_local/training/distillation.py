@@ -24,7 +24,7 @@ import torch
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import replacing
 from spec_local.training import network
-from spec_local.training.dataset import OWN, Batch, Dataset, batches
+from spec_local.training.dataset import OWN, Dataset, TrainingBatch, batches
 from spec_local.training.evaluation import Evaluation, evaluate, predictions
 from spec_local.training.head_shape import HeadShape, Weights
 from spec_local.training.loss import cross_entropy
@@ -125,7 +125,7 @@ class _State:
 
 
 def train(
-    run: "Run",
+    run: "TrainingRun",
     *,
     checkpoint: Path | None = None,
     on_progress: Callable[[TrainingProgress], None] = lambda progress: None,
@@ -167,7 +167,7 @@ def train(
     return Result(weights, state.best_step, best, state.step, state.n_tokens)
 
 
-def steps_per_second(run: "Run", seconds: float = 10.0) -> float:
+def steps_per_second(run: "TrainingRun", seconds: float = 10.0) -> float:
     """Measure the training speed, without evaluations, in a run that is then discarded.
 
     It is that of the faster steps, of five at least: the process may be suspended for a while.
@@ -180,7 +180,7 @@ def steps_per_second(run: "Run", seconds: float = 10.0) -> float:
     return 1 / float(np.quantile(np.diff(times), _USUAL_STEP))
 
 
-class Run:
+class TrainingRun:
     """Weights, optimizer and data order of a training run.
 
     Args:
@@ -336,7 +336,7 @@ class Run:
             yield from islice(batches(documents, n_tokens, rng), state.batch, None)
             state.epoch, state.batch = state.epoch + 1, 0
 
-    def _losses(self, batch: Batch) -> list[torch.Tensor]:
+    def _losses(self, batch: TrainingBatch) -> list[torch.Tensor]:
         """The mean loss of each successive draft token."""
         ids, weights = (each.to(self._device) for each in _targets(batch))
         states = predictions(self.parameters, self.shape, self._embeddings, batch, self._dtype)
@@ -346,7 +346,7 @@ class Run:
         return {name: value.detach().clone() for name, value in self.parameters.items()}
 
 
-def _targets(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _targets(batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the targets at the positions of a batch.
 
     The main model's candidates are renormalized over the tokens that the head can draft, because verification

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spec_local.training.dataset import DEPTH, Batch, Dataset, batches
+from spec_local.training.dataset import DEPTH, Dataset, TrainingBatch, batches
 from spec_local.training.head_shape import HeadShape
 from spec_local.training.network import Parameters, draft_states
 from spec_local.training.shards import Document
@@ -82,7 +82,11 @@ def evaluate(
 
 
 def predictions(
-    parameters: Parameters, shape: HeadShape, embeddings: torch.Tensor, batch: Batch, dtype: torch.dtype
+    parameters: Parameters,
+    shape: HeadShape,
+    embeddings: torch.Tensor,
+    batch: TrainingBatch,
+    dtype: torch.dtype,
 ) -> Iterator[torch.Tensor]:
     """Compute the states of successive draft tokens at the positions to predict at: see `draft_states`.
 
@@ -107,7 +111,7 @@ def _most_probable(
     shape: HeadShape,
     output: torch.Tensor,
     embeddings: torch.Tensor,
-    batch: Batch,
+    batch: TrainingBatch,
     overlaps: list[NDArray[np.float32]],
 ) -> list[NDArray[np.int64]]:
     """Return the most probable tokens of each depth; add the overlaps of the first one."""

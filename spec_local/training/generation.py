@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from spec_local.chat.messages import Message
 from spec_local.chat.template import ChatTemplate
-from spec_local.core.text import printable
 from spec_local.errors import ModelError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
+from spec_local.text import printable
 from spec_local.training import shards
 from spec_local.training.parallel_rows import next_outputs, open_parallel_rows
-from spec_local.training.prompts import Prompt, is_held_out
+from spec_local.training.prompts import TrainingPrompt, is_held_out
 from spec_local.training.shards import TOP_K, Document, Shard
 
 TEMPERATURES = (0.0, 0.0, 0.5, 0.9)
@@ -62,7 +62,7 @@ class GenerationProgress:
 class _Sequence:
     """An unfinished answer or self-generated prompt; pending: tokens that are not evaluated yet."""
 
-    prompt: Prompt
+    prompt: TrainingPrompt
     prompt_tokens: Sequence[int]
     temperature: float
     pending: Sequence[int]
@@ -120,7 +120,7 @@ class DataGenerator:
         self,
         model: Model,
         folder: Path,
-        next_prompt: Callable[[int, Sequence[str]], Prompt | None],
+        next_prompt: Callable[[int, Sequence[str]], TrainingPrompt | None],
         *,
         layers: tuple[int, ...],
         n_parallel: int = 64,

@@ -24,7 +24,7 @@ _N_CTX, _MAX_LOGITS = 4096, 65  # as by default in sessions, which then start wi
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class HeadGain:
     """The expected cost and speed-up of a head.
 
     cost: time of a call of the head, as a share of one of the main model. n_draft: best number of draft
@@ -56,7 +56,7 @@ def measure_calls(
     return costs.costs, costs.head
 
 
-def expected_gain(calls: tuple[CallCosts, CallCosts], acceptance: Sequence[float]) -> Gain:
+def expected_gain(calls: tuple[CallCosts, CallCosts], acceptance: Sequence[float]) -> HeadGain:
     """Compute the speed-up at the best fixed number of draft tokens.
 
     It is the number of tokens per step (Leviathan et al. 2023, equation 1) over the relative cost of a step.
@@ -68,7 +68,7 @@ def expected_gain(calls: tuple[CallCosts, CallCosts], acceptance: Sequence[float
     """
     main, head = calls
     plain, call = main.seconds(1), head.seconds(1)
-    best, expected, product = Gain(call / plain, 0, 0.0, 0.0), 1.0, 1.0
+    best, expected, product = HeadGain(call / plain, 0, 0.0, 0.0), 1.0, 1.0
     for k in range(1, _MAX_DRAFT + 1):
         product *= acceptance[min(k, len(acceptance)) - 1]
         expected += product

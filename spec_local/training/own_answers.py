@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.language_model import common_prefix
-from spec_local.core.text import counted
 from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import InvalidRequest
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.llama.row import LlamaRow
+from spec_local.text import counted
 from spec_local.training import bfloat16, shards
 from spec_local.training.dataset import OWN
 from spec_local.training.generation import LONGEST_CALL, DataGenerator, top_logprobs
 from spec_local.training.parallel_rows import n_that_fit
-from spec_local.training.prompts import Prompt
+from spec_local.training.prompts import TrainingPrompt
 from spec_local.training.shards import TOP_K, Document, Shard
 
 MIN_ANSWERS = 10
@@ -148,8 +148,8 @@ def answer_again(
         prompts = [answer.tokens[: answer.n_prompt].tolist() for answer in short]
         n = len(_TEMPERATURES) * len(prompts)
 
-        def prompt(i: int, _: Sequence[str]) -> Prompt | None:
-            return Prompt(OWN, "", False, prompts[i % len(prompts)]) if i < n else None
+        def prompt(i: int, _: Sequence[str]) -> TrainingPrompt | None:
+            return TrainingPrompt(OWN, "", False, prompts[i % len(prompts)]) if i < n else None
 
         generator = DataGenerator(
             model,

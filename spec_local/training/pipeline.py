@@ -28,7 +28,7 @@ from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
 from spec_local.training.main_weights import MainWeights, read_feed_forward, read_main_weights
 from spec_local.training.material import BUILT_IN, Material, gather
-from spec_local.training.measurement import Gain
+from spec_local.training.measurement import HeadGain
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, open_journal
 
@@ -64,7 +64,7 @@ class Answers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedAnswers:
     """The user's answers that a head has learned from, and what that has changed.
 
     n_answers: number of answers, a tenth of which are held out. last_answer: number of the last one. before,
@@ -94,21 +94,21 @@ class TrainedHead:
     n_drafted: int
     coverage: float
     evaluation: Evaluation
-    learned: Learned | None
+    learned: LearnedAnswers | None
     size: int
     sha256: str
     curve: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredHead:
     """A head on this machine.
 
     gain: expected on held-out data. benchmark: figures on the benchmark's prompts. rates: expected tokens per
-    second by the names in `Learned`, before and after; before is 0 for a new head.
+    second by the names in `LearnedAnswers`, before and after; before is 0 for a new head.
     """
 
-    gain: Gain
+    gain: HeadGain
     benchmark: Sequence[VariantFigures]
     rates: Mapping[str, tuple[float, float]]
 
@@ -155,7 +155,7 @@ def run(
         return trained
 
 
-def measure(recipe: Recipe, head: TrainedHead, on_progress: Callable[[Event], None]) -> Measured:
+def measure(recipe: Recipe, head: TrainedHead, on_progress: Callable[[Event], None]) -> MeasuredHead:
     """Measure a head on this machine, and compute what it gains."""
     on_progress(Stage("measuring the head"))
     pair, threads, gpu_layers = (recipe.main, head.path), recipe.threads, recipe.gpu_layers
@@ -166,7 +166,7 @@ def measure(recipe: Recipe, head: TrainedHead, on_progress: Callable[[Event], No
         return measurement.expected_gain(calls, found.chain).rate if found else 0.0
 
     learned = head.learned
-    return Measured(
+    return MeasuredHead(
         measurement.expected_gain(calls, head.evaluation.chain),
         measurement.benchmark(*pair, threads=threads, gpu_layers=gpu_layers),
         {name: (rate(learned.before, name), rate(learned.after, name)) for name in learned.after}
@@ -250,13 +250,15 @@ class _Pipeline:
 
     def _run(
         self, start: Weights, main: MainWeights, dataset: Dataset, hyperparameters: Hyperparameters
-    ) -> distillation.Run:
+    ) -> distillation.TrainingRun:
         device, threads = self._recipe.device, self._threads
-        return distillation.Run(
+        return distillation.TrainingRun(
             start, self._shape, main, dataset, hyperparameters, device=device, threads=threads
         )
 
-    def _compared(self, dataset: Dataset, main: MainWeights, material: Material, result: Result) -> Learned:
+    def _compared(
+        self, dataset: Dataset, main: MainWeights, material: Material, result: Result
+    ) -> LearnedAnswers:
         """Evaluate the head that was continued, with its own tokens, and the new one."""
         self._on_progress(Stage("evaluating"))
         before: Mapping[str, Evaluation] = {}
@@ -269,7 +271,7 @@ class _Pipeline:
             model.close()
             before = self._evaluated(material.continued.weights, weights, earlier, material)
         after = self._evaluated(result.weights, main, dataset, material)
-        return Learned(len(material.own), material.last_answer, before, after)
+        return LearnedAnswers(len(material.own), material.last_answer, before, after)
 
     def _evaluated(
         self, weights: Weights, main: MainWeights, dataset: Dataset, material: Material

@@ -34,7 +34,7 @@ _PROMPT_FILES = {".toml": ["[[prompt]]"], ".jsonl": ['"category"', '"name"', '"t
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TrainingPrompt:
     """A prompt.
 
     held_out: its answer is used for evaluation only, not for training. tokens: those of a whole conversation
@@ -51,12 +51,12 @@ class Prompt:
 class UserTexts:
     """Prompts and passages from the user's files, and skipped files by reason."""
 
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[TrainingPrompt] = field(default_factory=list)
     passages: list[str] = field(default_factory=list)
     skipped: dict[str, list[Path]] = field(default_factory=dict)
 
 
-def synthetic_prompt(seed: int, i: int, passages: Sequence[str] = ()) -> Prompt:
+def synthetic_prompt(seed: int, i: int, passages: Sequence[str] = ()) -> TrainingPrompt:
     """Return the i-th prompt, determined by the arguments; each block of eight contains every category once.
 
     Args:
@@ -86,7 +86,7 @@ def synthetic_prompt(seed: int, i: int, passages: Sequence[str] = ()) -> Prompt:
     text = _TemplateFiller(grammar, rng, held_out, filled).fill(rng.choice(templates)).strip()
     if not with_passage and rng.random() < _TYPO_SHARE:
         text = _with_typos(text, rng)
-    return Prompt(category, text, held_out)
+    return TrainingPrompt(category, text, held_out)
 
 
 def read_user_texts(paths: Iterable[Path]) -> UserTexts:
@@ -103,7 +103,9 @@ def read_user_texts(paths: Iterable[Path]) -> UserTexts:
         try:
             text = text_files.read_text(path)
             if kind in _PROMPT_FILES and all(mark in text for mark in _PROMPT_FILES[kind]):
-                found.prompts.extend(Prompt(p.category, p.text, is_held_out(p.text)) for p in load(path))
+                found.prompts.extend(
+                    TrainingPrompt(p.category, p.text, is_held_out(p.text)) for p in load(path)
+                )
                 continue
             passages = split_passages(text)
             if not passages:

@@ -31,7 +31,7 @@ def test_an_answer_has_the_same_settings():
 def test_a_session_is_opened_in_the_same_way(monkeypatch):
     given = {}
     monkeypatch.setattr(Session, "open", lambda *args, **kwargs: given.update(kwargs))
-    monkeypatch.setattr("spec_local.answers.preload.check_model_files", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
     open_session(ModelOptions(main="main.gguf"))
     monkeypatch.undo()
     parameters = inspect.signature(Session.open).parameters

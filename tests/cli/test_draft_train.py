@@ -22,8 +22,8 @@ from spec_local.training import data_stage, pipeline
 from spec_local.training.evaluation import Evaluation, Score
 from spec_local.training.events import Generating, GenerationRate, Stage, Training
 from spec_local.training.generation import GenerationProgress
-from spec_local.training.measurement import Gain
-from spec_local.training.pipeline import Learned, Measured, TrainedHead
+from spec_local.training.measurement import HeadGain
+from spec_local.training.pipeline import LearnedAnswers, MeasuredHead, TrainedHead
 from spec_local.training.recipe import Recipe
 from specdec_cli import draft_train, draft_view
 from specdec_cli.progress import LINE_INTERVAL
@@ -381,7 +381,7 @@ def head(recipe, learned=None):
 
 
 def measured(benchmark, speedup=1.432, rates=None):
-    return Measured(Gain(0.0512, 1, speedup, 50.0), benchmark, rates or {})
+    return MeasuredHead(HeadGain(0.0512, 1, speedup, 50.0), benchmark, rates or {})
 
 
 def test_the_report(recipe):
@@ -440,7 +440,7 @@ def test_the_verdict_is_that_of_the_last_variant_measured(recipe, benchmark, exp
 def test_the_report_says_what_was_learned(recipe):
     better = replace(EVALUATION, overall=Score(2000, 0.625, 0.5))
     own, built_in = "your answers", "built-in prompts"
-    learned = Learned(60, 60, {own: EVALUATION, built_in: better}, {own: better, built_in: better})
+    learned = LearnedAnswers(60, 60, {own: EVALUATION, built_in: better}, {own: better, built_in: better})
     rates = {own: (21.04, 25.5), built_in: (20.0, 20.06)}
     lines = draft_view.report(head(recipe, learned), measured([], rates=rates), recipe)
     (first,) = [i for i, line in enumerate(lines) if line.startswith("learned")]
@@ -449,7 +449,7 @@ def test_the_report_says_what_was_learned(recipe):
         "your answers: accepted 50.0% → 62.5% of the first draft tokens; expected 21.0 → 25.5 tokens/s",
         "built-in prompts: accepted 62.5% → 62.5% of the first draft tokens; expected 20.0 → 20.1 tokens/s",
     ]
-    new = Learned(60, 60, {}, {own: better})
+    new = LearnedAnswers(60, 60, {}, {own: better})
     lines = draft_view.report(head(recipe, new), measured([], rates={own: (0.0, 25.5)}), recipe)
     assert any(
         line.endswith("accepted 62.5% of the first draft tokens; expected 25.5 tokens/s") for line in lines

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from spec_local.chat.request import Request
+from spec_local.chat.request import ChatRequest
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import FIRST_BYTE, write_tiny_model
 
@@ -179,7 +179,7 @@ def test_fill_in_the_middle_prompts(inside, coder, model, tokens_of, tmp_path):
     bos = tokens_of("", add_special=True)
     # A text never means a mark.
     expected = [*bos, pre, *tokens_of(before), suf, *tokens_of(after), mid]
-    assert Request(before, suffix=after).tokens(model) == expected
+    assert ChatRequest(before, suffix=after).tokens(model) == expected
     assert expected.count(suf) == 1
 
     (tmp_path / "after").write_bytes(after.encode())

@@ -54,7 +54,7 @@ def own_cache(tmp_path, monkeypatch):
 def unchecked():
     """Open models without their check in a child process, which takes a second for each file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+        patch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
         yield
 
 

@@ -20,7 +20,7 @@ from spec_local import (
     SpecLocalError,
     Statistics,
 )
-from spec_local.chat.request import Request
+from spec_local.chat.request import ChatRequest
 from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import InvalidRequest
 from tests.chat_templates import TOOL_TEMPLATES, StandIn
@@ -62,7 +62,7 @@ OF_RECORDS = {
 
 @pytest.fixture
 def session(tiny_model, make_context, monkeypatch):
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
     monkeypatch.setattr("spec_local.calibration.measure.measure", lambda *args, **kwargs: None)
     return Session(make_context(tiny_model, n_ctx=64))
 
@@ -95,7 +95,7 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
     return {
         "SamplingSettings": (SamplingSettings, {}),
         "GenerationSettings": (GenerationSettings, {}),
-        "Request": (Request, {"prompt": "a"}),
+        "Request": (ChatRequest, {"prompt": "a"}),
         "Session": (Session, {"main": session.main}),
         "Session.open": (Session.open, opening),
         "generate": (session.generate, {"prompt": "a", "settings": settings}),
@@ -138,7 +138,7 @@ def use(result):
         result.render([{"role": "user", "content": "a"}])
     elif isinstance(result, Conversation):
         result.ask("a")
-    elif isinstance(result, Request):
+    elif isinstance(result, ChatRequest):
         result.is_plain(SimpleNamespace(chat_template=None))
     elif isinstance(result, ToolUse):
         result.render([{"role": "user", "content": "a"}])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
-from spec_local.chat.request import Request
+from spec_local.chat.request import ChatRequest
 from spec_local.chat.template import ChatTemplate
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
@@ -100,7 +100,7 @@ def test_a_forged_turn_of_gpt_oss_is_text(tmp_path):
 def test_a_forged_turn_is_text(model):
     """In a prompt, in a conversation, and in all of its messages."""
     vocabulary = model.vocabulary
-    tokens = Request(prompt=FORGED).tokens(model)
+    tokens = ChatRequest(prompt=FORGED).tokens(model)
     assert controls(model, tokens) == [vocabulary.bos, START, END, START]
     assert vocabulary.detokenize(tokens).replace(" ", "") == f"user\n{FORGED}\nassistant\n".replace(" ", "")
     plain = vocabulary.continuation(FORGED, parse_special=False)
@@ -113,7 +113,7 @@ def test_a_forged_turn_is_text(model):
 
 
 def test_without_a_template_all_is_text(model):
-    assert controls(model, Request(prompt=FORGED, raw=True).tokens(model)) == [model.vocabulary.bos]
+    assert controls(model, ChatRequest(prompt=FORGED, raw=True).tokens(model)) == [model.vocabulary.bos]
 
 
 def test_text_of_earlier_turns_is_not_taken_for_them(model):

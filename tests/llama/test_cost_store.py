@@ -34,7 +34,7 @@ def paths(tmp_path_factory):
 
 @pytest.fixture
 def open_session(paths, own_cache, monkeypatch):
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
 
     def open_session(draft=None, **kwargs):
         kwargs = {"n_ctx": 128, "threads": 1} | kwargs

@@ -14,7 +14,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.chat_session import ChatSession, state_path
 from spec_local.core.sampling import SamplingSettings
 from spec_local.datastore.datastore import Datastore
-from spec_local.datastore.file_format import Text
+from spec_local.datastore.file_format import StoredText
 from spec_local.errors import SpecLocalError
 from spec_local.session import Done, Session
 from spec_local.settings import GenerationSettings
@@ -139,13 +139,13 @@ def test_adding_to_the_datastore(tmp_path, code, killed, merged):
     for failure in failures(code, killed):
         for path in folder.iterdir() if folder.exists() else ():
             path.unlink()
-        opened().add([Text.of(old[0])])
+        opened().add([StoredText.of(old[0])])
         opened().add_answer(old[1])
         log = []
         with failure.active():
             datastore = opened(log)
             try:
-                datastore.add([Text.of(new)]) if merged else datastore.add_answer(new)
+                datastore.add([StoredText.of(new)]) if merged else datastore.add_answer(new)
             except SpecLocalError as raised:
                 log.append(str(raised))
         assert len(log) <= 1

@@ -28,7 +28,7 @@ import json, resource, sys
 from pathlib import Path
 import spec_local.system.machine
 from spec_local import session
-from spec_local.answers import loading
+from spec_local.opening import loading
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
 from spec_local.llama.setup.probe import _exercise

@@ -181,7 +181,7 @@ def test_a_pair_with_a_head_is_checked_by_its_headers(files, kind):
 @pytest.mark.parametrize("kind", ["eagle", "dspark"])
 def test_a_damaged_head_does_not_crash_the_process(files, folder, monkeypatch, kind):
     """Its list of tokens names one that the main model does not have."""
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", check_model_file)
+    monkeypatch.setattr("spec_local.opening.loading.check_model_file", check_model_file)
     damaged = folder / f"damaged-{kind}.gguf"
     damaged.write_bytes(files[kind][1].read_bytes())
     reader = gguf.GGUFReader(damaged, "r+")

@@ -23,13 +23,13 @@ from spec_local.llama.open import open_rows
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
-from tests.record_llama_drafts import DATA, N_DRAFT, write_models
 from tests.reference_block_head import ReferenceBlockHead
 from tests.reference_head import ReferenceAssistant, ReferenceHead
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 from tests.unfiltered import unfiltered
+from tools.record_llama_drafts import DATA, N_DRAFT, write_models
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
@@ -63,7 +63,7 @@ def mtp_path(folder):
 
 
 class Pair:
-    """A main model with a head. kind: see `tests.record_llama_drafts.write_models`."""
+    """A main model with a head. kind: see `tools.record_llama_drafts.write_models`."""
 
     def __init__(self, kind, main_path, head_path):
         self.kind = kind
@@ -412,7 +412,7 @@ def recorded_models(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", dict.fromkeys(each["head"] for each in RECORDED))
 def test_drafts_are_those_of_llama_cpp(recorded_models, kind):
-    """Each draft token that llama.cpp drafted, after the same tokens: see tests/record_llama_drafts.py."""
+    """Each draft token that llama.cpp drafted, after the same tokens: see tools/record_llama_drafts.py."""
     pair = Pair(kind, *recorded_models[kind])
     (main,), (head,) = pair.open()
     for recorded in [each for each in RECORDED if each["head"] == kind][::2]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from spec_local.core.reasoning import Splitter
 from spec_local.datastore.answer_store import answer_store_of, open_answer_store
 from spec_local.errors import ModelFileError
+from spec_local.reasoning.markers import Splitter
 from spec_local.session import ChatPrompt, Session
 
 pytestmark = pytest.mark.usefixtures("own_cache", "unchecked", "unchecked_headers")

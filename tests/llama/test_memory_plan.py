@@ -2,11 +2,11 @@
 
 import pytest
 
-from spec_local.answers.memory_plan import plan_memory
 from spec_local.errors import ModelFileError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models.pairs import OVERHEAD
+from spec_local.opening.memory_plan import plan_memory
 
 
 @pytest.fixture(scope="module")

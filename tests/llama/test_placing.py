@@ -11,8 +11,8 @@ from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.models import drafters
-from spec_local.models.drafters import Drafter
+from spec_local.opening import drafters
+from spec_local.opening.drafters import Drafter
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Session
 from tests.tiny_architectures import write_tiny

@@ -5,19 +5,19 @@ import re
 import numpy as np
 import pytest
 
-from spec_local.answers.preload import preload, take
-from spec_local.answers.vocabulary_store import vocabulary_map
 from spec_local.errors import ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.opening.preload import preload, take
+from spec_local.opening.vocabulary_store import vocabulary_map
 
 AS_USUAL = {"gpu_layers": -1, "load_mtp": False}
 
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
-    monkeypatch.setattr("spec_local.answers.preload.check_model_files", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
 
 
 def test_models_are_taken_once_and_only_with_the_same_arguments(tiny_path, tiny_draft_path):

@@ -7,7 +7,7 @@ import pytest
 
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
-from spec_local.chat.request import Request
+from spec_local.chat.request import ChatRequest
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.sampling import SamplingSettings
@@ -323,7 +323,7 @@ def test_a_required_call_comes_after_the_reasoning(tmp_path, opened):
 
 def test_several_answers_with_requests(session):
     model = session.main.model
-    request = Request(messages=[ASKED], tools=TOOLS)
+    request = ChatRequest(messages=[ASKED], tools=TOOLS)
     tokens, settings = request.tokens(model), request.settings(model, GREEDY)
     splitter, parser = request.splitter(model, tokens), request.parser(model)
     texts = ["", ""]
@@ -333,11 +333,11 @@ def test_several_answers_with_requests(session):
     assert texts[0] == texts[1]
     (call,) = parser.finish(splitter.finish(texts[0]).answer).calls
     assert {"name": call.name, "arguments": call.arguments} == CALLED
-    plain = Request(messages=[ASKED])
+    plain = ChatRequest(messages=[ASKED])
     assert plain.settings(model, GREEDY) is GREEDY
     assert plain.parser(model).finish(texts[0]) == (texts[0], (), "")
     with pytest.raises(InvalidRequest, match="tools need a chat template"):
-        Request("a", raw=True, tools=TOOLS)
+        ChatRequest("a", raw=True, tools=TOOLS)
 
 
 def test_calls_and_results_are_saved(hermes, tmp_path):

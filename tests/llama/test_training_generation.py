@@ -16,7 +16,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import bfloat16, generation, shards
 from spec_local.training.generation import DataGenerator, top_logprobs
-from spec_local.training.prompts import Prompt, UserTexts, is_held_out
+from spec_local.training.prompts import TrainingPrompt, UserTexts, is_held_out
 from spec_local.training.recipe import SELF_GENERATED, prompt_source
 
 WORDS = [
@@ -27,12 +27,12 @@ LAYERS = (0,)
 
 
 def ask(i, passages):
-    return Prompt(f"kind {i % 3}", " ".join(WORDS[i % 7 : i % 7 + 4 + i % 5]), i % 4 == 0)
+    return TrainingPrompt(f"kind {i % 3}", " ".join(WORDS[i % 7 : i % 7 + 4 + i % 5]), i % 4 == 0)
 
 
 def half_generated(i, passages):
     """Leave every other prompt to the main model."""
-    return Prompt("own", "" if i % 2 else "the of and", False)
+    return TrainingPrompt("own", "" if i % 2 else "the of and", False)
 
 
 def generator(model, folder, next_prompt=ask, **options):
@@ -116,7 +116,7 @@ def test_sampled_tokens_follow_the_distribution(tiny_model, tmp_path, monkeypatc
     """Chi-square test of first tokens at temperature 0.9, over 16 candidates."""
     monkeypatch.setattr(type(tiny_model), "chat_template", None)  # for short prompts
     options = {"n_parallel": 64, "max_tokens": 1}
-    run_calls(60, tiny_model, tmp_path, lambda i, _: Prompt("x", "the", False), **options)
+    run_calls(60, tiny_model, tmp_path, lambda i, _: TrainingPrompt("x", "the", False), **options)
     docs = [d for d in documents(tmp_path) if d.temperature > 0.8]
     weights = np.exp(docs[0].top_logprobs[0].astype(float) / 0.9)
     expected = weights / weights.sum() * len(docs)
@@ -163,7 +163,7 @@ def test_answers_become_passages_for_prompts(tiny_model, tmp_path):
 
 def test_long_prompts_are_skipped(tiny_model, tmp_path):
     def long_prompts(i, passages):
-        return Prompt("x", "the " * (1 if i % 2 else 400), False)
+        return TrainingPrompt("x", "the " * (1 if i % 2 else 400), False)
 
     run_calls(25, tiny_model, tmp_path, long_prompts, n_parallel=4, max_tokens=20)
     assert all(d.n_prompt < 100 for d in documents(tmp_path))
@@ -202,12 +202,16 @@ def test_a_template_that_leaves_no_room_is_refused(tiny_model, tmp_path):
 
 
 def test_every_kind_of_prompt_is_answered_at_every_temperature(tiny_model, tmp_path):
-    own = UserTexts(prompts=[Prompt("mine", "the of and", False), Prompt("mine", "is that it", True)])
+    own = UserTexts(
+        prompts=[TrainingPrompt("mine", "the of and", False), TrainingPrompt("mine", "is that it", True)]
+    )
     asked = prompt_source(3, own)
 
     def short(i, passages):
         question = asked(i, passages)
-        return question if question.category == "mine" else Prompt(question.category, "to in is", False)
+        return (
+            question if question.category == "mine" else TrainingPrompt(question.category, "to in is", False)
+        )
 
     running = generator(tiny_model, tmp_path, short, n_parallel=16, max_tokens=4).run()
     next(progress for progress in running if progress.n_documents >= 400)
@@ -264,7 +268,7 @@ def test_an_interrupt_within_a_token_keeps_all_parts_aligned(
 
 def test_without_a_template_no_prompts_are_generated(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(type(tiny_model), "chat_template", None)
-    asked = itertools.cycle([Prompt("own", "", False), Prompt("x", "the of", False)])
+    asked = itertools.cycle([TrainingPrompt("own", "", False), TrainingPrompt("x", "the of", False)])
     running = generator(tiny_model, tmp_path, lambda *_: next(asked), n_parallel=3, max_tokens=20).run()
     next(progress for progress in running if progress.n_documents >= 6)
     running.close()

@@ -43,7 +43,7 @@ set(pipeline, "_EVALUATIONS", 6)
 set(data_stage, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
 set(pipeline.distillation, "steps_per_second", lambda *_, **__: 20.0)
 set(measurement, "measure_calls", lambda *_, **__: None)
-set(measurement, "expected_gain", lambda *_, **__: measurement.Gain(0.1, 2, 1.25, 50.0))
+set(measurement, "expected_gain", lambda *_, **__: measurement.HeadGain(0.1, 2, 1.25, 50.0))
 set(measurement, "benchmark", lambda *_, **__: [])
 """
 

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
-from spec_local.core.text import bytes_of
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CONTROL_TOKENS, FIRST_BYTE, write_tiny_model
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.system.cancellation import Abandoned, abandoned_if
+from spec_local.text import bytes_of
 
 TEXTS = {
     "nothing": "",

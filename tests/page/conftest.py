@@ -12,9 +12,9 @@ import uvicorn
 from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
 from spec_local.server import app
-from spec_local.server.engine import Answers, Busy, NotReady
-from spec_local.server.events import Delta, Ended, Loaded, Reading, Span, Started
-from spec_local.server.served_models import ServedModel, ServedModels
+from spec_local.server.supervision.events import Delta, Ended, Loaded, Reading, Span, Started
+from spec_local.server.supervision.served_models import ServedModel, ServedModels
+from spec_local.server.supervision.supervisor import AnswerEvents, Busy, NotReady
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -78,7 +78,7 @@ class ScriptedEngine:
         self.requests += requests
         self.cancelled.clear()
         self._stopped, self.is_read = asyncio.Event(), asyncio.Event()
-        answers = Answers(1)
+        answers = AnswerEvents(1)
         self._task = asyncio.create_task(self._play(answers, requests[0], self._stopped))
         return answers
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_local.server.events import Span
+from spec_local.server.supervision.events import Span
 from tests.page.conftest import ANSWERS, ask, delta, until
 from tests.page.markdown_texts import DOCUMENT, HOSTILE_TEXTS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_local.server.events import Span
+from spec_local.server.supervision.events import Span
 from tests.page.conftest import ANSWERS, ask, delta, text_of, until
 
 KEYS = """events => {

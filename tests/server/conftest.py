@@ -30,7 +30,7 @@ class Server:
     @property
     def engine(self):
         """The process with the models; there may be others for some milliseconds, which read headers."""
-        (child,) = processes.children("spec_local.server.engine_process", self.process.pid)
+        (child,) = processes.children("spec_local.server.supervision.engine_process", self.process.pid)
         return child
 
     def request(self, method, path, **options):

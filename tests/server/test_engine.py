@@ -12,13 +12,21 @@ from dataclasses import replace
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
-from spec_local.core.text import bytes_of
 from spec_local.errors import ContextOverflow, InternalError, ModelFileError
 from spec_local.grammar.matcher import Grammar
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
-from spec_local.server.engine import Busy, Engine, NotReady
-from spec_local.server.engine_process import EngineProcess
-from spec_local.server.events import AnswerRequest, Delta, Ended, Infill, Reading, Refused, Started
+from spec_local.server.supervision.engine_process import EngineProcess
+from spec_local.server.supervision.events import (
+    AnswerRequest,
+    Delta,
+    Ended,
+    Infill,
+    Reading,
+    Refused,
+    Started,
+)
+from spec_local.server.supervision.supervisor import Busy, NotReady, Supervisor
+from spec_local.text import bytes_of
 from tests import processes
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import write_scripted_model
@@ -39,7 +47,7 @@ def arguments(tmp_path_factory):
 
 @asynccontextmanager
 async def running(arguments, **options):
-    engine = Engine(arguments, "tiny", **options)
+    engine = Supervisor(arguments, "tiny", **options)
     task = asyncio.create_task(engine.run())
     await engine.ready.wait()
     try:
@@ -51,7 +59,7 @@ async def running(arguments, **options):
 
 
 def children():
-    return processes.children("spec_local.server.engine_process")
+    return processes.children("spec_local.server.supervision.engine_process")
 
 
 async def collect(answers, progress=None):
@@ -257,7 +265,7 @@ def test_the_end_can_be_ignored(arguments, tmp_path):
 
 def test_a_model_that_cannot_be_loaded(arguments, tmp_path):
     async def main():
-        engine = Engine(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
+        engine = Supervisor(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
         await engine.run()
         return engine
 
@@ -423,7 +431,7 @@ def test_prompts_that_are_read_again_are_logged(arguments, monkeypatch, is_gap):
     def tokens(vocabulary, infill, n_ctx, max_tokens):
         return vocabulary.tokenize(infill.prefix)
 
-    monkeypatch.setattr("spec_local.server.engine_process.infill_tokens", tokens)
+    monkeypatch.setattr("spec_local.server.supervision.engine_process.infill_tokens", tokens)
     words, counted = " ".join(f"{n} one" for n in range(300)), []
     with process_here(arguments | {"parallel": 1}) as (ours, sent):
         for id, prompt in enumerate([f"a {words}", f"a {words} two", f"b {words}", f"b {words}"]):

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from spec_local.models.head_versions import HeadVersions
-from spec_local.server import learning
-from spec_local.server.events import Loaded
-from spec_local.server.learning import IdleTraining
-from spec_local.server.served_models import ServedModel, ServedModels
+from spec_local.server.learning import idle_training as learning
+from spec_local.server.learning.idle_training import IdleTraining
+from spec_local.server.supervision.events import Loaded
+from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from tests import processes
 from tests.server.conftest import Server
 from tests.server.test_engine import GREEDY, AnswerRequest, collect, text
@@ -560,10 +560,10 @@ async def answered(world, prompts):
 
 
 def real(tiny, script, **options):
-    from spec_local.server.engine import Engine
+    from spec_local.server.supervision.supervisor import Supervisor
 
     session = {"n_ctx": 512, "parallel": 2, "draft": "none"} | options.pop("session", {})
-    return World(tiny, script, create=Engine, session=session, **options)
+    return World(tiny, script, create=Supervisor, session=session, **options)
 
 
 def test_a_new_version_is_used_between_two_answers(home, tiny):

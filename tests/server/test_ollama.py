@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from spec_local.server import ollama_paths
+from spec_local.server.protocols import ollama_paths
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import THOUGHT, write_calling_model
 from tests.server.conftest import Server

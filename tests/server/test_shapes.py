@@ -1,8 +1,8 @@
-"""The shapes of responses are those that clients' own types describe: see tests/compare_servers.py."""
+"""The shapes of responses are those that clients' own types describe: see tools/compare_servers.py."""
 
 import httpx
 
-from tests.compare_servers import Answered, ask, differences, requests
+from tools.compare_servers import Answered, ask, differences, requests
 
 REFUSED = [
     '/v1/chat/completions {"messages": []}',

@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from spec_local.server.engine import Engine, NotReady
+from spec_local.server.supervision.supervisor import NotReady, Supervisor
 from tests import shutdown
 from tests.server.test_engine import GREEDY, AnswerRequest, arguments, collect, running  # noqa: F401
 from tests.server.test_several_models import answer, engines, paths, start  # noqa: F401
@@ -92,7 +92,7 @@ def test_a_process_is_killed_while_models_are_loaded_again(arguments):  # noqa: 
 
 def test_the_end_of_a_pause_between_two_attempts(arguments, tmp_path):  # noqa: F811
     async def main():
-        engine = Engine(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
+        engine = Supervisor(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
         task = asyncio.create_task(engine.run(persist=True))
         await engine.ready.wait()
         await asyncio.sleep(0)

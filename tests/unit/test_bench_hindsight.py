@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spec_local.bench.figures import achieved, best_error, best_speedup, speedup
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Outcome, TokenizedPrompt, measure
-from spec_local.bench.theory import Prices, Step, best_seconds, draft_run_lengths, hindsight
+from spec_local.bench.theory import Prices, TimedStep, best_seconds, draft_run_lengths, hindsight
 from spec_local.bench.variants import variants
 from spec_local.core.fake import FakeModel
 from spec_local.core.rng import SeededRng
@@ -38,7 +38,7 @@ def steps(draw, least=0):
         main = TimedCall("main model", draw(st.integers(1, 65)), draw(SECONDS))
         made = [*draw(calls("draft model", 4, 40)), main]
         rest = draw(st.floats(0, 1))
-        found.append(Step(draw(st.integers(1, 6)), sum(call.seconds for call in made) + rest, made))
+        found.append(TimedStep(draw(st.integers(1, 6)), sum(call.seconds for call in made) + rest, made))
     return found
 
 
@@ -155,8 +155,10 @@ def test_the_error_covers_disturbances_of_a_run(disturbances):
 
 def test_calls_that_do_not_occur_are_priced_from_those_that_do():
     prices = Prices(CostModel({1: 2.0, 8: 6.0}), CostModel({1: 1.0}))
-    prices.observe([Step(1, 1.1, [TimedCall("main model", 1, 1.0)])] * 10)  # the machine is faster now
+    prices.observe([TimedStep(1, 1.1, [TimedCall("main model", 1, 1.0)])] * 10)  # the machine is faster now
     assert (prices.main(1), prices.main(8), prices.draft(1)) == pytest.approx((1.1, 3.3, 0.55))
-    prices.observe([Step(1, 1.4, [TimedCall("draft model", 1, 0.3), TimedCall("main model", 1, 1.1)])] * 3)
+    prices.observe(
+        [TimedStep(1, 1.4, [TimedCall("draft model", 1, 0.3), TimedCall("main model", 1, 1.1)])] * 3
+    )
     assert prices.draft(1) == pytest.approx(0.3)
     assert Prices(CostModel({1: 2.0}), None).draft(1) == 0

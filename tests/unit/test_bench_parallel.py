@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_local.bench import parallel_report
-from spec_local.bench.parallel import Batch, CategoryOutcome, check_prompts, measure, parse_rows
+from spec_local.bench.parallel import CategoryOutcome, CategoryRun, check_prompts, measure, parse_rows
 from spec_local.bench.parallel_report import ParallelResults
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Run, TokenizedPrompt
@@ -66,7 +66,7 @@ def test_numbers_and_variants_alternate():
     assert [call[2] for call in counted] == [[0, 1, 3]] * 8 + [[2, 4]] * 8
     # the same seeds for both variants, and others in the next run
     assert [call[3] for call in counted[:8]] == [[11, 12, 13]] * 4 + [[12, 13, 14]] * 4
-    batches = [event for event in events if isinstance(event, Batch)]
+    batches = [event for event in events if isinstance(event, CategoryRun)]
     assert [(batch.category, batch.number) for batch in batches[:5]] == [("one", 1)] * 4 + [("one", 2)]
     assert batches[0].runs[2] == Run(
         PROMPTS[3].prompt,
@@ -133,7 +133,7 @@ def batch(category, variant, n_rows, seconds, **statistics):
     one = {"predicted_n": 10, "predicted_s": seconds, "n_steps": 10, "first_token_s": 0.25}
     runs = [Run(p, variant, 1, [1], "a|b", "length", Statistics(**(one | statistics))) for p in prompts]
     totals = sum((run.statistics for run in runs), Statistics())
-    return Batch(category, variant, n_rows, 1, seconds, totals, runs)
+    return CategoryRun(category, variant, n_rows, 1, seconds, totals, runs)
 
 
 DRAFTING = {"draft_n": 8, "draft_n_accepted": 5, "tested_at": [4, 4], "accepted_at": [3, 2], "n_steps": 5}

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from spec_local.answers import vocabulary_store
 from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries
 from spec_local.bench import prompts
@@ -30,10 +29,12 @@ from spec_local.llama import gguf_header
 from spec_local.llama.model_file import check_header
 from spec_local.models import catalog, hub_cache, ollama, program_folders
 from spec_local.models.head_versions import HeadVersions
+from spec_local.opening import vocabulary_store
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Answers
-from spec_local.server import learning, training_child
+from spec_local.server.learning import idle_training as learning
+from spec_local.server.learning import training_child
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import read_text
 from spec_local.system.toml_file import ConfigFile
@@ -102,7 +103,7 @@ def versions(home, main):
 
 def times_of_kernels(home, main):
     library = home / "kernels.so"
-    record = measure.Record(times={"Q4_K": FLAT, "F16": FLAT}, when=5.0, doubts=("F16",))
+    record = measure.MeasuredTimes(times={"Q4_K": FLAT, "F16": FLAT}, when=5.0, doubts=("F16",))
 
     def read():
         if found := measure.recorded(library, "avx2"):
@@ -115,11 +116,11 @@ def times_of_kernels(home, main):
 
 def self_tests(home, main):
     library = home / "kernels.so"
-    record = check.Record(instruction_set="avx2", machine="0" * 16, self_tests={"avx2": "passed"})
+    record = check.CheckRecord(instruction_set="avx2", machine="0" * 16, self_tests={"avx2": "passed"})
     return Kind(
         records.paths(library)[0],
         record.model_dump_json().encode(),
-        lambda: [known.machine == "0" for known in records.read(library, check.Record)],
+        lambda: [known.machine == "0" for known in records.read(library, check.CheckRecord)],
     )
 
 
@@ -168,7 +169,7 @@ def texts(name):
     def kind(home, main):
         folder = home / "texts"
         first = datastore.Datastore(folder, 1000)
-        first.add([datastore.Text.of(range(100, 140))])
+        first.add([datastore.StoredText.of(range(100, 140))])
         first.add_answer(range(200, 240))
         first.add_model("a")
         return Kind(folder / name, (folder / name).read_bytes(), lambda: datastore.contents(folder))

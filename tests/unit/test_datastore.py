@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore, clear
-from spec_local.datastore.file_format import Text
+from spec_local.datastore.file_format import StoredText
 from spec_local.errors import SpecLocalError
 from spec_local.system import files
 
@@ -96,7 +96,7 @@ def test_a_repeated_answer_is_kept_once(folder):
 def test_a_merge_keeps_everything(folder):
     datastore = opened(folder)
     datastore.add_answer(FIRST)
-    datastore.add([Text.of(SECOND)])
+    datastore.add([StoredText.of(SECOND)])
     assert not (folder / "journal").exists()
     datastore.add_answer(list(range(300, 350)))
     assert kept(folder) == {tuple(FIRST), tuple(SECOND), tuple(range(300, 350))}
@@ -108,18 +108,18 @@ def test_a_merge_keeps_everything(folder):
 
 def test_a_newer_version_of_a_file_replaces_the_older(folder):
     datastore = opened(folder)
-    datastore.add([Text.of(FIRST, "a.py"), Text.of(SECOND, "b.py")])
-    datastore.add([Text.of(SECOND[:30], "a.py")])
+    datastore.add([StoredText.of(FIRST, "a.py"), StoredText.of(SECOND, "b.py")])
+    datastore.add([StoredText.of(SECOND[:30], "a.py")])
     assert kept(folder) == {tuple(SECOND), tuple(SECOND[:30])}
 
 
 def test_the_oldest_texts_are_dropped_first(folder):
     datastore = opened(folder, max_tokens=100)
-    datastore.add([Text.of(FIRST), Text.of(SECOND[:40])])
-    datastore.add([Text.of(range(300, 330))])
+    datastore.add([StoredText.of(FIRST), StoredText.of(SECOND[:40])])
+    datastore.add([StoredText.of(range(300, 330))])
     assert kept(folder) == {tuple(SECOND[:40]), tuple(range(300, 330))}
-    datastore.add([Text.of(SECOND[:40])])  # now the newest
-    datastore.add([Text.of(range(400, 430))])
+    datastore.add([StoredText.of(SECOND[:40])])  # now the newest
+    datastore.add([StoredText.of(range(400, 430))])
     assert kept(folder) == {tuple(SECOND[:40]), tuple(range(400, 430))}
     datastore.add_answer(range(500))  # more than the capacity
     assert kept(folder) == {tuple(SECOND[:40]), tuple(range(400, 430))}
@@ -136,7 +136,7 @@ def test_a_long_journal_is_merged(folder, monkeypatch):
 
 def test_the_longest_matches_of_both_files_come_first(folder):
     datastore = opened(folder)
-    datastore.add([Text.of([*range(10, 20), 7, 7, 7])])
+    datastore.add([StoredText.of([*range(10, 20), 7, 7, 7])])
     datastore.add_answer([*range(14, 20), 8, 8, 8])
     matches, rows = datastore.find([*range(10, 20)], 3)
     assert (list(matches), rows.tolist()) == ([10, 6], [[7, 7, 7], [8, 8, 8]])
@@ -148,7 +148,7 @@ def test_a_refresh_reads_what_another_session_added(folder):
     assert not finds(ours, FIRST)
     ours.refresh()
     assert finds(ours, FIRST)
-    theirs.add([Text.of(SECOND)])
+    theirs.add([StoredText.of(SECOND)])
     ours.refresh()
     assert finds(ours, FIRST)
     assert finds(ours, SECOND)
@@ -161,7 +161,7 @@ def test_only_the_owner_may_read_the_files(folder):
     datastore = opened(folder)
     datastore.add_answer(FIRST)
     datastore.add_model("main.gguf")
-    datastore.add([Text.of(SECOND)])
+    datastore.add([StoredText.of(SECOND)])
     datastore.add_answer(SECOND[::-1])
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     names = {path.name for path in folder.iterdir()}
@@ -208,7 +208,7 @@ def test_clear(folder):
 
 def test_a_damaged_index_is_logged_once_loses_no_journal_and_is_rewritten(folder):
     datastore = opened(folder)
-    datastore.add([Text.of(FIRST)])
+    datastore.add([StoredText.of(FIRST)])
     datastore.add_answer(SECOND)
     whole = (folder / "index").read_bytes()
     truncated = [whole[:n] for n in (1, 10, 40, 60, len(whole) - 1)]
@@ -220,7 +220,7 @@ def test_a_damaged_index_is_logged_once_loses_no_journal_and_is_rewritten(folder
         assert texts_of(datastore) == [SECOND], content
         assert len(log) == 1
         assert str(folder / "index") in log[0]
-    datastore.add([Text.of(FIRST)])
+    datastore.add([StoredText.of(FIRST)])
     assert kept(folder) == {tuple(FIRST), tuple(SECOND)}
 
 
@@ -228,7 +228,9 @@ def test_a_damaged_byte_of_the_index_loses_only_the_answer_in_which_it_is(folder
     """Files are lost, too: they are labelled by their names, and can be added again."""
     answers = [list(range(n, n + 20)) for n in range(100, 500, 100)]
     datastore = opened(folder)
-    datastore.add([*map(Text.of, answers[:2]), Text.of(SECOND, "a file"), *map(Text.of, answers[2:])])
+    datastore.add(
+        [*map(StoredText.of, answers[:2]), StoredText.of(SECOND, "a file"), *map(StoredText.of, answers[2:])]
+    )
     whole = (folder / "index").read_bytes()
     n_lost = []
     for at in range(len(whole)):
@@ -318,7 +320,7 @@ def test_bytes_removed_from_or_added_to_the_journal(folder, journal, n):
 
 @pytest.mark.parametrize("name", ["index", "journal"])
 def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch):
-    opened(folder).add([Text.of(FIRST)])
+    opened(folder).add([StoredText.of(FIRST)])
     opened(folder).add_answer(SECOND)
     before, read_bytes, log = (folder / name).read_bytes(), files.read_bytes, []
 
@@ -332,7 +334,7 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch
         datastore = opened(folder, log)
         datastore.add_answer(NEW)
         with pytest.raises(SpecLocalError, match=r"cannot write .*Input/output error"):
-            datastore.add([Text.of(NEW)])
+            datastore.add([StoredText.of(NEW)])
     assert (folder / name).read_bytes() == before
     assert len(log) == 2  # it cannot be read, and answers are not added
     datastore.refresh()
@@ -345,7 +347,7 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch
 def test_files_of_another_vocabulary_or_version_are_ignored(folder, tmp_path, name, content):
     if content == "of another vocabulary":
         other = opened(tmp_path / "texts" / "other")
-        other.add([Text.of(FIRST)])
+        other.add([StoredText.of(FIRST)])
         other.add_answer(SECOND)
         content = (other.folder / name).read_bytes()
     folder.mkdir(parents=True)
@@ -361,7 +363,7 @@ def test_files_of_another_vocabulary_or_version_are_ignored(folder, tmp_path, na
 def test_inconsistent_content_with_a_valid_checksum_is_rejected(folder):
     """Another program could write such a file."""
     datastore = opened(folder)
-    datastore.add([Text.of(FIRST)])
+    datastore.add([StoredText.of(FIRST)])
     content = (folder / "index").read_bytes()
     head, body = content[: file_format._INDEX.size], np.frombuffer(content[file_format._INDEX.size :], "<u4")
     for at, value in ((0, 5), (41 + 3, 2**31), (41 + 3, 0), (7, 0)):
@@ -391,7 +393,7 @@ def test_something_else_in_place_of_a_file_is_neither_read_nor_replaced(folder, 
     datastore.add_answer(SECOND)
     assert not finds(datastore, SECOND)
     with pytest.raises(SpecLocalError, match="cannot write"):
-        datastore.add([Text.of(SECOND)])
+        datastore.add([StoredText.of(SECOND)])
 
 
 def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
@@ -409,7 +411,7 @@ def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
         assert "not added" in log[0]
         assert datastore.read_only
         with pytest.raises(SpecLocalError, match="fix this"):
-            datastore.add([Text.of(range(400))])
+            datastore.add([StoredText.of(range(400))])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, previous)
@@ -481,7 +483,7 @@ def test_a_kill_between_the_two_writes_of_a_merge(folder, monkeypatch):
     datastore = opened(folder)
     datastore.add_answer(FIRST)
     journal = (folder / "journal").read_bytes()
-    datastore.add([Text.of(SECOND)])
+    datastore.add([StoredText.of(SECOND)])
     (folder / "journal").write_bytes(journal)
     assert kept(folder) == {tuple(FIRST), tuple(SECOND)}
     again = opened(folder)
@@ -499,4 +501,4 @@ def test_a_folder_that_cannot_be_written_to(folder):
     datastore.add_answer(FIRST)
     assert len(log) >= 1
     with pytest.raises(SpecLocalError):
-        datastore.add([Text.of(FIRST)])
+        datastore.add([StoredText.of(FIRST)])

@@ -9,9 +9,10 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions, StoredCosts
 from spec_local.llama import gguf_header
-from spec_local.models import catalog, drafters
+from spec_local.models import catalog
 from spec_local.models.catalog import ModelEntry, PairEntry
 from spec_local.models.head_versions import HeadVersions
+from spec_local.opening import drafters
 from spec_local.policies.cost_model import CostModel
 
 TOKENS = [f"token{i}" for i in range(400)]

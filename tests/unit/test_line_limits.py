@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.core.line_limits import LineLimits
+from spec_local.answers.line_limits import LineLimits
 
 
 def ended(parts, *limits):

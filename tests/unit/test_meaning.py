@@ -3,8 +3,8 @@
 import pytest
 
 from spec_local.chat.meaning import arguments_key, meaning_of, same_message
-from spec_local.core.reasoning import Splitter, markers_of
-from spec_local.server.engine_process import _n_common
+from spec_local.reasoning.markers import Splitter, markers_of
+from spec_local.server.supervision.engine_process import _n_common
 
 
 def called(arguments, name="weather", id="a", content="I look.", **more):

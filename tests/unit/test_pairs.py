@@ -5,7 +5,7 @@ import re
 import pytest
 
 from spec_local.errors import VocabularyMismatch
-from spec_local.models.pairs import Memory, advice, compare, expected_speedups
+from spec_local.models.pairs import MemoryNeed, advice, compare, expected_speedups
 from spec_local.policies.cost_model import CostModel
 
 
@@ -117,6 +117,6 @@ def test_expected_speedups_weigh_gain_and_cost():
 
 
 def test_memory():
-    memory = Memory(weights=5, caches=2, overhead=1, free=8)
+    memory = MemoryNeed(weights=5, caches=2, overhead=1, free=8)
     assert (memory.needed, memory.suffices) == (8, True)
-    assert not Memory(5, 2, 2, 8).suffices
+    assert not MemoryNeed(5, 2, 2, 8).suffices

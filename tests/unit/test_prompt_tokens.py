@@ -3,8 +3,8 @@
 import pytest
 
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
-from spec_local.server.events import Infill
-from spec_local.server.prompt_tokens import infill_tokens, prompt_tokens
+from spec_local.server.supervision.events import Infill
+from spec_local.server.supervision.prompt_tokens import infill_tokens, prompt_tokens
 
 BOS, PRE, SUF, MID, REPO, SEP = 900, 901, 902, 903, 904, 905
 

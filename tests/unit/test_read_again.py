@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from spec_local.engine.events import Statistics
-from spec_local.server.events import Delta, Ended
 from spec_local.server.metrics import Metrics
-from spec_local.server.read_again import KnownPrompt, ReadAgain, ReadAgainLog, read_again
+from spec_local.server.supervision.events import Delta, Ended
+from spec_local.server.supervision.read_again import KnownPrompt, ReadAgain, ReadAgainLog, read_again
 
 
 def text(n, seed=0):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spec_local.core.reasoning import Parts, Splitter, markers_of
+from spec_local.reasoning.markers import Parts, Splitter, markers_of
 
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 ANALYSIS = "<|channel|>analysis<|message|>"

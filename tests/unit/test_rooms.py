@@ -211,7 +211,7 @@ def test_parts_that_another_part_does_not_know(part, unknown):
 
 @pytest.mark.parametrize("part", ["engine", "policies"])
 def test_engine_and_policies_see_no_text(part):
-    assert [str(i) for i in imports(part) if i.imported == "spec_local.core.text"] == []
+    assert [str(i) for i in imports(part) if i.imported == "spec_local.text"] == []
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,17 @@ import asyncio
 
 import pytest
 
-from spec_local.answers.memory_plan import MemoryPlan
 from spec_local.errors import InvalidRequest, ModelFileError
-from spec_local.server.engine import Busy, NotReady
-from spec_local.server.events import Loaded
-from spec_local.server.served_models import BackendError, ServedModel, ServedModels, UnknownModel, seconds_of
+from spec_local.opening.memory_plan import MemoryPlan
+from spec_local.server.supervision.events import Loaded
+from spec_local.server.supervision.served_models import (
+    BackendError,
+    ServedModel,
+    ServedModels,
+    UnknownModel,
+    seconds_of,
+)
+from spec_local.server.supervision.supervisor import Busy, NotReady
 
 
 class ScriptedEngine:

@@ -16,13 +16,14 @@ from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.models.head_versions import HeadVersion
-from spec_local.server import app, errors, guard, request_body, responding, run
-from spec_local.server.engine import Answers, Busy, NotReady
-from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
-from spec_local.server.learning import IdleTraining, Learner
+from spec_local.server import app, guard, run
+from spec_local.server.learning.idle_training import IdleTraining, Learner
 from spec_local.server.metrics import Metrics
-from spec_local.server.protocol import Exchange
-from spec_local.server.served_models import ServedModel, ServedModels
+from spec_local.server.protocols import errors, request_body, responding
+from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.supervision.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
+from spec_local.server.supervision.served_models import ServedModel, ServedModels
+from spec_local.server.supervision.supervisor import AnswerEvents, Busy, NotReady
 from spec_local.settings import GenerationSettings
 from spec_local.system.cancellation import Abandoned, check_wanted
 
@@ -81,7 +82,7 @@ class ScriptedEngine:
     def answer(self, requests):
         if self.script == ("busy",):
             raise Busy("64 answers wait already: try again in 7 s", 7)
-        answers = Answers(len(requests))
+        answers = AnswerEvents(len(requests))
 
         async def play(index):
             for event in self.script:
@@ -184,7 +185,7 @@ def test_what_has_arrived_is_written_at_once():
     """A slow client finds many events waiting; each list of them is one write."""
 
     async def main():
-        answers = Answers(1)
+        answers = AnswerEvents(1)
         for event in (STARTED, *[Delta("a")] * 30, Refused(BackendError("failed"))):
             answers.put(0, event)
         response = await responding.stream(Echo({"stream": True}, LOADED), answers, lambda: None)

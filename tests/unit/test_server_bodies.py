@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_local.errors import InvalidRequest
-from spec_local.server import chat_completions, completions, llama_completion, messages, responses
-from spec_local.server.chat_completions import ChatCompletions
-from spec_local.server.completions import Completions
-from spec_local.server.llama_completion import LlamaCompletion
-from spec_local.server.messages import Messages
-from spec_local.server.ollama import OllamaChat, OllamaGenerate
-from spec_local.server.responses import Responses
+from spec_local.server.protocols import chat_completions, completions, llama_completion, messages, responses
+from spec_local.server.protocols.chat_completions import ChatCompletions
+from spec_local.server.protocols.completions import Completions
+from spec_local.server.protocols.llama_completion import LlamaCompletion
+from spec_local.server.protocols.messages import Messages
+from spec_local.server.protocols.ollama import OllamaChat, OllamaGenerate
+from spec_local.server.protocols.responses import Responses
 from tests.server_events import ANSWER, CALLING, LOADED, THOUGHTFUL, check_requests, parsed, stream, written
 
 OLLAMA = [OllamaChat, OllamaGenerate]

@@ -8,9 +8,9 @@ from openai.types import Completion
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.server.completions import Completions
-from spec_local.server.events import Delta, Ended, Infill, Reading
-from spec_local.server.llama_completion import LlamaCompletion, LlamaInfill
+from spec_local.server.protocols.completions import Completions
+from spec_local.server.protocols.llama_completion import LlamaCompletion, LlamaInfill
+from spec_local.server.supervision.events import Delta, Ended, Infill, Reading
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,

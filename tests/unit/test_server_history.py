@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import InvalidRequest
-from spec_local.server.chat_completions import ChatCompletions
-from spec_local.server.messages import Messages
-from spec_local.server.responses import Responses
+from spec_local.server.protocols.chat_completions import ChatCompletions
+from spec_local.server.protocols.messages import Messages
+from spec_local.server.protocols.responses import Responses
 from tests.server_events import LOADED, check_requests
 from tests.unit.test_chat_roles import ALL, template_of
 

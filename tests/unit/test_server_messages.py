@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.server.events import Delta
-from spec_local.server.messages import Messages
+from spec_local.server.protocols.messages import Messages
+from spec_local.server.supervision.events import Delta
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,

@@ -10,9 +10,9 @@ import pytest
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.server import app
-from spec_local.server.events import Delta, Loaded
-from spec_local.server.ollama import OllamaChat, OllamaGenerate, timestamp
-from spec_local.server.served_models import ServedModel, ServedModels
+from spec_local.server.protocols.ollama import OllamaChat, OllamaGenerate, timestamp
+from spec_local.server.supervision.events import Delta, Loaded
+from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,

@@ -8,14 +8,14 @@ import pytest
 
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.server import responding
-from spec_local.server.chat_completions import ChatCompletions
-from spec_local.server.engine import Answers
-from spec_local.server.events import Delta, Ended, Reading, Refused, Started
-from spec_local.server.llama_completion import LlamaCompletion
-from spec_local.server.messages import Messages
-from spec_local.server.ollama import OllamaChat
-from spec_local.server.responses import Responses
+from spec_local.server.protocols import responding
+from spec_local.server.protocols.chat_completions import ChatCompletions
+from spec_local.server.protocols.llama_completion import LlamaCompletion
+from spec_local.server.protocols.messages import Messages
+from spec_local.server.protocols.ollama import OllamaChat
+from spec_local.server.protocols.responses import Responses
+from spec_local.server.supervision.events import Delta, Ended, Reading, Refused, Started
+from spec_local.server.supervision.supervisor import AnswerEvents
 from tests.server_events import LOADED
 
 STARTED, ENDED = Started(3, 1), Ended(Delta("."), "stop", Statistics(predicted_n=2))
@@ -39,7 +39,7 @@ def fast(monkeypatch):
 
 async def respond(exchange, *script, stream=True):
     """The response, its parts and whether it has ended; numbers in the script are pauses in seconds."""
-    answers, ends = Answers(1), []
+    answers, ends = AnswerEvents(1), []
 
     async def play():
         for event in script:
@@ -105,7 +105,7 @@ def test_headers_wait_until_all_prompts_are_checked(monkeypatch, seconds):
     """An agent shortens its prompt if the status is 400; but no client waits for headers without an end."""
 
     async def status():
-        answers = Answers(2)
+        answers = AnswerEvents(2)
         answers.unchecked = {5, 6}
         answers.check(5)
         answers.put(0, STARTED)
@@ -131,7 +131,7 @@ def test_an_error_after_the_headers_is_an_event(kind, body):
 
 def test_headers_come_before_the_first_event():
     async def main():
-        answers = Answers(1)
+        answers = AnswerEvents(1)
         begun = time.monotonic()
         response = await responding.stream(ChatCompletions(MESSAGES, LOADED), answers, lambda: None)
         first = await anext(response.body_iterator)
@@ -146,7 +146,7 @@ class Loading:
     """A stream whose model is being loaded: `loaded` says when it is, and `made` what comes of it."""
 
     def __init__(self, kind, body):
-        self.exchange, self.answers, self.ends = kind(body | {"stream": True}, LOADED), Answers(1), []
+        self.exchange, self.answers, self.ends = kind(body | {"stream": True}, LOADED), AnswerEvents(1), []
         self.loaded, self.made = (asyncio.get_running_loop().create_future() for _ in range(2))
 
     async def make(self):

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.server.events import Delta
-from spec_local.server.responses import Responses
+from spec_local.server.protocols.responses import Responses
+from spec_local.server.supervision.events import Delta
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_local.server.stable_prompts import StablePrompts
+from spec_local.server.supervision.stable_prompts import StablePrompts
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.3; cc_entrypoint=cli; cch={}; "
 QUESTION = {"role": "user", "content": "It is 13:39. Is this right?"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spec_local.chat.call_formats import format_of
 from spec_local.chat.messages import INVALID, json_value
 from spec_local.chat.tool_calls import ToolCallParser
-from spec_local.core.reasoning import Splitter, markers_of
+from spec_local.reasoning.markers import Splitter, markers_of
 
 TOOLS = [
     {

@@ -11,7 +11,7 @@ import torch
 from spec_local.errors import InvalidRequest
 from spec_local.training import distillation, shards
 from spec_local.training.dataset import Dataset
-from spec_local.training.distillation import Hyperparameters, Run, steps_per_second, train
+from spec_local.training.distillation import Hyperparameters, TrainingRun, steps_per_second, train
 from spec_local.training.evaluation import Evaluation, Score
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from spec_local.training.main_weights import MainWeights
@@ -49,7 +49,7 @@ def data(tmp_path_factory):
 def run(data, hyperparameters=HYPERPARAMETERS, start=None, device="cpu", **options):
     dataset, main = data
     start = start or random_weights()
-    return train(Run(start, SHAPE, main, dataset, hyperparameters, device=device), **options)
+    return train(TrainingRun(start, SHAPE, main, dataset, hyperparameters, device=device), **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -193,7 +193,7 @@ def test_training_speed_is_measured_without_changing_the_weights(data):
     dataset, main = data
     start = random_weights()
     before = {name: value.copy() for name, value in start.items()}
-    assert 1 < steps_per_second(Run(start, SHAPE, main, dataset, HYPERPARAMETERS), seconds=0.2) < 1e4
+    assert 1 < steps_per_second(TrainingRun(start, SHAPE, main, dataset, HYPERPARAMETERS), seconds=0.2) < 1e4
     assert all((start[name] == before[name]).all() for name in start)
 
 
@@ -209,7 +209,7 @@ def test_the_users_answers_count_unless_others_suffer(data, monkeypatch):
         return Evaluation(both, {"your answers": Score(100, own, 0.0), "other": Score(300, others, 0.0)}, [])
 
     monkeypatch.setattr(distillation, "evaluate", evaluate)
-    training = Run(random_weights(), SHAPE, main, dataset, HYPERPARAMETERS)
+    training = TrainingRun(random_weights(), SHAPE, main, dataset, HYPERPARAMETERS)
     scores = []
     for step in range(len(rates)):
         training.evaluate()
@@ -222,7 +222,7 @@ def test_weights_between_the_first_and_the_last_ones_are_tried(data, monkeypatch
     """Where only half of the way is not too far: made-up agreement on others, which falls with the way."""
     dataset, main = data
     start = random_weights()
-    training = Run(start, SHAPE, main, dataset, replace(HYPERPARAMETERS, n_steps=3, eval_every=3))
+    training = TrainingRun(start, SHAPE, main, dataset, replace(HYPERPARAMETERS, n_steps=3, eval_every=3))
     name = "fc.weight"
     ways = []
 

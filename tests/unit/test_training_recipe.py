@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spec_local.errors import InvalidRequest
-from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
+from spec_local.training.prompts import TrainingPrompt, UserTexts, synthetic_prompt
 from spec_local.training.recipe import SELF_GENERATED, Journal, Recipe, open_journal, prompt_source
 
 ANSWERS = [f"An answer of the main model, number {i}. " * 12 for i in range(5)]
@@ -29,7 +29,7 @@ def test_a_quarter_of_the_prompts_are_self_generated_and_the_others_synthetic():
 
 
 def test_every_fourth_prompt_is_the_users_until_each_was_used_four_times():
-    users = [Prompt("mine", f"What is {i}?", False) for i in range(3)]
+    users = [TrainingPrompt("mine", f"What is {i}?", False) for i in range(3)]
     prompts = [prompt_source(3, UserTexts(prompts=users))(i, ()) for i in range(100)]
     mine = [i for i, each in enumerate(prompts) if each in users]
     assert mine == list(range(0, 48, 4))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
-from spec_local.core.text import printable
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.text import printable
 
 pytest.importorskip("llm")
 

@@ -37,7 +37,7 @@ _AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BuildRecipe:
     """A way to build llama.cpp: a display name and the CMake arguments."""
 
     name: str
@@ -48,11 +48,11 @@ class Recipe:
         return f'CMAKE_ARGS="{self.cmake_args}" {shlex.join(_install_command())}'
 
 
-def portable() -> Recipe:
+def portable() -> BuildRecipe:
     """Return the build that runs on all processors of this kind: with AVX2 on x86-64."""
     if platform.machine().lower() not in _X86_64:
-        return Recipe("a portable build", "-DGGML_NATIVE=OFF")
-    return Recipe("a plain AVX2 build", _cmake_args(_AVX2))
+        return BuildRecipe("a portable build", "-DGGML_NATIVE=OFF")
+    return BuildRecipe("a plain AVX2 build", _cmake_args(_AVX2))
 
 
 def lacking() -> str | None:
@@ -64,7 +64,7 @@ def lacking() -> str | None:
     return f"this processor lacks {', '.join(names)}, which wheels of specdec need" if names else None
 
 
-def recipes() -> list[Recipe]:
+def recipes() -> list[BuildRecipe]:
     """Return the builds to try if the native one crashes, fastest first."""
     if platform.machine().lower() not in _X86_64:
         return [portable()]
@@ -78,10 +78,10 @@ def recipes() -> list[Recipe]:
         ("a plain AVX2 build", _AVX2),
         ("a plain SSE 4.2 build", ("SSE42",)),
     ]
-    by_arguments: dict[str, Recipe] = {}
+    by_arguments: dict[str, BuildRecipe] = {}
     for name, options in candidates:
         arguments = _cmake_args(options)
-        by_arguments.setdefault(arguments, Recipe(name, arguments))
+        by_arguments.setdefault(arguments, BuildRecipe(name, arguments))
     return list(by_arguments.values())
 
 
@@ -102,7 +102,7 @@ def _install_command() -> list[str]:
     return [sys.executable, "-P", "-m", "pip", "install", *options, _requirement()]
 
 
-def install(recipe: Recipe) -> bool:
+def install(recipe: BuildRecipe) -> bool:
     """Build and install llama-cpp-python, with pip's output on stderr. Return whether that succeeded."""
     environment = os.environ | {"CMAKE_ARGS": recipe.cmake_args}
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(usable_processors().hardware_threads))
@@ -110,8 +110,8 @@ def install(recipe: Recipe) -> bool:
 
 
 def repair(
-    works: Callable[[], bool], try_to_install: Callable[[Recipe], bool] = install
-) -> Iterator[tuple[Recipe, bool | None]]:
+    works: Callable[[], bool], try_to_install: Callable[[BuildRecipe], bool] = install
+) -> Iterator[tuple[BuildRecipe, bool | None]]:
     """Try the builds of `recipes` until one works.
 
     Yields:

@@ -1,0 +1,245 @@
+"""Load a session's models, and open a context of each for every row."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_local.calibration.cost_store import Conditions
+from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
+from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLocalError, VocabularyMismatch
+from spec_local.llama import runtime
+from spec_local.llama.compatibility import difference
+from spec_local.llama.context import CACHE_TYPES
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.choose import Chosen, choose_head
+from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
+from spec_local.llama.memory import free_memory
+from spec_local.llama.model import Model
+from spec_local.llama.open import open_rows
+from spec_local.llama.reproducible import open_reproducible_rows
+from spec_local.llama.row import LlamaRow
+from spec_local.llama.setup.probe import check_model_file
+from spec_local.opening.preload import take
+from spec_local.system.machine import default_threads
+
+if TYPE_CHECKING:
+    from spec_local.opening.drafters import Drafter
+
+DEFAULT_CONTEXT = 4096
+_MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
+_ROW_TOKENS = 8  # of them for each row: there is room for a draft
+_MAX_ROWS = 8  # unless more are asked for
+_MAX_TRIED = 3  # drafters that nobody has asked for: the first test of each takes some seconds
+_OF_THE_FILE = (ModelFileError, ModelError, VocabularyMismatch)  # errors that another try would repeat
+OF_A_HEAD = (*_OF_THE_FILE, BackendCrash)
+"""Errors of a file that nobody can use, if the main model can be loaded without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """See `spec_local.session.Session.open`. workers: their addresses, checked.
+
+    gpu_layers, draft_gpu_layers: of the main model, and of the draft model or head.
+    find_draft: without a draft, and without layers for multi-token prediction, look for one on this machine.
+    """
+
+    n_ctx: int | None
+    threads: int | None
+    gpu_layers: int
+    draft_gpu_layers: int
+    cache_type: str
+    branches: int
+    reproducible: bool
+    parallel: int | None
+    draft_vocab: DraftVocab
+    mtp: bool
+    workers: tuple[str, ...]
+    find_draft: bool = False
+
+
+Rows = Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]]
+"""A context of the main model, and one of the draft model or head, for each answer at the same time."""
+
+
+def load(
+    main: Path, draft: Path | None, settings: LoadSettings, log: Callable[[str], None]
+) -> tuple[Rows, ExitStack]:
+    """Load the models, and open their contexts.
+
+    Args:
+        main, draft: GGUF files; the draft is a model or a head.
+        settings: of the session.
+        log: called with one line for each slow operation and each decision.
+
+    Returns:
+        rows: contexts of both models.
+        resources: frees contexts and models when it is closed.
+
+    Raises:
+        SpecLocalError: everything loaded before the error has been freed.
+    """
+    with ExitStack() as stack:
+        free = free_memory()
+        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft)
+        wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
+        if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
+            log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")
+        if settings.find_draft and not draft and not choose_head(model):
+            rows, resources = _load_found(model, wanted, free, settings, log)
+        else:
+            rows, resources = _load_rows(model, draft, wanted, settings, log)
+        stack.push(resources)
+        return rows, stack.pop_all()
+
+
+def _load_found(
+    main: Model, wanted: int, free: int, settings: LoadSettings, log: Callable[[str], None]
+) -> tuple[Rows, ExitStack]:
+    """`_load_rows` with the first drafter on this machine that can be used, or without one.
+
+    free: bytes of memory before the main model was loaded.
+    """
+    from spec_local.models.head_versions import roll_back
+    from spec_local.models.pairs import OVERHEAD
+    from spec_local.opening import drafters  # takes 30 ms
+
+    caches = main.kv_bytes(main.n_ctx(wanted), CACHE_TYPES.get(settings.cache_type, 2.0))
+    # Of the main model and, at most as large, of the draft model.
+    needed = 2 * caches * (settings.parallel or 1) + OVERHEAD + (0 if settings.workers else main.size)
+    conditions = Conditions(
+        main.path,
+        settings.gpu_layers,
+        settings.threads or default_threads(),
+        main.n_ctx(wanted),
+        settings.cache_type,
+        workers=settings.workers,
+    )
+    # llama.cpp itself reports that a GPU's own memory is too small.
+    has_own_memory = runtime.library().llama_supports_gpu_offload() and sys.platform != "darwin"
+    spare = sys.maxsize if has_own_memory and settings.gpu_layers else free - needed
+    quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
+    for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
+        try:
+            loaded = _load_rows(main, found.path, wanted, settings, quiet, found)
+        except SpecLocalError as error:
+            if isinstance(error, OF_A_HEAD) and roll_back(main.path, found.path, error, log):
+                continue
+            quiet(f"not drafting with {found.path.name}: {error}")
+            if isinstance(error, _OF_THE_FILE):
+                drafters.reject(main.path, found.path, str(error))
+            continue
+        log(f"drafting with {found.path.name} ({found.why}; `draft=none` turns it off)")
+        return loaded
+    loaded = _load_rows(main, None, wanted, settings, log)
+    if offered := drafters.offer(main.path, spare):
+        log(offered)
+    return loaded
+
+
+def _load_rows(
+    main: Model,
+    draft: Path | None,
+    wanted: int,
+    settings: LoadSettings,
+    log: Callable[[str], None],
+    found: "Drafter | None" = None,
+) -> tuple[Rows, ExitStack]:
+    """Load the draft, and open the contexts of both; if that fails, only the main model stays loaded.
+
+    Args:
+        wanted: context length in tokens.
+        found: the draft, if nobody has asked for it.
+    """
+    with ExitStack() as stack:
+        models = [main]
+        if draft:
+            of_draft = replace(settings, gpu_layers=settings.draft_gpu_layers, workers=())
+            models.append(_model(draft, of_draft, log, stack))
+        head = choose_head(*models, log=(lambda line: None) if found else log)
+        if head and draft:
+            if not settings.workers:
+                check_model_file(draft, gpu_layers=settings.gpu_layers, main=main.path, log=log)
+            del models[1:]
+        elif found and not found.is_of_pair and (why := difference(*(m.vocabulary for m in models))):
+            raise VocabularyMismatch(f"another vocabulary ({why})")
+        lengths = [model.n_ctx(wanted) for model in models]
+        n_rows = settings.parallel
+        if n_rows is None:
+            n_rows = rows_that_fit(row_bytes(models, lengths, settings.cache_type), free_memory())
+        mains, *others = _contexts(models, lengths, n_rows, head, settings, stack)
+        drafts: Sequence[LlamaRow | HeadRow | None] = others[0] if others else [None] * n_rows
+        if head:
+            drafts = head.open(mains)
+            stack.callback(drafts[0].close)
+        for row in drafts:
+            if row:
+                limit_drafts(row, (mains[0] if head else row).model.vocabulary, settings.draft_vocab)
+        return list(zip(mains, drafts, strict=True)), stack.pop_all()
+
+
+def _model(
+    path: Path,
+    settings: LoadSettings,
+    log: Callable[[str], None],
+    stack: ExitStack,
+    *,
+    load_mtp: bool = False,
+) -> Model:
+    workers = settings.workers
+    model = None if workers else take(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp)
+    if not model:
+        if not workers:  # the memory of this machine may be too small for what workers hold
+            check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
+        model = Model(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp, workers=workers)
+    stack.callback(model.close)
+    return model
+
+
+def _contexts(
+    models: Sequence[Model],
+    lengths: Sequence[int],
+    n_rows: int,
+    head: Chosen | None,
+    settings: LoadSettings,
+    stack: ExitStack,
+) -> list[Sequence[LlamaRow]]:
+    """For each model, a context for each row."""
+    found: list[Sequence[LlamaRow]] = []
+    for model, length in zip(models, lengths, strict=True):
+        create = open_reproducible_rows if settings.reproducible and not found else open_rows
+        least = max(settings.branches, MAX_STAGED + 1) if found else MAX_DRAFT + 1
+        max_tokens = max(_MAX_TOKENS, _ROW_TOKENS * n_rows)
+        opened = create(
+            model,
+            n_rows,
+            n_ctx=length,
+            # Rows of logits take memory: the draft model needs one per branch or per staged token.
+            max_logits=least if n_rows == 1 else max(least, min(max_tokens, least * n_rows)),
+            max_tokens=max_tokens,
+            max_branches=settings.branches,
+            threads=settings.threads,
+            cache_type=settings.cache_type,
+            # The draft model's calls have one token of a chain: no state before them is kept.
+            **{"max_rollback": 0} if found else {"hidden": head.hidden if head else None},
+        )
+        for row in opened:
+            stack.callback(row.close)
+        found.append(opened)
+    return found
+
+
+def row_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
+    """Return the bytes of a row's caches, with so many tokens of context; states need loaded weights."""
+    return sum(
+        model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + 2 * model.state_bytes
+        for model, n in zip(models, lengths, strict=True)
+    )
+
+
+def rows_that_fit(row: int, free: int) -> int:
+    """Return the number of rows whose caches, of `row` bytes, fit into half of the free memory: 1 to 8."""
+    return max(1, min(_MAX_ROWS, free // (2 * row) if row else _MAX_ROWS))

@@ -1,0 +1,142 @@
+"""Choose the devices of a session's models on a Mac: those that were measured as fastest, or are now."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from spec_local.calibration import cost_store
+from spec_local.calibration.cost_store import Conditions
+from spec_local.calibration.known_costs import KnownCosts
+from spec_local.calibration.placement import DeviceCosts, Placement, choose
+from spec_local.errors import SpecLocalError
+from spec_local.llama import gguf_header
+from spec_local.llama.devices import DEVICES, GPU_LAYERS, Device
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.memory import free_memory
+from spec_local.opening.loading import DEFAULT_CONTEXT, LoadSettings, load
+from spec_local.policies.cost_model import CallCosts
+from spec_local.policies.sharing import RowCosts
+from spec_local.system.machine import OtherPrograms, default_threads
+
+
+def placed(
+    main: Path, draft: Path | None, settings: LoadSettings, log: Callable[[str], None]
+) -> LoadSettings:
+    """Return the settings with the devices on which these models are fastest.
+
+    The costs of their calls come from disk. The first time, they are measured, for a second or two per model
+    and device, and stored.
+
+    Args:
+        log: called before a measurement, with its result, and if the models do not run on one of the devices.
+    """
+    drafter = draft or _found(main, settings)
+    costs = {
+        device: known for device in DEVICES if (known := _stored(main, drafter, settings, device)) is not None
+    }
+    if len(costs) < len(DEVICES):
+        names = " and ".join(path.name for path in (main, draft) if path)
+        log(f"measuring {names} on Metal and on the CPU (first use with these settings)")
+        for device in DEVICES:
+            if device not in costs and (found := _measured(main, draft, settings, device, log)):
+                costs[device] = found
+        if len(costs) == len(DEVICES):
+            for line in choose(costs).sentences():
+                log(line)
+    if not costs:
+        return settings  # loading the models raises the error
+    best = choose(costs).best
+    return _on(settings, best)
+
+
+def _on(settings: LoadSettings, placement: Placement) -> LoadSettings:
+    main, draft = GPU_LAYERS[placement.main], GPU_LAYERS[placement.draft]
+    return replace(settings, gpu_layers=main, draft_gpu_layers=draft)
+
+
+def _measured(
+    main: Path, draft: Path | None, settings: LoadSettings, device: Device, log: Callable[[str], None]
+) -> DeviceCosts | None:
+    """Load the models on a device, measure their costs, and store them; None: they do not run there."""
+    # The costs of one answer with chains: those that reports use, too.
+    alone = replace(_on(settings, Placement(device, device)), parallel=1, branches=1, draft_vocab="auto")
+    programs = OtherPrograms()
+    try:
+        rows, resources = load(main, draft, alone, lambda line: None)
+        with resources:
+            row = rows[0][1]
+            of_main, of_draft = KnownCosts().measured(*rows[0])
+    except SpecLocalError as error:
+        log(f"`device={device}` cannot be used for these models: {error}")
+        return None
+    others = programs.cores()
+    cost_store.save(_conditions(main, settings, device), of_main, others=others)
+    if not row or not of_draft:
+        return DeviceCosts(of_main)
+    drafting: CallCosts = of_draft
+    if isinstance(row, HeadRow):
+        key = _of_head(row.model.path, main, settings, device, drafts_blocks=row.drafts_blocks)
+        drafting = RowCosts(of_draft, drafts_blocks=row.drafts_blocks)
+    else:
+        key = _conditions(row.model.path, settings, device)
+    n_first = row.draft_vocabulary.n_first if row.draft_vocabulary else 0
+    cost_store.save(replace(key, n_first=n_first), of_draft, others=others)
+    return DeviceCosts(of_main, drafting, isinstance(row, HeadRow))
+
+
+def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Device) -> DeviceCosts | None:
+    """The costs on a device that were measured earlier; None: some are missing."""
+    of_main = cost_store.load(_conditions(main, settings, device))
+    if not of_main:
+        return None
+    if draft and (of_draft := cost_store.load_drafting(_conditions(draft, settings, device))):
+        return DeviceCosts(of_main, of_draft)
+    if (draft or settings.mtp) and (of_head := _stored_of_head(draft or main, main, settings, device)):
+        return DeviceCosts(of_main, of_head, is_head=True)
+    return None if draft else DeviceCosts(of_main)
+
+
+def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Device) -> RowCosts | None:
+    """The costs of a head in this file, which may be that of the main model; None: there are none."""
+    for drafts_blocks in (False, True):
+        key = _of_head(head, main, settings, device, drafts_blocks=drafts_blocks)
+        if costs := cost_store.load_drafting(key):
+            return RowCosts(costs, drafts_blocks=drafts_blocks)
+    return None
+
+
+def _of_head(
+    head: Path, main: Path, settings: LoadSettings, device: Device, *, drafts_blocks: bool
+) -> Conditions:
+    """The conditions of a head: its context is as long as that of the main model."""
+    # One that drafts blocks drafts trees with them.
+    return replace(_conditions(main, settings, device), path=head, is_head=True, branching=drafts_blocks)
+
+
+def _conditions(model: Path, settings: LoadSettings, device: Device) -> Conditions:
+    """The conditions of one answer with this model on this device."""
+    wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
+    header = gguf_header.read_metadata(model)
+    trained = header.get(f"{header.get('general.architecture')}.context_length")
+    return Conditions(
+        model,
+        GPU_LAYERS[device],
+        settings.threads or default_threads(),
+        min(wanted, int(trained)) if trained else wanted,
+        settings.cache_type,
+    )
+
+
+def _found(main: Path, settings: LoadSettings) -> Path | None:
+    """The draft that loading will probably find on this machine; None: it does not look for one."""
+    if not settings.find_draft or _stored_of_head(main, main, settings, "metal"):
+        return None
+    from spec_local.opening import drafters  # takes 30 ms
+
+    spare = free_memory() - main.stat().st_size
+    for found in drafters.find_drafters(_conditions(main, settings, "metal"), spare):
+        with suppress(SpecLocalError):  # a damaged file is passed over by loading, too
+            gguf_header.read_metadata(found.path)
+            return found.path
+    return None

@@ -1,0 +1,1 @@
+"""Training while the server is idle."""

@@ -1,0 +1,1 @@
+"""The HTTP interfaces of other programs: their bodies, their errors, and their streams."""

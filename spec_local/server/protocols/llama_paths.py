@@ -1,0 +1,127 @@
+"""The smaller paths of llama.cpp's server: tokens, the state of the rows, and what does not exist here."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from spec_local.errors import InvalidRequest
+from spec_local.server.protocols import errors
+from spec_local.server.protocols.completions import prompts_of
+from spec_local.server.protocols.request_body import flag, read_json
+from spec_local.server.protocols.sampling_body import whole
+from spec_local.server.protocols.work import until_gone
+from spec_local.server.supervision.supervisor import Supervisor
+from spec_local.settings import GenerationSettings
+from spec_local.text import printable
+
+
+class Use(Protocol):
+    """Choose the model that a request is about; it stays loaded until the end of the context."""
+
+    async def __call__(
+        self, request: Request, body: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[Supervisor]: ...
+
+
+def routes(use: Use, max_body: int) -> list[Route]:
+    """The routes. max_body: maximum size of a body in bytes."""
+
+    async def tokenize(request: Request) -> Response:
+        body = await read_json(request, max_body)
+        content = body.get("content")
+        (text,) = prompts_of(content, "content") if content not in (None, []) else [""]
+        special = flag(body, "add_special", False), flag(body, "parse_special", True)
+        with await use(request, body) as engine:
+            tokens = await engine.ask("tokenize", (text, *special))
+            if not flag(body, "with_pieces", False):
+                return JSONResponse({"tokens": tokens})
+            pieces = await engine.ask("pieces", tokens)
+        described = [{"id": token, "piece": _piece(p)} for token, p in zip(tokens, pieces, strict=True)]
+        return JSONResponse({"tokens": described})
+
+    async def detokenize(request: Request) -> Response:
+        body = await read_json(request, max_body)
+        tokens = body.get("tokens") or []
+        tokens = [whole(token) for token in tokens] if isinstance(tokens, list) else [None]
+        if not all(type(token) is int for token in tokens):
+            raise InvalidRequest("tokens must be a list of numbers: give token ids")
+        with await use(request, body) as engine:
+            text = b"".join(await engine.ask("pieces", tokens)).decode("utf-8", "surrogateescape")
+        return JSONResponse({"content": printable(text)})
+
+    async def slots(request: Request) -> Response:
+        with await use(request) as engine:
+            loaded, rows = engine.check_ready(), await engine.ask("slots")
+        if request.query_params.get("fail_on_no_slot") and None not in rows:
+            message = f"all {loaded.n_rows} rows are in use: try again soon"
+            return errors.response(request.url.path, HTTPStatus.SERVICE_UNAVAILABLE, message)
+        return JSONResponse(
+            [
+                {"id": i, "id_task": -1, "n_ctx": loaded.n_ctx, "speculative": bool(loaded.draft)}
+                | ({"is_processing": False} if row is None else _in_use(*row))
+                for i, row in enumerate(rows)
+            ]
+        )
+
+    async def not_here(request: Request) -> Response:
+        message = "this server only generates text: embeddings, ranking and saved rows need another server, "
+        message += "such as llama-server"
+        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
+
+    async def no_adapters(request: Request) -> Response:
+        return JSONResponse([])
+
+    async def fixed(request: Request) -> Response:
+        message = "this server cannot be changed while it runs: choose models and adapters at its start"
+        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
+
+    elsewhere = ["/v1/embeddings", "/embeddings", "/embedding", "/slots/{id}"]
+    both = ("rerank", "reranking", "audio/transcriptions")
+    elsewhere += [f"{version}/{name}" for version in ("", "/v1") for name in both]
+    return [
+        Route("/tokenize", until_gone(tokenize), methods=["POST"]),
+        Route("/detokenize", until_gone(detokenize), methods=["POST"]),
+        Route("/slots", until_gone(slots)),
+        Route("/lora-adapters", no_adapters),
+        *(Route(path, fixed, methods=["POST"]) for path in ("/lora-adapters", "/props")),
+        *(Route(path, not_here, methods=["POST"]) for path in elsewhere),
+    ]
+
+
+def _in_use(task: int, n_prompt: int, n_generated: int, settings: GenerationSettings) -> dict[str, Any]:
+    """The fields of a row that an answer uses; llama.cpp's server tells no text either."""
+    sampling, limit = settings.sampling, -1 if settings.max_tokens is None else settings.max_tokens
+    return {
+        "id_task": task,
+        "is_processing": True,
+        "n_prompt_tokens": n_prompt,
+        "params": {
+            "n_predict": limit,
+            "max_tokens": limit,
+            "seed": -1 if settings.seed is None else settings.seed,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+        },
+        "next_token": [
+            {
+                "has_next_token": True,
+                "n_decoded": n_generated,
+                "n_remain": -1 if limit < 0 else max(0, limit - n_generated),
+            }
+        ],
+    }
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A token's text, or its bytes if they are not whole characters, as llama.cpp's server writes it."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

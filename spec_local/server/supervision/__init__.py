@@ -1,0 +1,1 @@
+"""The process with the models: started, watched, started again; and which models it has."""
