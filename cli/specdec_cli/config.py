@@ -62,13 +62,13 @@ def unset(options: ConfigUnsetOptions) -> None:
     render.note(f"removed {options.name} from {place}")
 
 
-def _editable(options: ConfigSetOptions | ConfigUnsetOptions) -> tuple[config_edit.Setting, Path]:
+def _editable(options: ConfigSetOptions | ConfigUnsetOptions) -> tuple[config_edit.ConfigSetting, Path]:
     """Return a setting, and the config file, if it has no errors that a change would hide."""
     root: Any = options.ctx.find_root().command
     place = settings.path(options.config)
     if place.exists():
         settings.read(root, options.config)
-    return config_edit.Setting(dict(settings.runnable(root)), options.name), place
+    return config_edit.ConfigSetting(dict(settings.runnable(root)), options.name), place
 
 
 def _all_rows(

@@ -16,7 +16,7 @@ from spec_local.text import printable
 from specdec_cli import names, settings
 
 
-class Setting:
+class ConfigSetting:
     """An option in the config file: ``top-k`` for all commands, ``chat.top-k`` for one.
 
     Raises:

@@ -168,10 +168,10 @@ def test_a_build_without_metal(on_a_mac):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("cpu", 20), "--device cpu contradicts --gpu-layers 20: remove one of them"),
-        (("cpu", -1), "--device cpu contradicts --gpu-layers -1: remove one of them"),
-        (("metal", 0), "--device metal contradicts --gpu-layers 0: remove one of them"),
-        (("cpu", None, ["10.0.0.2"]), "--device cpu is for models on this machine alone: remove it"),
+        (("cpu", 20), "`device=cpu` contradicts `gpu_layers=20`: remove one of them"),
+        (("cpu", -1), "`device=cpu` contradicts `gpu_layers=-1`: remove one of them"),
+        (("metal", 0), "`device=metal` contradicts `gpu_layers=0`: remove one of them"),
+        (("cpu", None, ["10.0.0.2"]), "`device=cpu` is for models on this machine alone: remove it"),
     ],
 )
 def test_contradictions(on_a_mac, arguments, why):
