@@ -50,14 +50,14 @@ class Drafting:
             return NOTHING
         acceptance = self._acceptance.recent
         n_unread = 1 if self.reading.is_long(reading) else reading.n_unread
-        step = best_chain(acceptance.upper, costs, draft, self._max_draft, n_unread, least=1)
         n = 1  # tokens that the first call drafts
         if draft.drafts_blocks:
             n = best_chain(acceptance.mean, costs, draft, self._max_draft, least=1).n
             limit = replace(limit, depth=min(limit.depth, n))
-        first = float(chain_seconds(draft, n_unread, n)[n])
-        loss = first + float(costs.verifying[1]) - costs.plain
-        if step.rate <= rate or loss > self._budget.may_lose("draft") * costs.plain:
+        loss = float(chain_seconds(draft, n_unread, n)[n] + costs.verifying[1]) - costs.plain
+        if loss > self._budget.may_lose("draft") * costs.plain:
+            return NOTHING
+        if best_chain(acceptance.upper, costs, draft, self._max_draft, n_unread).rate <= rate:
             return NOTHING
         if not self._tree:
             return Decision("draft", limit, reading=reading)
