@@ -42,7 +42,7 @@ class Adaptive(Policy):
         self._clock, self._as_tree = options.clock, options.tree_nodes > 0
         self._timing = StepTiming(main)
         self._drafting = Drafting(main, draft, known, options, MAX_CALLS) if draft else None
-        known.start(self._drafting.reading.usual_gain if self._drafting else lambda n_running, window: 0.0)
+        known.start(self._drafting.usual_gain if self._drafting else lambda n_running, window: 0.0)
         # Of the step at hand:
         self._candidates: Sequence[Proposal] = ()
         self._decision, self._costs = NOTHING, main.at()
