@@ -133,12 +133,12 @@ class SharedCosts:
 
     def at(self, load: CallLoad = ALONE) -> StepCosts:
         """The costs of a call with this load, as far as they are known now."""
-        needs_plain = self._n_speculative >= _PLAIN_AFTER
+        needs_plain = load.is_comparable and self._n_speculative >= _PLAIN_AFTER
         return StepCosts(self._table(load.n_parallel), load, self._max_rollback, needs_plain)
 
     def observe(self, load: CallLoad, n_drafted: int, seconds: float) -> None:
         """Record a call with so many draft tokens; ignored if it shows nothing about other calls."""
-        if not load.n_read and (load.n_parallel > 1 or not load.n_others):
+        if load.is_comparable:
             self._table(load.n_parallel).observe(1 + n_drafted, seconds)
             self._n_speculative = self._n_speculative + 1 if n_drafted else 0
 
