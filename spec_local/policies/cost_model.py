@@ -227,7 +227,7 @@ def chain_seconds(draft: CallCosts, n_unread: int, n_max: int) -> Floats:
 def _between(wanted: NDArray[np.integer], known: Mapping[int, float]) -> Floats:
     """Costs by number of tokens, from the known ones, which ascend: see `CostModel.seconds`."""
     sizes, costs = list(known), list(known.values())
-    found = np.interp(wanted, sizes, costs)
+    found: Floats = np.interp(wanted, sizes, costs)
     beyond = wanted > sizes[-1]
     if len(sizes) == 1:
         found[beyond] = costs[0] * wanted[beyond] / sizes[0]
