@@ -61,5 +61,5 @@ def best_chain(
 
 
 def could_gain(main: CallCosts, draft: CallCosts, n_max: int) -> bool:
-    """Return whether a draft model would gain 2 % at 95 % acceptance; another one is not worth its memory."""
+    """Return whether a draft model would gain at 95 % acceptance; one that would not is never asked."""
     return best_chain(0.95, main, draft, n_max).rate > 1.02 / main.seconds(1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from spec_local.core.proposal import CallLoad, Limit
 from spec_local.policies.base import NOTHING, WINDOWS, Decision, DraftReading, Offer, PolicyOptions
-from spec_local.policies.choice import best_chain
+from spec_local.policies.choice import best_chain, could_gain
 from spec_local.policies.cost_model import CostModel, chain_seconds
 from spec_local.policies.drafted_chain import DraftedChain
 from spec_local.policies.experience import Experience
@@ -46,6 +46,7 @@ class Drafting:
         self._max_tree, self._max_tokens = options.tree_nodes, options.max_tokens
         self._max_draft = min(max_calls, options.max_draft or max_calls)
         self._considered = 0  # tokens of the answer when long reading was last considered
+        self._could_gain: dict[CallLoad, bool] = {}  # once an answer
         self._n_decisions = 0
         self._tree: tuple[int, int] | None = None  # its depth and nodes, if trees promise more than chains
 
@@ -58,6 +59,10 @@ class Drafting:
         """Choose the draft model if it promises more tokens per second than `rate`, within the budget."""
         draft, limit = self.costs, offer.limit
         if not offer.readings:
+            return NOTHING
+        if limit.load not in self._could_gain:
+            self._could_gain[limit.load] = could_gain(costs, draft, self._max_draft)
+        if not self._could_gain[limit.load]:
             return NOTHING
         if self._max_tree and self._n_decisions % _REPLANNED_EVERY == 0:
             self._plan_tree(limit, costs)

@@ -43,7 +43,7 @@ class StepCosts:
     @cached_property
     def plain(self) -> float:
         """Seconds without draft tokens."""
-        return self.seconds(1)
+        return self.plain_s / self.load.n_parallel
 
     @cached_property
     def verifying(self) -> Floats:
@@ -99,8 +99,7 @@ class StepCosts:
     def seconds_again(self, n_rejected: int, n_kept: int) -> float:
         """Return the extra seconds of the next call because it evaluates tokens of this one again.
 
-        Args:
-            n_rejected, n_kept: rejected draft tokens, and other tokens of this call.
+        n_rejected, n_kept: rejected draft tokens, and other tokens of this call.
         """
         if n_rejected <= self.max_rollback:
             return 0.0
