@@ -41,6 +41,11 @@ class CallLoad:
     n_running: int = 1
 
     @property
+    def is_comparable(self) -> bool:
+        """True if the call's time shows what those of as many requests take."""
+        return not self.n_read and (self.n_parallel > 1 or not self.n_others)
+
+    @property
     def is_alone(self) -> bool:
         """True if nothing but one request's call happens in the step."""
         return self.n_parallel == 1 and not self.n_read and not self.n_others

@@ -1,8 +1,7 @@
 """The adaptive policy: in each step do what has the highest expected tokens per second, within a loss budget.
 
-The options are a plain step, a part of what lookups found, and the draft model; after each draft token,
-another call or verification. `AcceptanceModel` gives expected tokens, `StepCosts` expected seconds, `choice`
-compares the options, and `LossBudget` bounds what wrong estimates may cost.
+The options are a plain step, a part of what lookups found (`best_candidates`), and the draft model
+(`Drafting`); after each draft token, another call or verification (`DraftedChain`).
 """
 
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ class Adaptive(Policy):
         self._clock, self._as_tree = options.clock, options.tree_nodes > 0
         self._timing = StepTiming(main)
         self._drafting = Drafting(main, draft, known, options, MAX_CALLS) if draft else None
-        known.start(self._drafting.reading.usual_gain if self._drafting else lambda n_running, window: 0.0)
+        known.start(self._drafting.usual_gain if self._drafting else lambda n_running, window: 0.0)
         # Of the step at hand:
         self._candidates: Sequence[Proposal] = ()
         self._decision, self._costs = NOTHING, main.at()
@@ -56,7 +55,9 @@ class Adaptive(Policy):
 
     def choose(self, offer: Offer) -> Decision:
         self._candidates, limit = offer.candidates, offer.limit
-        self._costs = costs = self.main_costs.at(limit.load)
+        if limit.load != self._costs.load or not limit.load.is_alone:  # other requests observe costs, too
+            self._costs = self.main_costs.at(limit.load)
+        costs = self._costs
         self._decision, self._chain, self._spent = NOTHING, None, 0.0
         self._call_began = self._clock()
         if costs.needs_plain:
@@ -110,7 +111,7 @@ class Adaptive(Policy):
     def _settle(self, took: float, n_output: int, n_verified: int) -> None:
         """Account for what a step gained or lost."""
         known, costs, decision = self._known, self._costs, self._decision
-        seconds = float(costs.verifying[n_verified])
+        seconds = float(costs.verifying[n_verified]) if n_verified else costs.plain
         if n_verified and costs.load.is_alone:
             # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
             seconds = min(2.0 * seconds, max(0.5 * seconds, took))

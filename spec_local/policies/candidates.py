@@ -24,8 +24,7 @@ def best_candidates(
 ) -> tuple[ExpectedStep, Proposal]:
     """The part of a lookup's candidates with the most expected tokens per second; it may be empty.
 
-    Args:
-        as_tree: take the candidates of several lookups as one tree.
+    as_tree: take the candidates of several lookups as one tree.
     """
     best, part, limit = ExpectedStep(1.0, costs.plain), EMPTY, offer.limit
     found = [acceptance.calibrated(each) for each in offer.candidates if _could_pay(each, costs, acceptance)]

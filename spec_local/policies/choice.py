@@ -38,7 +38,9 @@ def best_prefix(values: Floats, seconds: Floats, plain: float = 1.0) -> Expected
         seconds: of a step that verifies 0, 1, … nodes, up to the maximum.
         plain: tokens of a step that verifies none: 1 for each request.
     """
-    tokens = np.concatenate(([plain], plain + values.cumsum()))[: len(seconds)]
+    tokens = np.empty(min(len(values) + 1, len(seconds)))
+    tokens[0], tokens[1:] = plain, values[: len(tokens) - 1]
+    tokens = tokens.cumsum()
     n = int((tokens / seconds[: len(tokens)]).argmax())
     return ExpectedStep(float(tokens[n]), float(seconds[n]), n)
 
@@ -59,5 +61,5 @@ def best_chain(
 
 
 def could_gain(main: CallCosts, draft: CallCosts, n_max: int) -> bool:
-    """Return whether a draft model would gain 2 % at 95 % acceptance; another one is not worth its memory."""
+    """Return whether a draft model would gain at 95 % acceptance; one that would not is never asked."""
     return best_chain(0.95, main, draft, n_max).rate > 1.02 / main.seconds(1)

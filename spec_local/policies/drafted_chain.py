@@ -20,10 +20,9 @@ class DraftedChain:
         n_max: maximum number of draft tokens.
         may_lose: plain steps that the step may cost beyond a plain one.
         may_truncate: see `Policy`.
-        spent: seconds of drafting up to now that this step must repay; negative: what later steps repay.
 
     Attributes:
-        spent: see above; grows.
+        spent: seconds of drafting up to now that this step must repay; negative: what later steps repay.
         confidence: of each output of the draft model.
         values: probability that draft tokens 1 … i are all accepted.
     """

@@ -6,12 +6,8 @@ from dataclasses import dataclass, field
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.loss_budget import LossBudget
 
-_LENGTH_RATE = (
-    0.3  # weight of the last answer's length: the last three answers make two thirds of the estimate
-)
-_GAIN_RATE = (
-    0.25  # weight of the last answer's gain: a pair of models changes less than the length of its answers
-)
+_LENGTH_RATE = 0.3  # weight of the last answer's length: three answers make two thirds of the estimate
+_GAIN_RATE = 0.25  # weight of its gain: a pair of models changes less than the length of its answers
 _RETRY_RATE = 0.01  # the same where the draft was not asked: a bad record fades in a hundred answers
 
 GainOf = Callable[[int, int], float]

@@ -83,9 +83,8 @@ class LossBudget:
     def may_lose(self, kind: DrafterKind, p_loss: float = 1.0) -> float:
         """Plain steps that a step may cost beyond a plain one.
 
-        Args:
-            p_loss: probability that nothing is accepted. Where it is small, only `_SAFETY` times the
-                expected loss is charged, so that a long lookup after a long match need not be saved up for.
+        p_loss: probability that nothing is accepted. Where it is small, only `_SAFETY` times the expected
+        loss is charged, so that a long lookup after a long match need not be saved up for.
         """
         return max(0.0, min(_RISK, self._session.balance) + self._gains[kind]) / min(1.0, _SAFETY * p_loss)
 
@@ -99,8 +98,7 @@ class LossBudget:
     ) -> None:
         """Account for a step: its gain (negative: a loss), and the plain steps that it took.
 
-        Args:
-            n_parallel: answers that share the step, each of which settles its part.
+        n_parallel: answers that share the step, each of which settles its part.
         """
         if gain < 0.0:
             gain *= min(1.0, _SAFETY * p_loss)

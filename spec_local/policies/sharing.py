@@ -43,7 +43,7 @@ class StepCosts:
     @cached_property
     def plain(self) -> float:
         """Seconds without draft tokens."""
-        return self.seconds(1)
+        return self.plain_s / self.load.n_parallel
 
     @cached_property
     def verifying(self) -> Floats:
@@ -99,8 +99,7 @@ class StepCosts:
     def seconds_again(self, n_rejected: int, n_kept: int) -> float:
         """Return the extra seconds of the next call because it evaluates tokens of this one again.
 
-        Args:
-            n_rejected, n_kept: rejected draft tokens, and other tokens of this call.
+        n_rejected, n_kept: rejected draft tokens, and other tokens of this call.
         """
         if n_rejected <= self.max_rollback:
             return 0.0
@@ -133,12 +132,12 @@ class SharedCosts:
 
     def at(self, load: CallLoad = ALONE) -> StepCosts:
         """The costs of a call with this load, as far as they are known now."""
-        needs_plain = self._n_speculative >= _PLAIN_AFTER
+        needs_plain = load.is_comparable and self._n_speculative >= _PLAIN_AFTER
         return StepCosts(self._table(load.n_parallel), load, self._max_rollback, needs_plain)
 
     def observe(self, load: CallLoad, n_drafted: int, seconds: float) -> None:
         """Record a call with so many draft tokens; ignored if it shows nothing about other calls."""
-        if not load.n_read and (load.n_parallel > 1 or not load.n_others):
+        if load.is_comparable:
             self._table(load.n_parallel).observe(1 + n_drafted, seconds)
             self._n_speculative = self._n_speculative + 1 if n_drafted else 0
 

@@ -86,6 +86,7 @@ def test_a_plain_call_follows_thirty_two_shared_ones_with_draft_tokens():
         assert not costs.at(load).needs_plain
         costs.observe(load, 2, LINEAR[4])
     assert costs.at(load).needs_plain
+    assert not costs.at(CallLoad(2, n_read=9)).needs_plain  # it would not show what a plain call costs
     costs.observe(load, 0, LINEAR[2])
     assert not costs.at(load).needs_plain
 
