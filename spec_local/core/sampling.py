@@ -9,8 +9,7 @@ distribution.
 The same settings apply to the main model and the draft model; they give p and q.
 
 Distributions are sparse: after top-k or top-p, a few dozen of 150,000 tokens are left, and one at
-temperature 0. `align` converts several distributions to dense rows over the tokens that are possible in any
-of them.
+temperature 0. `align` converts several distributions to a matrix.
 """
 
 import math
@@ -99,13 +98,13 @@ class Distribution:
 
     def dense(self, n_vocab: int) -> NDArray[np.float64]:
         """Probabilities of all tokens, float64 (n_vocab,)."""
-        row = np.zeros(n_vocab)
-        self.fill(row)
-        return row
+        dense = np.zeros(n_vocab)
+        self.fill(dense)
+        return dense
 
-    def fill(self, row: NDArray[np.float64]) -> None:
-        """Write the probabilities into a row of zeros with one column per token."""
-        row[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
+    def fill(self, dense: NDArray[np.float64]) -> None:
+        """Write the probabilities into an array of zeros, one for each token."""
+        dense[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
 
 
 class Sampler:
@@ -128,11 +127,19 @@ class Sampler:
         self.settings, self.constraint, self._for_draft = settings, constraint, False
         self._breakers = breakers or {}
         self._first_penalized = 0 if settings.penalize_prompt else n_prompt
+        self._has_penalties, self._has_dry = settings.has_penalties, settings.has_dry
+        self._has_xtc = settings.has_xtc
         needs_all = any(s.needs_all and getattr(settings, s.field) != s.off for s in SETTINGS)
-        self._n_needed = 0 if needs_all else settings.top_k
+        is_certain = settings.is_greedy or settings.top_k == 1
+        self._n_needed = 1 if is_certain else 0 if needs_all else settings.top_k
         """Number of the most probable allowed tokens on which the distribution depends; 0: all."""
-        if settings.is_greedy or settings.top_k == 1:
-            self._n_needed = 1
+        self.window = max(
+            settings.penalty_window if self._has_penalties else 0,
+            settings.dry_penalty_last_n if self._has_dry else 0,
+        )
+        """Number of last tokens on which the distribution depends."""
+        if constraint or (self.window and self._first_penalized):  # both count from the start
+            self.window = sys.maxsize
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
         with np.errstate(over="ignore"):  # below the range of float32 equals -inf
             self._bias = np.array(list(settings.logit_bias.values()), np.float32)
@@ -145,18 +152,6 @@ class Sampler:
         sampler = copy(self)
         sampler._for_draft = True
         return sampler
-
-    @property
-    def window(self) -> int:
-        """Number of last tokens that a distribution depends on."""
-        settings = self.settings
-        window = max(
-            settings.penalty_window if settings.has_penalties else 0,
-            settings.dry_penalty_last_n if settings.has_dry else 0,
-        )
-        if self.constraint or (window and self._first_penalized):  # both count from the start
-            return sys.maxsize
-        return window
 
     def distribution(
         self,
@@ -196,7 +191,7 @@ class Sampler:
             keep = (logits >= np.float32(top) + np.float32(math.log(min_p))).nonzero()[0]
             logits, ids = logits[keep], keep if ids is None else ids[keep]
         probs = _softmax(logits, top, settings.temperature)
-        if settings.has_xtc and len(removed := _top_choices(logits, top, settings.xtc_threshold)):
+        if self._has_xtc and len(removed := _top_choices(logits, top, settings.xtc_threshold)):
             logits = logits.copy()
             logits[removed] = -np.inf
             others = _softmax(logits, float(logits.max()), settings.temperature)
@@ -264,7 +259,7 @@ class Sampler:
         settings = self.settings
         if tokens is not None:
             logits = chosen(logits, tokens)
-        has_penalties, has_dry = settings.has_penalties and history, settings.has_dry and history
+        has_penalties, has_dry = self._has_penalties and history, self._has_dry and history
         if not (has_penalties or has_dry or len(self._bias_ids)):
             return logits
         if tokens is None:
@@ -349,25 +344,25 @@ def logprob(logits: NDArray[np.float32], token: int, n_top: int = 0) -> TokenLog
 def align(
     distributions: Sequence[Distribution], n_vocab: int
 ) -> tuple[NDArray[np.float64], NDArray[np.intp] | None]:
-    """Convert distributions to dense rows over the tokens that are possible in any of them.
+    """Convert distributions to a matrix with a column for each token that is possible in any of them.
 
     Returns:
         float64 (len(distributions), n), and the token id of each column (ascending; None: column = id).
     """
     sparse = [d.ids for d in distributions if d.ids is not None]
     if len(sparse) < len(distributions):
-        rows = np.zeros((len(distributions), n_vocab))
-        for row, d in zip(rows, distributions, strict=True):
-            d.fill(row)
-        return rows, None
+        matrix = np.zeros((len(distributions), n_vocab))
+        for probs, d in zip(matrix, distributions, strict=True):
+            d.fill(probs)
+        return matrix, None
     possible = np.zeros(n_vocab, bool)  # faster than sorting the ids
     for ids in sparse:
         possible[ids] = True
     columns = possible.nonzero()[0]
-    rows = np.zeros((len(distributions), len(columns)))
-    for row, ids, d in zip(rows, sparse, distributions, strict=True):
-        row[columns.searchsorted(ids)] = d.probs
-    return rows, columns
+    matrix = np.zeros((len(distributions), len(columns)))
+    for probs, ids, d in zip(matrix, sparse, distributions, strict=True):
+        probs[columns.searchsorted(ids)] = d.probs
+    return matrix, columns
 
 
 def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) -> NDArray[np.float64]:

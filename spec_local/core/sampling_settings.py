@@ -202,10 +202,7 @@ class SamplingSettings:
         2, _COUNT, "DRY: number of tokens that may be repeated without a penalty"
     )
     dry_penalty_last_n: int = _setting(
-        64,
-        _COUNT,
-        "DRY: number of tokens in which to look for repetitions",
-        foreign=_whole_below_0,
+        64, _COUNT, "DRY: number of tokens in which to look for repetitions", foreign=_whole_below_0
     )
     dry_sequence_breakers: Sequence[str] = _setting(
         ("\n", ":", '"', "*"),

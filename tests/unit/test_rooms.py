@@ -150,6 +150,12 @@ def test_no_input_or_output(part):
     assert calls == []
 
 
+def test_the_core_imports_nothing_round_it():
+    inside = {"", "errors", *WITHOUT_IO}
+    found = [i for part in WITHOUT_IO for i in imports(part) if part_of(i.imported) not in inside]
+    assert [str(i) for i in found] == []
+
+
 def test_verifiers_create_no_randomness_and_read_no_clock():
     found = [str(i) for i in imports("verifiers") if package(i) in ("random", "secrets", "time")]
     attributes = [
