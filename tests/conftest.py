@@ -8,7 +8,10 @@ cores, each spins through the time that the others need: tests of two threads to
 """
 
 import os
+import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -22,10 +25,36 @@ settings.load_profile("repeatable")
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """A function that changes facts of this machine, by the names of `machine`'s functions that return them."""
+    """A function that changes facts of this machine, by the names of the functions of `machine`."""
 
     def change(**facts):
         for name, fact in facts.items():
             monkeypatch.setattr(machine, name, lambda fact=fact: fact)
 
     return change
+
+
+@pytest.fixture
+def a_mac(monkeypatch, pretend):
+    """As if this were a Mac with Apple silicon; a function that sets whether the build has Metal."""
+    from spec_local.llama import runtime
+
+    def build(has_metal):
+        monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: has_metal)
+
+    pretend(is_apple_silicon=True)
+    build(True)
+    return build
+
+
+@pytest.fixture
+def others_use(monkeypatch):
+    """A function that sets how many cores other programs use."""
+
+    def use(cores):
+        def cpu_times():
+            return SimpleNamespace(user=cores * time.monotonic() + sum(os.times()[:4]))
+
+        monkeypatch.setattr(psutil, "cpu_times", cpu_times)
+
+    return use

@@ -1,8 +1,10 @@
 """Tiny models, written once per test session, and contexts of them."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from spec_local import kernels
@@ -38,7 +40,7 @@ def cache(tmp_path_factory):
 def quiet():
     """Other tests, which run at the same time, do not make costs uncertain."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spec_local.system.machine.OtherPrograms.cores", lambda self: 0.0)
+        patch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=0.0))
         yield
 
 

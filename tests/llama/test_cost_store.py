@@ -33,8 +33,7 @@ def paths(tmp_path_factory):
 
 
 @pytest.fixture
-def open_session(paths, own_cache, monkeypatch):
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+def open_session(paths, own_cache, unchecked):
 
     def open_session(draft=None, **kwargs):
         kwargs = {"n_ctx": 128, "threads": 1} | kwargs
@@ -195,16 +194,13 @@ def test_stored_costs_are_used_if_one_of_two_checks_agrees(
 
 @pytest.mark.parametrize(("others", "age", "checked"), [(1, 700, True), (1, 300, False), (0, 700, False)])
 def test_costs_of_a_busy_machine_are_checked_after_ten_minutes(
-    answer, own_cache, monkeypatch, others, age, checked
+    answer, own_cache, monkeypatch, others_use, others, age, checked
 ):
-    def others_use(cores):
-        monkeypatch.setattr("spec_local.system.machine.OtherPrograms.cores", lambda self: float(cores))
-
     others_use(others)
     answer()
     (path,) = files(own_cache)
     known = stored(path)
-    assert known["others"] == others
+    assert known["others"] == pytest.approx(others, abs=0.2)
     known |= {"seconds": {"1": 7.0, "8": 7.7}, "estimates": {}, "checked": known["checked"] - age}
     path.write_text(json.dumps(known))
     timed = []
@@ -217,7 +213,7 @@ def test_costs_of_a_busy_machine_are_checked_after_ten_minutes(
     others_use(0)
     answer()
     assert bool(timed) == checked
-    assert stored(path)["others"] == (0 if checked else others)
+    assert stored(path)["others"] == pytest.approx(0 if checked else others, abs=0.2)
 
 
 def test_an_interrupted_answer_saves_costs(open_session, own_cache):
@@ -310,7 +306,9 @@ def test_a_cache_folder_that_is_not_writable_is_no_error(answer, measure, own_ca
     assert measure("draft") == measure("draft") == ["draft.gguf", "main.gguf"]
 
 
-def test_files_depend_on_everything_that_costs_depend_on(paths, make_context, own_cache, monkeypatch):
+def test_files_depend_on_everything_that_costs_depend_on(
+    paths, make_context, own_cache, pretend, monkeypatch
+):
     model = Model(paths["main"])
     usual = {"n_ctx": 128, "threads": 1}
 
@@ -324,7 +322,7 @@ def test_files_depend_on_everything_that_costs_depend_on(paths, make_context, ow
     others = [path(**change) for change in changes]
     others += [path(Model(paths["main"], gpu_layers=0)), path(Model(paths["draft"]))]
     assert path(max_branches=64) == path(max_branches=2)
-    monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another build")
+    pretend(llama_cpp_build="another build")
     others.append(path())
     monkeypatch.undo()
     stat = paths["main"].stat()

@@ -31,12 +31,6 @@ def paths(tmp_path_factory):
     return [write_tiny_model(folder / f"{name}.gguf", n_layers=1) for name in ("main", "draft")]
 
 
-@pytest.fixture
-def a_mac(monkeypatch):
-    monkeypatch.setattr("spec_local.llama.devices.has_metal", lambda: True)
-    monkeypatch.setattr("spec_local.system.machine.is_apple_silicon", lambda: True)
-
-
 # Seconds of a call of one token and of 17, by device.
 FASTEST = {
     (METAL, METAL): {"main": {METAL: (0.05, 0.06), CPU: (0.06, 0.3)}, "draft": {METAL: 0.004, CPU: 0.010}},

@@ -132,7 +132,7 @@ def test_a_valid_file_is_checked_once(whole, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["content", "layers", "build", "processor"])
-def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, change):
+def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, pretend, change):
     path = tmp_path / "model.gguf"
     path.write_bytes(whole.read_bytes())
     tried = []
@@ -143,9 +143,9 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, ch
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1000))
         case "build":
-            monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another")
+            pretend(llama_cpp_build="another")
         case "processor":
-            monkeypatch.setattr("spec_local.system.machine.processor_features", lambda: frozenset({"sse4_2"}))
+            pretend(processor_features=frozenset({"sse4_2"}))
     check_model_file(path, gpu_layers=0 if change == "layers" else -1)
     assert len(tried) == 2
     assert tried[0] == (str(path), "-1")

@@ -201,11 +201,11 @@ def test_another_model_or_setting(make, monkeypatch, saved, name, kwargs, match)
     check_rejected(saved, {"main": context}, match, ContextOverflow if "ctx" in match else InvalidRequest)
 
 
-def test_another_build_or_number_of_gpu_layers(saved, reader, monkeypatch):
+def test_another_build_or_number_of_gpu_layers(saved, reader, monkeypatch, pretend):
     monkeypatch.setattr(reader.model, "gpu_layers", 3)
     check_rejected(saved, {"main": reader}, "number of layers on the GPU")
     monkeypatch.undo()
-    monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another")
+    pretend(llama_cpp_build="another")
     check_rejected(saved, {"main": reader}, "build of llama.cpp")
 
 
