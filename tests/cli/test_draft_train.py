@@ -28,7 +28,8 @@ from spec_local.training.recipe import Recipe
 from specdec_cli import draft_train, draft_view
 from specdec_cli.progress import LINE_INTERVAL
 from tests.cli.conftest import FIRST_USE
-from tests.llama.test_training_pipeline import QUICK, STAGES
+from tests.llama.test_training_pipeline import STAGES
+from tests.quick_training import shorten
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
 SHORT = ["--minutes", 0.03, "--threads", 1]
@@ -39,7 +40,7 @@ EVALUATION = Evaluation(HALF, {"maths": HALF, "code editing": Score(12345, 1.0, 
 
 @pytest.fixture
 def quick(monkeypatch):
-    exec(QUICK, {"set": monkeypatch.setattr})
+    shorten(monkeypatch)
 
 
 @pytest.fixture

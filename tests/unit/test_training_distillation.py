@@ -118,12 +118,11 @@ def whole(data):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_with_identical_results(data, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(distillation, "_SAVE_EVERY", 0.0)
+def test_a_killed_run_resumes_with_identical_results(data, whole, tmp_path):
     path = tmp_path / "run.pt"
     for step in (10, 17):
         with pytest.raises(Killed):
-            run(data, checkpoint=path, on_progress=killed_at(step))
+            run(data, checkpoint=path, save_every=0.0, on_progress=killed_at(step))
     rest = []
     result = run(data, checkpoint=path, on_progress=rest.append)
     assert rest[0].step == 18
