@@ -125,6 +125,15 @@ def user_file() -> Path:
 def _catalog() -> _Catalog:
     packaged = files("spec_local") / "models.toml"  # in an installed wheel
     path = Path(str(packaged)) if packaged.is_file() else Path(__file__).parents[2] / "models.toml"
+    return read_catalog(path)
+
+
+def read_catalog(path: Path) -> _Catalog:
+    """Read specdec's models and pairs from a file, and the user's own.
+
+    Raises:
+        ConfigError: a models.toml is invalid; the message gives the file and the line.
+    """
     shipped = ConfigFile(path, "models.toml", "reinstall spec-local")
     known = shipped.read(_Catalog)
     if not known.models:

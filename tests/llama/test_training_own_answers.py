@@ -134,7 +134,7 @@ def test_the_same_prompts_are_answered_again(model, make_context, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "again").iterdir()}
     assert len(again(answers, model, tmp_path / "again")) == len(documents)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "again").iterdir()} == before
-    assert again(answers[1:2], model, tmp_path / "none") == []
+    assert again(answers[1:2], model, tmp_path / "none", limits=limits) == []
 
 
 def test_answering_again_ends_in_time_with_the_latest_prompts(model, tmp_path):

@@ -10,9 +10,10 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions, StoredCosts
 from spec_local.llama import gguf_header
 from spec_local.models import catalog, drafters
-from spec_local.models.catalog import ModelEntry, PairEntry
 from spec_local.models.head_versions import HeadVersions
 from spec_local.policies.cost_model import CostModel
+from tests.named_models import write_catalog
+from tests.stored_models import add_to_hub_cache
 
 TOKENS = [f"token{i}" for i in range(400)]
 MB = 1_000_000
@@ -181,22 +182,20 @@ def test_models_of_specdec_and_of_other_programs(main, home):
 
 
 @pytest.fixture
-def pair(main, monkeypatch):
-    """A pair of models.toml with this main model, and the files that have been downloaded."""
-    downloaded = {}
-    entry = ModelEntry(description="d", licence="l", file=main.name, size=3_000_000, repo="user/big")
-    pair = PairEntry(main="big", draft="little", note="n")
-    monkeypatch.setattr(catalog, "models", lambda: {"big": entry, "little": entry})
-    monkeypatch.setattr(catalog, "pairs", lambda: {"duo": pair})
-    monkeypatch.setattr(catalog, "find", downloaded.get)
-    monkeypatch.setattr(catalog, "local_files", lambda name: [])
-    return downloaded
+def pair(main, home):
+    """A pair of models.toml with this main model; a function that returns the path of its draft, here now."""
+    models = {
+        name: {"repo": f"user/{name}", "file": file, "rounded_size": 3_000_000}
+        for name, file in (("big", main.name), ("little", "little.gguf"))
+    }
+    write_catalog(home / "config", models, {"duo": ("big", "little")})
+    return lambda: add_to_hub_cache(home / "hub", "user/little", "little.gguf")[0]
 
 
-def test_the_draft_of_a_pair_may_be_large_and_have_another_vocabulary(main, pair, home):
+def test_the_draft_of_a_pair_may_be_large_and_have_another_vocabulary(main, pair):
     write(main.parent / "small.gguf", 20 * MB)
     assert names(main) == ["small.gguf"]
-    pair["little"] = write(home / "little.gguf", 80 * MB, tokens=["other"])
+    write(pair(), 80 * MB, tokens=["other"])
     assert names(main) == ["little.gguf", "small.gguf"]
     assert found(main)[0].why == "the draft of the pair duo"
     assert found(main)[0].is_of_pair
@@ -207,7 +206,7 @@ def test_the_draft_of_a_pair_is_offered_unless_it_is_here(main, pair, home):
     assert drafters.offer(main, ALL) == f"no draft model for {main.name} is on this machine: {pull}"
     assert drafters.offer(main, 2 * MB) is None
     assert drafters.offer(home / "other.gguf", ALL) is None
-    pair["little"] = home / "little.gguf"
+    pair()
     assert drafters.offer(main, ALL) is None
 
 
