@@ -57,6 +57,7 @@ def unchecked():
     """Open models without their check in a child process, which takes a second for each file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+        patch.setattr("spec_local.answers.preload.check_model_files", lambda *args, **kwargs: None)
         yield
 
 
@@ -64,6 +65,18 @@ def unchecked():
 def unchecked_headers(monkeypatch):
     """Read headers without reading them in a child process first."""
     monkeypatch.setattr("spec_local.llama.headers.run_child", lambda *_: ChildResult(None, None, {}))
+
+
+@pytest.fixture
+def pretend_kernels(monkeypatch):
+    """A function that sets the identity of the CPU kernels in use, such as ``avx2:1``; empty: none are."""
+
+    def change(identity):
+        used = Status(identity.partition(":")[0]) if identity else Status(None, "not built")
+        monkeypatch.setattr(kernels, "identity", lambda: identity)
+        monkeypatch.setattr(kernels, "status", lambda: used)
+
+    return change
 
 
 @pytest.fixture

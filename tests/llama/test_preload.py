@@ -12,12 +12,9 @@ from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 AS_USUAL = {"gpu_layers": -1, "load_mtp": False}
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    monkeypatch.setattr("spec_local.answers.preload.check_model_files", lambda *args, **kwargs: None)
 
 
 def test_models_are_taken_once_and_only_with_the_same_arguments(tiny_path, tiny_draft_path):

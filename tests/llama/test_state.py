@@ -6,7 +6,6 @@ import numpy as np
 import psutil
 import pytest
 
-from spec_local import kernels
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime, state
 from spec_local.llama.model import Model
@@ -210,12 +209,12 @@ def test_another_build_or_number_of_gpu_layers(saved, reader, monkeypatch, prete
 
 
 @pytest.mark.parametrize(("written", "read"), [("avx2:1", ""), ("", "avx2:1"), ("avx2:1", "avx2:2")])
-def test_other_kernels(make_context, tiny_model, reader, tmp_path, monkeypatch, written, read):
+def test_other_kernels(make_context, tiny_model, reader, tmp_path, pretend_kernels, written, read):
     path, writer = tmp_path / "b.state", make_context(tiny_model)
     writer.evaluate(TEXT, 0)
-    monkeypatch.setattr(kernels, "identity", lambda: written)
+    pretend_kernels(written)
     state.save(path, {"main": writer})
-    monkeypatch.setattr(kernels, "identity", lambda: read)
+    pretend_kernels(read)
     check_rejected(path, {"main": reader}, "another set of CPU kernels")
 
 

@@ -7,7 +7,7 @@ import gguf
 import pytest
 
 from spec_local.calibration import cost_store
-from spec_local.calibration.cost_store import Conditions, StoredCosts
+from spec_local.calibration.cost_store import Conditions
 from spec_local.llama import gguf_header
 from spec_local.models import catalog, drafters
 from spec_local.models.head_versions import HeadVersions
@@ -48,8 +48,12 @@ def main(home):
     return write(home / "m" / "Qwen2.5-7B-Instruct-Q4_K_M.gguf", 160 * MB, basename="Qwen2.5")
 
 
+def conditions(path):
+    return Conditions(path, -1, 2, 4096)
+
+
 def found(main, spare=ALL):
-    return list(drafters.find_drafters(Conditions(main, -1, 2, 4096), spare))
+    return list(drafters.find_drafters(conditions(main), spare))
 
 
 def names(main, spare=ALL):
@@ -225,27 +229,27 @@ def test_the_weights_have_to_fit_into_the_memory(main):
     assert names(main, 20 * MB - 1) == names(main, -1) == []
 
 
-def test_measured_costs_decide(main, monkeypatch):
+def test_measured_costs_decide(main):
     """At 70 % acceptance, a draft that takes half of the main model's time gains 1.13; 0.6 of it 1.06.
 
     Costs that were measured while other programs were busy do not; sizes decide then.
     """
     large = write(main.parent / "large.gguf", 70 * MB)
     small = write(main.parent / "small.gguf", 9 * MB)
-    seconds, others = {main: 1.0}, 0.0
 
-    def read(conditions):
-        one = seconds.get(conditions.path)
-        return one and StoredCosts(CostModel({1: one, 16: one}), 0.0, others)
+    def measured(path, seconds, others=0.0):
+        cost_store.save(conditions(path), CostModel({1: seconds, 16: seconds}), others=others)
 
-    monkeypatch.setattr(cost_store, "read", read)
-    monkeypatch.setattr(cost_store, "of_drafting", read)
+    measured(main, 1.0)
     assert names(main) == ["small.gguf", "large.gguf"]  # by its size, as calls of several tokens are cheap
-    seconds[large] = 0.6
+    measured(large, 0.6)
     assert names(main) == ["small.gguf"]
-    seconds |= {large: 0.5, small: 0.6}
+    measured(large, 0.5)
+    measured(small, 0.6)
     assert names(main) == ["large.gguf"]
-    others = 64.0
+    measured(main, 1.0, others=64.0)
+    measured(large, 0.5, others=64.0)
+    measured(small, 0.6, others=64.0)
     assert names(main) == ["small.gguf"]
 
 
