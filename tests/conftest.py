@@ -58,3 +58,13 @@ def others_use(monkeypatch):
         monkeypatch.setattr(psutil, "cpu_times", cpu_times)
 
     return use
+
+
+@pytest.fixture
+def free_memory(monkeypatch):
+    """A function that sets how many bytes of memory are free."""
+
+    def change(n_bytes):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=n_bytes))
+
+    return change

@@ -189,6 +189,7 @@ class Run:
         main: weights of the main model that stay as they are.
         device: ``cpu``, ``cuda`` or ``mps``.
         threads: number of PyTorch's threads in the whole process; None: unchanged.
+        evaluate: as `spec_local.training.evaluation.evaluate`.
 
     Raises:
         InvalidRequest: the device is not available.
@@ -204,12 +205,13 @@ class Run:
         *,
         device: str = "cpu",
         threads: int | None = None,
+        evaluate: Callable[..., Evaluation] = evaluate,
     ) -> None:
         check_device(device)
         if threads:
             torch.set_num_threads(threads)
         self.shape, self.dataset, self.hyperparameters = shape, dataset, hyperparameters
-        self._initial = start
+        self._initial, self._evaluate = start, evaluate
         self._device, self._dtype = device, network.fast_dtype(device)
         self._embeddings = torch.from_numpy(main.embeddings.view(np.int16)).view(torch.bfloat16).to(device)
         self._output = torch.from_numpy(main.output).to(device, self._dtype)
@@ -289,7 +291,7 @@ class Run:
 
     def evaluate_weights(self, weights: network.Parameters, documents: Sequence[Document]) -> Evaluation:
         """Evaluate some weights on some documents."""
-        return evaluate(weights, self.shape, self._output, self._embeddings, self.dataset, documents)
+        return self._evaluate(weights, self.shape, self._output, self._embeddings, self.dataset, documents)
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the run."""

@@ -142,7 +142,7 @@ def test_the_recipe(planned, short_main, target, training, tmp_path, monkeypatch
         assert planned(model="starter", cwd=tmp_path)[0].target == Path("main-head.gguf")
 
     def max_bytes(free, *arguments):
-        monkeypatch.setattr(draft_train.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
         return planned("-o", target, *arguments)[0].max_bytes
 
     assert max_bytes(7 * 10**9) == 3.5e9
@@ -313,7 +313,7 @@ def test_a_full_disk_is_one_line(quick, inside, short_main, target, training):
 
 def test_without_a_terminal_lines_are_printed_now_and_then(capsys, monkeypatch, target):
     now = [1000.0]
-    monkeypatch.setattr(draft_view.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     with draft_view.progress(Recipe(main=target, target=target, minutes=100)) as on_progress:
         for event in (
             GenerationRate("BF16", 2000),

@@ -15,7 +15,7 @@ from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import hidden_states
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import data_stage, material, measurement, shards
+from spec_local.training import material, measurement, shards
 from spec_local.training.dataset import COVERAGE, Dataset
 from spec_local.training.events import Generating, Stage, Training
 from spec_local.training.head_shape import layers_read
@@ -280,16 +280,14 @@ def test_a_run_that_is_killed_in_every_stage_resumes(recipe, own_cache):
     assert [path.name for path in recipe.target.parent.glob("head*") if path.is_file()] == ["head.gguf"]
 
 
-def test_concurrent_runs_and_other_main_models_are_refused(quick, recipe, monkeypatch):
-    def run_again(*_, **__):
+def test_concurrent_runs_and_other_main_models_are_refused(quick, recipe):
+    def run_again(event):
         with pytest.raises(InvalidRequest, match="another run is using"):
             run(recipe, UserTexts(), ignore)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(data_stage.DataStage, "run", run_again)
-        with pytest.raises(KeyboardInterrupt):
-            run(recipe, UserTexts(), ignore)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, UserTexts(), run_again)
     Journal({"main": "x", "seed": 0}).save(recipe)
     with pytest.raises(InvalidRequest, match="started with another main: use the same"):
         run(recipe, UserTexts(), ignore)
@@ -316,7 +314,7 @@ def test_the_least_vocabulary_that_covers_enough_is_drafted(trained):
 def test_main_models_whose_states_cannot_be_used_are_refused_at_once(recipe, monkeypatch, why):
     assert material.check(recipe) == BYTES_PER_TOKEN
     if "finite" in why:
-        monkeypatch.setattr(material.np, "isfinite", lambda x: np.zeros(x.shape, bool))
+        monkeypatch.setattr(np, "isfinite", lambda x: np.zeros(x.shape, bool))
     else:
         monkeypatch.setitem(hidden_states._NAMES, "llama", "other")
     with pytest.raises(ModelError, match=rf"states of main.gguf cannot be used \({why}"):
