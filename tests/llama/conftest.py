@@ -80,6 +80,12 @@ def pretend_kernels(monkeypatch):
 
 
 @pytest.fixture
+def measure_calls(monkeypatch):
+    """A function that sets what times the calls of a session whose costs are unknown."""
+    return lambda measure: monkeypatch.setattr("spec_local.calibration.known_costs.measure", measure)
+
+
+@pytest.fixture
 def f32_caches(monkeypatch):
     """Contexts with caches in F32, whose logits are the same however tokens are divided into calls.
 

@@ -42,7 +42,7 @@ FASTEST = {
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def measured(measure_calls):
     """Let calls take given times; returns a function to set them, and a list of what is measured."""
     times, calls = {}, []
 
@@ -53,7 +53,7 @@ def measured(monkeypatch):
         one, several = seconds if isinstance(seconds, tuple) else (seconds, seconds)
         return CostModel({1: one, 17: several})
 
-    monkeypatch.setattr("spec_local.calibration.known_costs.measure", measure)
+    measure_calls(measure)
     return times, calls
 
 
