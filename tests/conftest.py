@@ -8,6 +8,7 @@ cores, each spins through the time that the others need: tests of two threads to
 """
 
 import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -68,3 +69,17 @@ def free_memory(monkeypatch):
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=n_bytes))
 
     return change
+
+
+@pytest.fixture
+def unchecked_headers(tmp_path, monkeypatch):
+    """Files are not read in a child process first, which takes half a second: a script finds them valid."""
+    python, script = sys.executable, tmp_path / "unchecking" / "python"
+    script.parent.mkdir()
+    script.write_text(
+        "#!/bin/sh\ncase $3 in\n"
+        "    spec_local.llama.headers | spec_local.llama.setup.probe) echo '{}' ;;\n"
+        f'    *) exec {python} "$@" ;;\nesac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))

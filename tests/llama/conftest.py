@@ -14,7 +14,6 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
-from spec_local.system.child_process import ChildResult
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger
 
@@ -59,12 +58,6 @@ def unchecked():
         patch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
         patch.setattr("spec_local.answers.preload.check_model_files", lambda *args, **kwargs: None)
         yield
-
-
-@pytest.fixture
-def unchecked_headers(monkeypatch):
-    """Read headers without reading them in a child process first."""
-    monkeypatch.setattr("spec_local.llama.headers.run_child", lambda *_: ChildResult(None, None, {}))
 
 
 @pytest.fixture
