@@ -142,7 +142,7 @@ def test_a_file_without_read_permission(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("spec_local.llama.model_file.opened", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ModelFileError, match=r"cannot be read \(Permission denied\)"):
         Model(path)
 

@@ -8,6 +8,7 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
+from spec_local.llama import runtime
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -191,7 +192,8 @@ def test_files_that_cannot_be_used_anywhere(a_mac, opened, tmp_path):
 
 def test_which_device_a_session_shows(opened, paths, monkeypatch):
     """The names of llama.cpp, in the first line of a chat and in the report of a benchmark."""
-    monkeypatch.setattr("spec_local.llama.runtime.devices", lambda: ["MTL", "BLAS", "CPU"])
+    info = b"MTL : EMBED_LIBRARY = 1 | BLAS : ACCELERATE = 1 | CPU : NEON = 1 | "
+    monkeypatch.setattr(runtime.library(), "llama_print_system_info", lambda: info)
     for options, shown in (({}, "MTL"), ({"device": "cpu"}, "CPU")):
         with Session.open(*paths, n_ctx=64, threads=1, **options) as session:
             assert session.device == shown

@@ -214,13 +214,18 @@ def test_a_long_answer_that_was_dropped_is_not_in_the_file(path):
 def test_only_the_owner_may_read_the_files_while_one_is_written(path, monkeypatch):
     previous = os.umask(0)
     try:
-        store, seen, insert = opened(path), {}, module._insert
+        store, seen, connect = opened(path), {}, sqlite3.connect
 
-        def observed(*arguments):
-            insert(*arguments)
-            seen.update({each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()})
+        def look(statement):
+            if statement == "COMMIT":  # which ends the transaction
+                seen.update({each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()})
 
-        monkeypatch.setattr(module, "_insert", observed)
+        def observed(*arguments, **options):
+            connection = connect(*arguments, **options)
+            connection.set_trace_callback(look)
+            return connection
+
+        monkeypatch.setattr(sqlite3, "connect", observed)
         for n in range(3):
             add(store, n, length=5000)
     finally:
