@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import re
-import resource
 import signal
 import sys
 from dataclasses import replace
@@ -28,6 +27,7 @@ from spec_local.training.recipe import Recipe
 from specdec_cli import draft_train, draft_view
 from specdec_cli.progress import LINE_INTERVAL
 from tests.cli.conftest import FIRST_USE
+from tests.failing_calls import full_disk
 from tests.llama.test_training_pipeline import STAGES
 from tests.quick_training import shorten
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
@@ -288,12 +288,9 @@ def test_a_partial_copy_that_a_kill_left_is_deleted(instant, inside, short_main,
 
 
 def test_a_full_disk_is_one_line(quick, inside, short_main, target, training):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
-    try:
-        done = inside("draft", "train", short_main, "-o", target, *SHORT)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(5000):  # also for children, which must not cut what Python compiles
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}
+        done = inside("draft", "train", short_main, "-o", target, *SHORT, env=env)
     assert done.returncode == 1
     last = done.stderr.decode().splitlines()[-1]
     assert last.startswith(

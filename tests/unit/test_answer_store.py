@@ -1,12 +1,9 @@
 """The answer store: its content and bounds, access from several processes, and damage to its file."""
 
-import contextlib
 import errno
 import functools
 import os
 import random
-import resource
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -26,6 +23,7 @@ from hypothesis import strategies as st
 from spec_local.datastore import answer_store as module
 from spec_local.datastore import datastore
 from spec_local.datastore.answer_store import AnswerStore
+from tests.failing_calls import full_disk
 
 PROMPT, ANSWER = list(range(100, 140)), list(range(200, 260))
 KEY = "0123456789abcdef"
@@ -463,19 +461,6 @@ def test_the_latest_three_damaged_files_are_kept(path):
         os.utime(latest, (n, n))  # one after another, however fast this is
     kept = {each.read_bytes()[:16] for each in datastore.set_aside(path.parent)}
     assert kept == {b"something else %d" % n for n in (2, 3, 4)}
-
-
-@contextlib.contextmanager
-def full_disk(size):
-    """As if there were no space for files that are larger than this many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, previous)
 
 
 class Killed(BaseException):

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import resource
-import signal
 import stat
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore, clear
 from spec_local.datastore.file_format import Text
 from spec_local.errors import SpecLocalError
+from tests.failing_calls import full_disk
 
 VOCABULARY = 1000
 FIRST, SECOND = list(range(100, 140)), list(range(200, 260))
@@ -393,14 +392,10 @@ def test_something_else_in_place_of_a_file_is_neither_read_nor_replaced(folder, 
 
 
 def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
-    """Simulated by a limit on the size of files."""
     opened(folder).add_answer(FIRST)
     log = []
     datastore = opened(folder, log)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / "journal").stat().st_size + 20, limits[1]))
+    with full_disk((folder / "journal").stat().st_size + 20):
         datastore.add_answer(SECOND)
         datastore.add_answer(range(300, 350))
         assert len(log) == 1
@@ -408,9 +403,6 @@ def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
         assert datastore.read_only
         with pytest.raises(SpecLocalError, match="fix this"):
             datastore.add([Text.of(range(400))])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, previous)
     assert finds(datastore, FIRST)
     assert kept(folder) == {tuple(FIRST)}
     assert not list(folder.glob("*.part"))
