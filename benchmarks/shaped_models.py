@@ -88,7 +88,7 @@ def write(path: Path, shape: Shape, kind: str) -> Path:
         kind: one of `TYPES`. Q4_K_M mixes types as llama.cpp does. With MXFP4, matrices other than those of
             the experts are Q8_0.
     """
-    tokens, scores, types = tiny._vocabulary(())
+    tokens, scores, types = tiny.vocabulary(())
     missing = max(0, shape.n_vocab - len(tokens))
     tokens += [f"<unused {i}>" for i in range(missing)]
     scores += [0.0] * missing
@@ -99,12 +99,12 @@ def write(path: Path, shape: Shape, kind: str) -> Path:
         for key, value in _settings(shape, len(tokens)).items():
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{shape.architecture}.{key}", value)
-        tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+        tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False)
         rows = _Rows()
         for name, size, scale in _tensors(shape, len(tokens)):
             type_ = _type(name, size, kind, shape)
             if type_ == _Kind.F32:
-                writer.add_tensor(name, tiny._weights(name, size, scale, 0, 0.0))
+                writer.add_tensor(name, tiny.random_weights(name, size, scale, 0, 0.0))
             else:
                 writer.add_tensor(name, rows.matrix(size, scale, type_), raw_dtype=type_)
         tiny.finish(writer, temporary)

@@ -8,10 +8,78 @@ cores, each spins through the time that the others need: tests of two threads to
 """
 
 import os
+import sys
+import time
+from types import SimpleNamespace
 
+import psutil
+import pytest
 from hypothesis import settings
+
+from spec_local.system import machine
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the OpenMP library is loaded
 
 settings.register_profile("repeatable", derandomize=True, max_examples=50)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """A function that changes facts of this machine, by the names of the functions of `machine`."""
+
+    def change(**facts):
+        for name, fact in facts.items():
+            monkeypatch.setattr(machine, name, lambda fact=fact: fact)
+
+    return change
+
+
+@pytest.fixture
+def a_mac(monkeypatch, pretend):
+    """As if this were a Mac with Apple silicon; a function that sets whether the build has Metal."""
+    from spec_local.llama import runtime
+
+    def build(has_metal):
+        monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: has_metal)
+
+    pretend(is_apple_silicon=True)
+    build(True)
+    return build
+
+
+@pytest.fixture
+def others_use(monkeypatch):
+    """A function that sets how many cores other programs use."""
+
+    def use(cores):
+        def cpu_times():
+            return SimpleNamespace(user=cores * time.monotonic() + sum(os.times()[:4]))
+
+        monkeypatch.setattr(psutil, "cpu_times", cpu_times)
+
+    return use
+
+
+@pytest.fixture
+def free_memory(monkeypatch):
+    """A function that sets how many bytes of memory are free."""
+
+    def change(n_bytes):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=n_bytes))
+
+    return change
+
+
+@pytest.fixture
+def unchecked_headers(tmp_path, monkeypatch):
+    """Files are not read in a child process first, which takes half a second: a script finds them valid."""
+    python, script = sys.executable, tmp_path / "unchecking" / "python"
+    script.parent.mkdir()
+    script.write_text(
+        "#!/bin/sh\ncase $3 in\n"
+        "    spec_local.llama.headers | spec_local.llama.setup.probe) echo '{}' ;;\n"
+        f'    *) exec {python} "$@" ;;\nesac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))

@@ -4,6 +4,9 @@ import _pyio
 import builtins
 import io
 import os
+import resource
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -60,3 +63,18 @@ def failures(code: int, killed: bool) -> Iterator[Failure]:
         if not failure.happened:
             assert n > 3
             return
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """As if there were no space for files of more than `size` bytes; nor for what Python compiles."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode  # it would be cut, and be read later
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        sys.dont_write_bytecode = before
+        signal.signal(signal.SIGXFSZ, previous)

@@ -1,7 +1,6 @@
 """Tiny models that always generate the same text, such as reasoning and an answer."""
 
 import itertools
-from unittest import mock
 
 import numpy as np
 
@@ -51,14 +50,12 @@ def write_scripted_model(path, template, before, script, more=(), control=()):
         control: texts among them that become control tokens.
     """
     extra = list(dict.fromkeys([*more, *script]))
-    tokens, scores, types = tiny._vocabulary(extra)
-    types = [3 if token in control else kind for token, kind in zip(tokens, types, strict=True)]
+    tokens, *_ = tiny.vocabulary(extra)
     ids = [tokens.index(text) for text in (before, *script)]
-    weights = tiny._weights
 
     def scripted(name, shape, scale, seed, noise):
-        made = weights(name, shape, scale, seed, noise)
-        embeddings = weights("token_embd.weight", (len(tokens), shape[-1]), 1.0, seed, noise)
+        made = tiny.random_weights(name, shape, scale, seed, noise)
+        embeddings = tiny.random_weights("token_embd.weight", (len(tokens), shape[-1]), 1.0, seed, noise)
         if name == "output.weight":
             made[:] = 0
             for token, following in itertools.pairwise(ids):
@@ -69,17 +66,17 @@ def write_scripted_model(path, template, before, script, more=(), control=()):
             made[:] = 0
         return made
 
-    vocabulary = mock.patch.object(tiny, "_vocabulary", return_value=(tokens, scores, types))
-    with mock.patch.object(tiny, "_weights", scripted), vocabulary:
-        return tiny.write_tiny_model(
-            path,
-            n_layers=1,
-            tensor_type="F32",
-            n_ctx=4096,
-            extra_tokens=extra,
-            end_scale=1.0,
-            chat_template=template,
-        )
+    return tiny.write_tiny_model(
+        path,
+        n_layers=1,
+        tensor_type="F32",
+        n_ctx=4096,
+        extra_tokens=extra,
+        control=control,
+        end_scale=1.0,
+        chat_template=template,
+        weights=scripted,
+    )
 
 
 def write_calling_model(path, template):

@@ -70,7 +70,7 @@ def write_architecture(
         `path`.
     """
     path = Path(path)
-    tokens, scores, types = tiny._vocabulary(())
+    tokens, scores, types = tiny.vocabulary(())
     layer, settings, norms, mtp = known
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}")
@@ -80,13 +80,13 @@ def write_architecture(
         values["nextn_predict_layers"] = n_mtp
     for key, value in values.items():
         _add(writer, f"{architecture}.{key}", value)
-    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False, chat_template=chat_template)
+    tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False, chat_template=chat_template)
 
     layers = [layer(n_embd, i) for i in range(n_layers)]
     for _ in range(n_mtp):
         layers.append(mtp(n_embd, 1) if mtp else [*layer(n_embd, 1), *_mtp(n_embd)])
     for name, shape, scale in _tensors(len(tokens), n_embd, layers, norms):
-        weights = tiny._weights(name, shape, scale, 0, noise)
+        weights = tiny.random_weights(name, shape, scale, 0, noise)
         if name.endswith("ssm_a"):
             weights *= _DECAY
         if name == "output.weight":  # tokens that end the answer are almost never chosen

@@ -51,7 +51,7 @@ def write_tiny_block_head(
         facts: further fields of the header, without the architecture; a dot is written as two underscores.
     """
     path = Path(path)
-    tokens, scores, types = tiny._vocabulary(extra_tokens)
+    tokens, scores, types = tiny.vocabulary(extra_tokens)
     writer = gguf.GGUFWriter(path, "dflash")
     _add_shape(writer, len(tokens), _N_LAYERS, n_head_kv=2)
     writer.add_key_length(_HEAD)
@@ -67,12 +67,12 @@ def write_tiny_block_head(
     for name, value in facts.items():
         add = writer.add_bool if isinstance(value, bool) else writer.add_uint32
         add(f"dflash.{name.replace('__', '.')}", value)
-    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+    tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False)
     if mask is not None:
         writer.add_mask_token_id(mask)
 
-    embeddings = tiny._weights("token_embd.weight", (len(tokens), N_EMBD), 1.0, 0, 0)
-    output = tiny._weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, 0, 0)
+    embeddings = tiny.random_weights("token_embd.weight", (len(tokens), N_EMBD), 1.0, 0, 0)
+    output = tiny.random_weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, 0, 0)
     output[: len(tiny.CONTROL_TOKENS) + 1] = 0
     tensors: dict[str, np.ndarray] = {}
     if own_tensors:
@@ -86,7 +86,7 @@ def write_tiny_block_head(
 
     def add(name: str, weights: np.ndarray, scale: float = 1.0) -> None:
         shape = weights.shape
-        random = tiny._weights(name, shape, scale * _NOISE * shape[1] ** -0.5, 1, 0)
+        random = tiny.random_weights(name, shape, scale * _NOISE * shape[1] ** -0.5, 1, 0)
         tensors[name] = (weights + random).astype(np.float32)
 
     if kind == "dspark":

@@ -73,7 +73,7 @@ def write_tiny_assistant(
 
 
 def _tokens() -> list[str]:
-    return tiny._vocabulary(())[0]
+    return tiny.vocabulary(())[0]
 
 
 def _shared() -> Iterator[Tensor]:
@@ -109,7 +109,7 @@ def _write(
 ) -> Path:
     path = Path(path)
     n_more = n_vocab - len(_tokens()) if n_vocab else 0
-    tokens, scores, types = tiny._vocabulary([f"more{i}" for i in range(n_more)])
+    tokens, scores, types = tiny.vocabulary([f"more{i}" for i in range(n_more)])
     writer = gguf.GGUFWriter(path, architecture)
     common = {
         "context_length": 2048,
@@ -129,9 +129,9 @@ def _write(
     }
     for key, value in (common | settings).items():
         _add(writer, f"{architecture}.{key}", value)
-    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+    tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False)
     for name, shape, scale in tensors:
-        weights = tiny._weights(name, shape, scale, int(architecture != "gemma4"), 0)
+        weights = tiny.random_weights(name, shape, scale, int(architecture != "gemma4"), 0)
         if name == "output.weight":
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
         if name.startswith("rope_freqs") or name.endswith("scale.weight"):
@@ -146,7 +146,7 @@ def _predict(name: str, weights: NDArray[np.float32]) -> None:
     """Let an assistant predict the token after the one that it reads, as the main model does."""
     if name == "token_embd.weight":
         shape = (len(_tokens()), N_EMBD)
-        output = tiny._weights("output.weight", shape, 3 * N_EMBD**-0.5, 0, 0)
+        output = tiny.random_weights("output.weight", shape, 3 * N_EMBD**-0.5, 0, 0)
         output[: len(tiny.CONTROL_TOKENS) + 1] = 0
         weights[: len(output), :N_EMBD] += output
     elif name == "nextn.pre_projection.weight":

@@ -27,18 +27,18 @@ def write_tiny_main(path: Path | str, *, end_scale: float = 0.0) -> Path:
     end_scale: as of `write_tiny_model`.
     """
     path = Path(path)
-    tokens, scores, types = tiny._vocabulary(())
+    tokens, scores, types = tiny.vocabulary(())
     writer = gguf.GGUFWriter(path, "llama")
     _add_shape(writer, len(tokens), N_LAYERS, n_head_kv=1)
-    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
-    for name, shape, scale in tiny._llama_tensors(len(tokens), N_EMBD, N_LAYERS):
-        weights = tiny._weights(name, shape, scale, 0, 0)
+    tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+    for name, shape, scale in tiny.llama_tensors(len(tokens), N_EMBD, N_LAYERS):
+        weights = tiny.random_weights(name, shape, scale, 0, 0)
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             weights *= _SHALLOW
         if name == "output.weight":
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
             ends = [tokens.index(text) for text in ("</s>", "<|im_end|>")]
-            weights[ends] = end_scale * tiny._weights("ends", (2, N_EMBD), scale, 0, 0)
+            weights[ends] = end_scale * tiny.random_weights("ends", (2, N_EMBD), scale, 0, 0)
         writer.add_tensor(name, weights)
     return tiny.finish(writer, path)
 
@@ -62,18 +62,18 @@ def write_tiny_eagle(
         with_tokenizer: write the main model's tokenizer, as llama.cpp's converter does.
     """
     path = Path(path)
-    tokens, scores, types = tiny._vocabulary(())
+    tokens, scores, types = tiny.vocabulary(())
     n_vocab = n_vocab or len(tokens)
     writer = gguf.GGUFWriter(path, "eagle3")
     _add_shape(writer, n_vocab, 1, n_head_kv=2)
     writer.add_array("eagle3.target_layers", list(layers))
     writer.add_uint32("eagle3.target_hidden_size", target_width)
     if with_tokenizer:
-        tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+        tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False)
     else:
         writer.add_tokenizer_model("none")
 
-    output = tiny._weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, 0, 0)
+    output = tiny.random_weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, 0, 0)
     output[: len(tiny.CONTROL_TOKENS) + 1] = 0
     if n_draft_vocab:
         chosen = np.random.default_rng(0).choice(len(tokens), n_draft_vocab, replace=False)
@@ -93,10 +93,10 @@ def write_tiny_eagle(
     }
     for name, weights in known.items():
         full = f"blk.0.{name}.weight"
-        random = tiny._weights(full, weights.shape, weights.shape[1] ** -0.5, 1, 0)
+        random = tiny.random_weights(full, weights.shape, weights.shape[1] ** -0.5, 1, 0)
         writer.add_tensor(full, (weights + _NOISE * random).astype(np.float32))
     shape = (N_EMBD, len(layers) * target_width)
-    writer.add_tensor("fc.weight", tiny._weights("fc", shape, _NOISE * shape[1] ** -0.5, 1, 0))
+    writer.add_tensor("fc.weight", tiny.random_weights("fc", shape, _NOISE * shape[1] ** -0.5, 1, 0))
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
     return tiny.finish(writer, path)

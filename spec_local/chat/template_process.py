@@ -40,9 +40,13 @@ class TemplateProcess:
     """Renders templates in a child process, which is started when it is needed.
 
     Threads can share it: one that would wait for the child gets another child, until it has its reply.
+
+    Args:
+        max_cpu_s, max_memory: limits of seconds and bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_cpu_s: float = MAX_CPU_S, max_memory: int = MAX_MEMORY) -> None:
+        self.max_cpu_s, self.max_memory = max_cpu_s, max_memory
         self._idle: list[subprocess.Popen[bytes]] = []  # at most one
 
     def start(self) -> None:
@@ -67,7 +71,7 @@ class TemplateProcess:
         except OSError as error:
             raise TemplateFailed(f"its process cannot be started: {error.strerror}") from None
         try:
-            answer = _exchange(child, line)
+            answer = self._exchange(child, line)
         except BaseException:  # after Ctrl-C, its answer must not be taken for that to the next request
             _end(child)
             raise
@@ -98,7 +102,7 @@ class TemplateProcess:
         # -P: a file in the working directory must not shadow one of this package's modules.
         command = [sys.executable, "-P", "-m", "spec_local.chat.jinja_renderer"]
         return subprocess.Popen(
-            [*command, str(MAX_CPU_S), str(MAX_MEMORY)],
+            [*command, str(self.max_cpu_s), str(self.max_memory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -113,44 +117,43 @@ class TemplateProcess:
         else:
             self._idle.append(child)
 
+    def _exchange(self, child: subprocess.Popen[bytes], request: bytes) -> bytes:
+        """Send a request and return the answer.
+
+        Raises:
+            TemplateFailed: the child exceeded a limit, or died.
+        """
+        assert child.stdin
+        assert child.stdout
+        unsent = memoryview(request)
+        with contextlib.suppress(BrokenPipeError):  # its end is read below
+            while unsent:
+                unsent = unsent[child.stdin.write(unsent) :]
+        answer, watched, start = bytearray(), None, 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.stdout, selectors.EVENT_READ)
+            while not answer.endswith(b"\n"):
+                check_wanted()
+                if selector.select(_CHECK_INTERVAL_S):
+                    part = os.read(child.stdout.fileno(), 1 << 20)
+                    if not part:
+                        raise TemplateFailed(_cause_of_death(child.wait(), self.max_cpu_s))
+                    answer += part
+                    continue
+                with contextlib.suppress(psutil.Error):  # it has died: see above
+                    if not watched:
+                        watched = psutil.Process(child.pid)
+                        start = _cpu_seconds(watched)
+                    if _cpu_seconds(watched) > start + self.max_cpu_s:
+                        raise TemplateFailed(_too_slow(self.max_cpu_s))
+                    if watched.memory_info().rss > self.max_memory:
+                        raise TemplateFailed(f"it needs more than {self.max_memory >> 20} MiB of memory")
+        return bytes(answer)
+
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.communicate()
-
-
-def _exchange(child: subprocess.Popen[bytes], request: bytes) -> bytes:
-    """Send a request and return the answer.
-
-    Raises:
-        TemplateFailed: the child exceeded a limit, or died.
-    """
-    assert child.stdin
-    assert child.stdout
-    unsent = memoryview(request)
-    with contextlib.suppress(BrokenPipeError):  # its end is read below
-        while unsent:
-            unsent = unsent[child.stdin.write(unsent) :]
-    answer, watched, start = bytearray(), None, 0.0
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        while not answer.endswith(b"\n"):
-            check_wanted()
-            if selector.select(_CHECK_INTERVAL_S):
-                part = os.read(child.stdout.fileno(), 1 << 20)
-                if not part:
-                    raise TemplateFailed(_cause_of_death(child.wait()))
-                answer += part
-                continue
-            with contextlib.suppress(psutil.Error):  # it has died: see above
-                if not watched:
-                    watched = psutil.Process(child.pid)
-                    start = _cpu_seconds(watched)
-                if _cpu_seconds(watched) > start + MAX_CPU_S:
-                    raise TemplateFailed(_too_slow())
-                if watched.memory_info().rss > MAX_MEMORY:
-                    raise TemplateFailed(f"it needs more than {MAX_MEMORY >> 20} MiB of memory")
-    return bytes(answer)
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
@@ -158,13 +161,13 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _too_slow() -> str:
-    return f"it takes more than {MAX_CPU_S} s"
+def _too_slow(max_cpu_s: float) -> str:
+    return f"it takes more than {max_cpu_s} s"
 
 
-def _cause_of_death(code: int) -> str:
+def _cause_of_death(code: int, max_cpu_s: float) -> str:
     if code == -signal.SIGXCPU:
-        return _too_slow()
+        return _too_slow(max_cpu_s)
     return f"its process ended with code {code}"
 
 

@@ -37,13 +37,10 @@ from spec_local.text import counted
 
 MAX_TOKENS = 1_000_000
 """Capacity in tokens: 4 MB, and as much text as two cores read in a few hours of training."""
-_MAX_ANSWERS = 10_000  # their sizes are added up at each addition, in about 10 ms
 _MIN_ANSWER = 4  # tokens
 _MAX_FILE_SIZE = 64 << 20  # bytes; tokens take 4 MB, and so many short answers as much again
 _ADD_TIMEOUT = 2.0  # seconds that an answer may wait for the lock; a merge of the datastore takes one
-_READ_TIMEOUT = 10.0  # seconds
 _POLL = 0.005  # seconds between two attempts to get the lock; an addition takes a few milliseconds
-_PAUSE = 60.0  # seconds without further attempts after a failed addition: not every answer is to wait
 _MAX_ROW = 1 << 26  # bytes; SQLite refuses larger ones, which only damage can make
 _MAX_STEPS = 20_000_000  # of SQLite's virtual machine for a statement, a second: the longest needs 200,000
 _MAX_SET_ASIDE = 3  # damaged files that are kept for each store
@@ -116,7 +113,10 @@ class AnswerStore:
     Args:
         path: of the file; it and its folder are created by the first addition, for the owner only.
         model: file name of the main model, for `AnswerContents`.
-        max_tokens: capacity; the oldest answers are dropped first.
+        max_tokens, max_answers: capacity; the oldest answers are dropped first. Their sizes are added up at
+            each addition, in about 10 ms.
+        add_timeout, read_timeout: seconds to wait for the lock.
+        pause: seconds without further attempts after a failed addition: not every answer is to wait.
         log: called once with a line about each problem.
     """
 
@@ -126,12 +126,17 @@ class AnswerStore:
         *,
         model: str = "",
         max_tokens: int = MAX_TOKENS,
+        max_answers: int = 10_000,
+        add_timeout: float = _ADD_TIMEOUT,
+        read_timeout: float = 10.0,
+        pause: float = 60.0,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.path = path
         self.read_only = False
         """True if `add` does nothing."""
-        self._model, self._max_tokens, self._log = model, max_tokens, log
+        self._model, self._max_tokens, self._max_answers, self._log = model, max_tokens, max_answers, log
+        self._add_timeout, self._read_timeout, self._pause = add_timeout, read_timeout, pause
         self._logged: set[str] = set()
         self._retry_at = -math.inf  # on the monotonic clock
         self._is_checked = False  # this object has found it without damage
@@ -143,7 +148,7 @@ class AnswerStore:
 
     def create(self) -> bool:
         """Create the file if there is none; returns True if it was created. Problems are only logged."""
-        with self._problems_logged(), self._locked(_ADD_TIMEOUT):
+        with self._problems_logged(), self._locked(self._add_timeout):
             created = self._create()
             with self._problems_logged():
                 self._write(())
@@ -153,7 +158,7 @@ class AnswerStore:
     def add(self, prompt: Sequence[int], answer: Sequence[int], temperature: float) -> None:
         """Keep an answer of at least 4 tokens, unless the same one to the same prompt is kept already.
 
-        Problems are only logged; after one, nothing is added for a minute.
+        Problems are only logged; after one, nothing is added for a while.
         """
         n_tokens = len(prompt) + len(answer)
         if self.read_only or len(answer) < _MIN_ANSWER or n_tokens > self._max_tokens:
@@ -162,7 +167,7 @@ class AnswerStore:
             return
         tokens = np.array([*prompt, *answer], _TOKEN)
         added = KeptAnswer(0, time.time(), temperature, len(prompt), tokens)
-        with self._problems_logged(), self._locked(_ADD_TIMEOUT):
+        with self._problems_logged(), self._locked(self._add_timeout):
             self._create()
             self._write([added])
 
@@ -176,7 +181,7 @@ class AnswerStore:
         Raises:
             OSError: the folder cannot be created, or the list cannot be written.
         """
-        with self._locked(_READ_TIMEOUT):
+        with self._locked(self._read_timeout):
             copies.add(self.path.parent, folder)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.answers()  # afterwards: clearing these answers deletes the folder
@@ -188,7 +193,7 @@ class AnswerStore:
             OSError: the folder cannot be deleted, or the list cannot be written.
         """
         copies.delete(folder)
-        with self._locked(_READ_TIMEOUT):
+        with self._locked(self._read_timeout):
             copies.replace(self.path.parent, folder, head)
 
     def count_after(self, number: int) -> int:
@@ -273,7 +278,7 @@ class AnswerStore:
         sizes = connection.execute("SELECT number, length(tokens) FROM answers ORDER BY number DESC")
         for n_newer, (number, size) in enumerate(sizes):
             room -= (size or 0) // _TOKEN.itemsize
-            if room < 0 or n_newer >= _MAX_ANSWERS:
+            if room < 0 or n_newer >= self._max_answers:
                 last = number
                 break
         sizes.close()
@@ -347,7 +352,7 @@ class AnswerStore:
             if not self._exists():
                 return None
             try:
-                with self._locked(_READ_TIMEOUT):
+                with self._locked(self._read_timeout):
                     # It may have been deleted in the meantime, or just been created.
                     return self._use(query) if self._has_content() else None
             except Timeout:
@@ -390,7 +395,7 @@ class AnswerStore:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            self._retry_at = time.monotonic() + _PAUSE
+            self._retry_at = time.monotonic() + self._pause
             self._log_once(f"answers are not kept for learning in {self.path} ({datastore.reason(error)})")
 
     def _log_once(self, line: str) -> None:
@@ -456,7 +461,9 @@ def _uri(path: Path, mode: str = "mode=rw") -> str:
 
 
 @contextlib.contextmanager
-def _connection(uri: str, journal: str = "DELETE") -> Iterator[sqlite3.Connection]:
+def _connection(
+    uri: str, journal: str = "DELETE", max_steps: int = _MAX_STEPS
+) -> Iterator[sqlite3.Connection]:
     """A connection to an existing file, which ends an unfinished transaction when it is closed.
 
     Raises:
@@ -466,7 +473,7 @@ def _connection(uri: str, journal: str = "DELETE") -> Iterator[sqlite3.Connectio
     try:
         connection.text_factory = bytes  # damaged text may not be UTF-8
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW)
-        connection.set_progress_handler(lambda: True, _MAX_STEPS)  # ends a statement that takes so many
+        connection.set_progress_handler(lambda: True, max_steps)  # ends a statement that takes so many
         for pragma in (*_PRAGMAS, f"journal_mode = {journal}"):
             connection.execute(f"PRAGMA {pragma}")
         found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")

@@ -37,9 +37,8 @@ ANSWERS = ".answers"
 """Suffix of the files of answer stores, which are in a datastore's folder."""
 DAMAGED = ".damaged-"
 """Begins what follows in the name of a damaged file that was set aside."""
-_MAX_JOURNAL_TOKENS = 50_000  # sorted again after each answer, in about 10 ms
 _MIN_ANSWER = 4  # tokens
-_LOCK_TIMEOUT = 10.0  # seconds; a merge by another process takes about one second
+_LOCK_TIMEOUT = 10.0  # seconds
 _MAX_PLACES = 24
 _MAX_MODELS = 20
 _MAX_NAMES = 1 << 16  # bytes of 20 names
@@ -66,7 +65,9 @@ class Datastore:
     Args:
         folder: named after the vocabulary; created by the first write.
         n_vocab: size of the main model's vocabulary; tokens outside it are never proposed.
-        max_tokens: capacity.
+        max_tokens: capacity. max_journal: tokens of answers that are sorted again after each one, in about
+            10 ms; with more, they are merged.
+        lock_timeout: seconds; a merge by another process takes about one second.
         log: called once with a line about each problem.
     """
 
@@ -76,12 +77,15 @@ class Datastore:
         n_vocab: int,
         *,
         max_tokens: int = MAX_TOKENS,
+        max_journal: int = 50_000,
+        lock_timeout: float = _LOCK_TIMEOUT,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.folder = folder
         self.read_only = False
         """True if `add_answer` does nothing."""
         self._n_vocab, self._max_tokens, self._log = n_vocab, max_tokens, log
+        self._max_journal, self._lock_timeout = max_journal, lock_timeout
         self._key = hashlib.sha256(folder.name.encode()).digest()[:16]
         self._logged: set[str] = set()
         self._lock = threading.RLock()  # the threads of one process; the file lock is for processes
@@ -133,7 +137,7 @@ class Datastore:
                 if text.label not in self._labels and all(text.label != each.label for each in self._journal):
                     self._append(text)
                 n_tokens = sum(len(each.tokens) for each in self._journal)
-                if self._damaged or n_tokens > _MAX_JOURNAL_TOKENS:
+                if self._damaged or n_tokens > self._max_journal:
                     self._merge(())
         except OSError as error:
             self.read_only = True  # otherwise every answer would wait for the lock and fail
@@ -259,7 +263,7 @@ class Datastore:
             OSError: a file cannot be read: a writer would replace it by what it knows.
         """
         make_folder(self.folder)
-        with self._lock, FileLock(self.folder / LOCK, timeout=_LOCK_TIMEOUT, mode=0o600):
+        with self._lock, FileLock(self.folder / LOCK, timeout=self._lock_timeout, mode=0o600):
             for name in self._versions:
                 self._read(name)
             yield
@@ -290,7 +294,7 @@ def contents(folder: Path) -> Contents:
     return Datastore(folder, 0).contents()
 
 
-def clear(folder: Path) -> copies.Made:
+def clear(folder: Path, lock_timeout: float = _LOCK_TIMEOUT) -> copies.Made:
     """Delete the datastore in a folder, and all copies of the answers in it; sessions continue without it.
 
     Returns:
@@ -301,7 +305,7 @@ def clear(folder: Path) -> copies.Made:
         OSError: a file cannot be deleted.
     """
     try:
-        with FileLock(folder / LOCK, timeout=_LOCK_TIMEOUT, mode=0o600):
+        with FileLock(folder / LOCK, timeout=lock_timeout, mode=0o600):
             # First: a training that has read these answers ends when its copies are gone.
             made = copies.delete_all(folder)
             kept = {copies.LIST} if made.failed else set()

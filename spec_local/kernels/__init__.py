@@ -180,10 +180,13 @@ def rebuild() -> str | None:
         return _one_line(error)
 
 
-def compare(types: Collection[str] | None = None) -> str | None:
+def compare(types: Collection[str] | None = None, most_others: float = 0.5) -> str | None:
     """Measure whose kernels are faster, for some types (by default all), and use the result from now on.
 
     Models that are open keep theirs. Returns None on success, otherwise the reason for the failure.
+
+    Args:
+        most_others: cores that other programs may use meanwhile; with more, a type is measured again.
     """
     from spec_local.kernels import measure
 
@@ -193,7 +196,7 @@ def compare(types: Collection[str] | None = None) -> str | None:
     if not found.instruction_set or not library:
         return found.reason
     try:
-        return measure.measure(library, found.instruction_set, types or measure.TYPES)
+        return measure.measure(library, found.instruction_set, types or measure.TYPES, most_others)
     finally:
         _state.found = None
         if _state.native and _state.loaded and _state.loaded.instruction_set:

@@ -95,10 +95,10 @@ def folders() -> list[Path]:
     return native_build.folders("kernels")
 
 
-def digest() -> str:
+def digest(sources: Path = SOURCES, flags: Sequence[str] = _FLAGS) -> str:
     """Return a digest of everything that the library is compiled from, as 16 hexadecimal digits."""
-    known = hashlib.sha256(json.dumps([machine.binding_version(), _FLAGS, _SETS]).encode())
-    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+    known = hashlib.sha256(json.dumps([machine.binding_version(), flags, _SETS]).encode())
+    for path in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")]):
         known.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return known.hexdigest()[:16]
 

@@ -24,7 +24,6 @@ TYPES = (*PACKED, *FLOATS)
 UNMEASURED = {"F16": 8, "F32": 32}
 """The limits before a measurement: those of a Zen 3 with two cores."""
 
-_MOST_OTHERS = 0.5  # cores that other programs use; with more, a type is timed again
 _REPEATS = 8  # of disturbed measurements, for all types together: half a minute becomes a minute at most
 _FEW_ROUNDS, _MORE_ROUNDS, _MOST_ROUNDS = 3, 4, 15  # more until all rounds agree, or there are so many
 
@@ -62,12 +61,15 @@ def recorded(library: Path, instruction_set: str) -> MeasuredTimes | None:
     return next((record for record in found if record.times.keys() <= set(TYPES)), None)
 
 
-def measure(library: Path, instruction_set: str, types: Collection[str] = TYPES) -> str | None:
+def measure(library: Path, instruction_set: str, types: Collection[str], most_others: float) -> str | None:
     """Time products with some types and store the times; all types take half a minute, and several cores.
+
+    Args:
+        most_others: see `timed`.
 
     Returns None on success, otherwise the reason for the failure in one line.
     """
-    arguments = [str(library), instruction_set, ",".join(types), str(_MOST_OTHERS)]
+    arguments = [str(library), instruction_set, ",".join(types), str(most_others)]
     result = run_child("spec_local.kernels.measure", *arguments)
     if not result.works:
         return result.error or f"the measurement crashed: {result.crash}"
@@ -102,7 +104,12 @@ def _name(instruction_set: str) -> str:
     return f"-{instruction_set}-{records.machine_digest()}-{machine.default_threads()}-threads"
 
 
-def timed(timer: Timer, types: Collection[str], most_others: float) -> dict[str, Times]:
+def timed(
+    timer: Timer,
+    types: Collection[str],
+    most_others: float,
+    others: Callable[[], machine.OtherPrograms] = machine.OtherPrograms,
+) -> dict[str, Times]:
     """Time products with some types, in rounds, until it is clear whose kernels are faster.
 
     A type is timed again if other programs used more than `most_others` cores meanwhile. Without a type: it
@@ -112,9 +119,9 @@ def timed(timer: Timer, types: Collection[str], most_others: float) -> dict[str,
     repeats = 0
     for name in types:
         while name not in found and repeats <= _REPEATS:
-            others = machine.OtherPrograms()
+            programs = others()
             times = _timed(timer, name)
-            if others.cores() > most_others:
+            if programs.cores() > most_others:
                 repeats += 1
             else:
                 found[name] = times

@@ -16,20 +16,21 @@ from spec_local.system.processors import control_groups
 
 _MADV_DONTNEED = 4
 _SHORTAGE = re.compile(r"allocat|bad_alloc|insufficient memory|out of memory|SIGKILL", re.IGNORECASE)
-_ROOT = Path("/")
-"""The folder that holds ``proc`` and ``sys``."""
 _REST = 150_000_000
 """Bytes that a process takes beside a model."""
 mapped_files = threading.RLock()
 """Held while a model is freed: its addresses may belong to something else right afterwards."""
 
 
-def free_memory() -> int:
-    """Bytes of memory that this process can take without swapping, within the limits that were set for it."""
-    return max(0, min([psutil.virtual_memory().available, *_left_of_limits()]))
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process can take without swapping, within the limits that were set for it.
+
+    root: the folder that holds ``proc`` and ``sys``.
+    """
+    return max(0, min([psutil.virtual_memory().available, *_left_of_limits(root)]))
 
 
-def _left_of_limits() -> Iterator[int]:
+def _left_of_limits(root: Path) -> Iterator[int]:
     """Bytes that are left of the shell's limit (``ulimit -v``), and of those of the container (cgroup v2)."""
     with contextlib.suppress(ImportError):
         import resource
@@ -37,7 +38,7 @@ def _left_of_limits() -> Iterator[int]:
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             yield limit - psutil.Process().memory_info().vms
-    for folder in control_groups(_ROOT):
+    for folder in control_groups(root):
         with contextlib.suppress(OSError, ValueError):  # there is no file, or no limit in it
             limit = int((folder / "memory.max").read_text())
             used = int((folder / "memory.current").read_text())

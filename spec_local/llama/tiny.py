@@ -6,7 +6,7 @@ varies.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 TensorType = Literal["F32", "F16", "Q8_0", "Q4_0"]
+Weights = Callable[[str, tuple[int, ...], float, int, float], NDArray[np.float32]]
+"""As `random_weights`."""
 
 CONTROL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")  # ids 1 to 4, after <unk>
 FIRST_BYTE = 5
@@ -55,6 +57,8 @@ def write_tiny_model(
     n_experts: int = 0,
     chat_template: str = CHAT_TEMPLATE,
     suppressed: Sequence[int] = (),
+    control: Collection[str] = (),
+    weights: Weights | None = None,
 ) -> Path:
     """Write a model of a few hundred kB.
 
@@ -75,6 +79,8 @@ def write_tiny_model(
         n_experts: number of experts, of which each token uses two; 0: a dense model.
         chat_template: for the control tokens `CONTROL_TOKENS` or others in `extra_tokens`.
         suppressed: tokens that the file forbids in answers.
+        control: `extra_tokens` that are control tokens.
+        weights: returns the values of a tensor; by default, `random_weights`.
 
     Returns:
         `path`.
@@ -83,28 +89,29 @@ def write_tiny_model(
     import gguf
 
     path = Path(path)
-    tokens, scores, types = _vocabulary(extra_tokens)
+    tokens, scores, types = vocabulary(extra_tokens, control)
+    weights = weights or random_weights
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}-{seed}")
     writer.add_context_length(n_ctx)
     writer.add_vocab_size(len(tokens))
     _add_shape(writer, architecture, n_layers, n_embd, n_experts)
-    _add_tokenizer(writer, tokens, scores, types, space_prefix, chat_template)
+    add_tokenizer(writer, tokens, scores, types, space_prefix, chat_template)
     if suppressed:
         writer.add_array("tokenizer.ggml.suppress_tokens", list(suppressed))
 
     kind = gguf.GGMLQuantizationType[tensor_type]
-    tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)
+    tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, llama_tensors)
     for name, shape, scale in _with_experts(tensors(len(tokens), n_embd, n_layers), n_experts):
-        weights = _weights(name, shape, scale, seed, noise)
+        values = weights(name, shape, scale, seed, noise)
         if name == "output.weight":
-            weights[: len(CONTROL_TOKENS) + 1] = 0
+            values[: len(CONTROL_TOKENS) + 1] = 0
             ends = [tokens.index(t) for t in ("</s>", "<|im_end|>")]
-            weights[ends] = end_scale * _weights("ends", (2, n_embd), scale, seed, noise)
+            values[ends] = end_scale * weights("ends", (2, n_embd), scale, seed, noise)
         if _requires_f32(name) or shape[-1] % 32:  # the width does not fit the blocks
-            writer.add_tensor(name, weights)
+            writer.add_tensor(name, values)
         else:
-            writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     return finish(writer, path)
 
 
@@ -151,7 +158,9 @@ def finish(writer: Any, path: Path) -> Path:
     return path
 
 
-def _vocabulary(extra: Sequence[str]) -> tuple[list[str], list[float], list[int]]:
+def vocabulary(
+    extra: Sequence[str], control: Collection[str] = ()
+) -> tuple[list[str], list[float], list[int]]:
     """Return the texts, scores and types of a SentencePiece vocabulary."""
     from gguf import TokenType
 
@@ -163,11 +172,12 @@ def _vocabulary(extra: Sequence[str]) -> tuple[list[str], list[float], list[int]
     for word in [*(f"▁{w}" for w in _WORDS.split()), *_WORDS.split(), "▁" * 16]:
         kinds |= dict.fromkeys((word[:n] for n in range(2, len(word) + 1)), TokenType.NORMAL)
     kinds |= dict.fromkeys(extra, TokenType.USER_DEFINED)
+    kinds |= dict.fromkeys(control, TokenType.CONTROL)
     scores = [-float(i) if kind == TokenType.NORMAL else 0.0 for i, kind in enumerate(kinds.values())]
     return list(kinds), scores, [int(kind) for kind in kinds.values()]
 
 
-def _add_tokenizer(
+def add_tokenizer(
     writer: Any,
     tokens: list[str],
     scores: list[float],
@@ -189,7 +199,9 @@ def _add_tokenizer(
     writer.add_chat_template(chat_template)
 
 
-def _weights(name: str, shape: tuple[int, ...], scale: float, seed: int, noise: float) -> NDArray[np.float32]:
+def random_weights(
+    name: str, shape: tuple[int, ...], scale: float, seed: int, noise: float
+) -> NDArray[np.float32]:
     """Return random values with standard deviation `scale`; the values of a norm are all `scale`."""
     if name.endswith("norm.weight"):
         return np.full(shape, scale, np.float32)
@@ -204,7 +216,7 @@ def _weights(name: str, shape: tuple[int, ...], scale: float, seed: int, noise: 
     return values.astype(np.float32)
 
 
-def _llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
+def llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
     """Yield each tensor's name, shape (in numpy's order) and standard deviation; activations are near 1."""
     n_ff, n_kv = 2 * n_embd, n_embd // 2
     yield "token_embd.weight", (n_vocab, n_embd), 1.0
@@ -240,7 +252,7 @@ def _with_experts(
 
 def _gemma3_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
     """Yield llama's tensors, and norms after attention and feed-forward, and of queries and keys."""
-    for name, shape, scale in _llama_tensors(n_vocab, n_embd, n_layers):
+    for name, shape, scale in llama_tensors(n_vocab, n_embd, n_layers):
         # llama.cpp multiplies gemma's embeddings by the square root of the width.
         yield name, shape, n_embd**-0.5 if name == "token_embd.weight" else scale
     for i in range(n_layers):

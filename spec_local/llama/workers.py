@@ -115,7 +115,8 @@ class _Watch:
         is_idle: no call waits for a worker.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ask_s: float = _ASK_S) -> None:
+        self._ask_s = ask_s
         self.on_silence: Callable[[str], None] = _abort
         self.is_idle = False
         self._unanswered: dict[tuple[str, int], int] = {}  # datagrams since the last reply
@@ -139,7 +140,7 @@ class _Watch:
 
     def _ask(self, asking: socket.socket) -> None:
         while True:
-            self._receive(asking, time.monotonic() + _ASK_S)
+            self._receive(asking, time.monotonic() + self._ask_s)
             for worker in list(self._known):
                 self._send(asking, worker)
                 if worker in self._unanswered:

@@ -5,6 +5,7 @@ package, so that it is available wherever specdec can be installed from; its dra
 Models that other programs keep on this machine are used where they are (`spec_local.models.local_stores`).
 """
 
+import contextlib
 import difflib
 import functools
 import lzma
@@ -125,6 +126,15 @@ def user_file() -> Path:
 def _catalog() -> _Catalog:
     packaged = files("spec_local") / "models.toml"  # in an installed wheel
     path = Path(str(packaged)) if packaged.is_file() else Path(__file__).parents[2] / "models.toml"
+    return read_catalog(path)
+
+
+def read_catalog(path: Path) -> _Catalog:
+    """Read specdec's models and pairs from a file, and the user's own.
+
+    Raises:
+        ConfigError: a models.toml is invalid; the message gives the file and the line.
+    """
     shipped = ConfigFile(path, "models.toml", "reinstall spec-local")
     known = shipped.read(_Catalog)
     if not known.models:
@@ -254,8 +264,10 @@ def local_files(name: str) -> list[Path]:
         return held[1]
     if wanted := _off_hub(name):
         path = _place(wanted)
-        # pull checks the hash; the size is enough here
-        return [path] if path.is_file() and path.stat().st_size == wanted.size else []
+        with contextlib.suppress(OSError):  # as where it is not, if its folder cannot be read
+            # pull checks the hash; the size is enough here
+            return [path] if path.is_file() and path.stat().st_size == wanted.size else []
+        return []
     from spec_local.models import hub_cache
 
     return hub_cache.cached_files(_hub_model(name))

@@ -29,7 +29,6 @@ _LIST, _LOCK = "versions.json", "lock"
 _MAX_FILES = 5  # heads that are kept: 10 to 100 MB each
 _MAX_VERSIONS = 100  # entries in the list, for the history of acceptance: 500 bytes each
 _MAX_BYTES = 1 << 20  # of the list
-_LOCK_TIMEOUT_S = 10.0  # copying a head takes less than a second
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]  # as in the answer store
 _Time = Annotated[float, Field(ge=0, lt=1e11)]  # before the year 5000
@@ -86,14 +85,16 @@ class HeadVersions:
         ModelFileError: the main model cannot be read.
     """
 
-    def __init__(self, main: Path, log: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, main: Path, log: Callable[[str], None] = lambda line: None, lock_timeout: float = 10.0
+    ) -> None:
         try:
             key = content_key(main)
         except OSError as error:
             reason = error.strerror or error
             raise ModelFileError(f"{main} cannot be read ({reason}): check the path") from None
         self.folder = folder_of(key)
-        self._log, self._has_logged = log, False
+        self._log, self._has_logged, self._lock_timeout = log, False, lock_timeout
 
     def all(self) -> list[HeadVersion]:
         """All versions, the oldest first, also those whose files have been deleted."""
@@ -247,11 +248,11 @@ class HeadVersions:
         """Hold the lock; yields what `_read` returns."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with FileLock(self.folder / _LOCK, timeout=_LOCK_TIMEOUT_S, mode=0o600):
+            with FileLock(self.folder / _LOCK, timeout=self._lock_timeout, mode=0o600):
                 yield self._read()
         except Timeout:
             raise SpecLocalError(
-                f"another process has been changing {self.folder} for {_LOCK_TIMEOUT_S:.0f} s: try again "
+                f"another process has been changing {self.folder} for {self._lock_timeout:.0f} s: try again "
                 "when it has ended"
             ) from None
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from spec_local.prompt_cache import entry_file
 from spec_local.prompt_cache import folder as files
 from spec_local.prompt_cache.entry import identity_key
 from spec_local.prompt_cache.index import Index
@@ -38,11 +39,14 @@ class PromptCache:
         folder: Path | None = None,
         limit: int = 0,
         log: Callable[[str], None] = _warn,
+        write: Callable[..., None] = entry_file.write,
     ) -> None:
         self._lock = threading.RLock()
         self._memory = RecentItems(memory)
         self._folder = folder if folder and limit > 0 else None
-        self._writer = Writer(self._folder, limit, self._memory, self._lock, log) if self._folder else None
+        self._writer = (
+            Writer(self._folder, limit, self._memory, self._lock, log, write) if self._folder else None
+        )
         self._log, self._logged = log, set[str]()
         self._prompts: dict[bytes, Prompts] = {}
 

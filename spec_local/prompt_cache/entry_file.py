@@ -59,6 +59,8 @@ def write(
     block: int,
     data: NDArray[np.uint8],
     checkpoint: Callable[[], None],
+    *,
+    chunk_bytes: int = CHUNK,
 ) -> None:
     """Create a file that must not exist yet, and that only the user can read.
 
@@ -71,8 +73,8 @@ def write(
     digest = digest_of(frame)
     with open(path, "xb", buffering=0, opener=private) as file:
         _write_all(file, memoryview(frame))
-        for start in range(0, entry.size, CHUNK):
-            chunk = data.data[start : start + CHUNK]
+        for start in range(0, entry.size, chunk_bytes):
+            chunk = data.data[start : start + chunk_bytes]
             checkpoint()
             digest.update(chunk)
             _write_all(file, chunk)

@@ -39,6 +39,7 @@ class Writer:
     """The queue of what is to be written, and the thread that writes it.
 
     lock: guards all items; it is not held while a file is written. log: may be called by the thread.
+    write: as `entry_file.write`.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Writer:
         memory: RecentItems,
         lock: threading.RLock,
         log: Callable[[str], None],
+        write: Callable[..., None],
     ) -> None:
         self._folder, self._limit, self._memory, self._log = path, limit, memory, log
+        self._write_file = write
         self._lock, self._work = lock, threading.Condition(lock)
         self._gate, self._may_write = threading.Lock(), threading.Event()
         self._may_write.set()
@@ -177,7 +180,7 @@ class Writer:
                 return False
             folder.prepare(path.parent, job.name)
             try:
-                entry_file.write(part, entry, index.identity, index.block, data, lambda: self._pause(job))
+                self._write_file(part, entry, index.identity, index.block, data, lambda: self._pause(job))
                 part.replace(path)
             finally:
                 with contextlib.suppress(OSError):

@@ -15,12 +15,10 @@ from spec_local.server.protocols import errors
 from spec_local.server.protocols.request_body import TooLarge
 from spec_local.system.machine import is_loopback, own_names
 
-_BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
 _METHODS = "GET, HEAD, POST, OPTIONS"
 # To any name of this machine, they tell whether it works, and counts.
 _PROBES = ("/health", "/v1/health", "/metrics", "/learning")
 _VERSIONS = ("1.0", "1.1", "2")
-_STALL_S = 60  # for a client to read what it was sent
 
 
 _ABSOLUTE = re.compile("https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
@@ -44,12 +42,16 @@ class Access:
         origins: of the web pages elsewhere that may use the server; ``*``: all.
         max_body: maximum size of a body in bytes.
         hosts: results of `host_pattern`: further names under which clients reach the server without a key.
+        body_s: seconds for a body to arrive: one of 16 MiB needs 2 Mbit/s. stall_s: for a client to read what
+            it was sent.
     """
 
     api_key: str | None = None
     origins: Collection[str] = ()
     max_body: int = 16 << 20
     hosts: Collection[str] = ()
+    body_s: float = 60
+    stall_s: float = 60
 
 
 def host_pattern(text: str) -> str:
@@ -103,20 +105,20 @@ class Guard:
             nonlocal started
             started = True
             try:
-                async with asyncio.timeout(_STALL_S):
+                async with asyncio.timeout(self._access.stall_s):
                     await send(message)
             except TimeoutError:
                 raise Stalled from None
 
         try:
-            await self._app(scope, _limited(receive, self._access.max_body), watched_send)
+            await self._app(scope, _limited(receive, self._access), watched_send)
         except TooLarge:
             if not started:
                 message = f"the body is larger than {self._access.max_body >> 20} MiB: send less"
                 await errors.response(path, 413, message)(scope, receive, send)
         except Stalled:
             if not started:
-                message = f"the body did not arrive within {_BODY_S} s: send it again"
+                message = f"the body did not arrive within {self._access.body_s} s: send it again"
                 await errors.response(path, 408, message)(scope, receive, send)
 
     def _is_foreign(self, host: str) -> bool:
@@ -197,10 +199,10 @@ def _matches(name: str, pattern: str) -> bool:
     return name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern
 
 
-def _limited(receive: Receive, max_body: int) -> Receive:
+def _limited(receive: Receive, access: Access) -> Receive:
     """Receive the parts of a body, up to its maximum size and within the time for it."""
     n, complete = 0, False
-    deadline = asyncio.get_running_loop().time() + _BODY_S
+    deadline = asyncio.get_running_loop().time() + access.body_s
 
     async def limited() -> Message:
         nonlocal n, complete
@@ -213,7 +215,7 @@ def _limited(receive: Receive, max_body: int) -> Receive:
             raise Stalled from None
         n += len(message.get("body", b""))
         complete = not message.get("more_body", False)
-        if n > max_body:
+        if n > access.max_body:
             raise TooLarge
         return message
 

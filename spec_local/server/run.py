@@ -28,7 +28,6 @@ _BACKLOG = 512  # connections that wait to be accepted
 _LOOPBACKS = ("localhost", "127.0.0.1")
 _MISSING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_HEADERS_S = 30.0  # for the headers of a request to arrive
 
 
 def check_access(host: str, api_key: str | None) -> None:
@@ -171,16 +170,18 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     When the server ends, it does not wait for bodies of which a part is missing.
     """
 
+    headers_s = 30.0
+
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._limit = self.loop.call_later(_HEADERS_S, transport.close)
+        self._limit = self.loop.call_later(self.headers_s, transport.close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle and not self.cycle.response_complete:  # headers have arrived
             self._limit.cancel()
         elif self._limit.cancelled():  # those of the next request have begun
-            self._limit = self.loop.call_later(_HEADERS_S, self.transport.close)
+            self._limit = self.loop.call_later(self.headers_s, self.transport.close)
 
     def shutdown(self) -> None:
         if self.cycle and self.cycle.more_body:

@@ -1,10 +1,10 @@
 """Optional dependencies: the command that installs them, for the Python that runs now."""
 
+import importlib.metadata
 import importlib.util
 import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import spec_local
@@ -45,8 +45,8 @@ def packages(extra: str) -> list[str]:
     Never specdec's own name: the package index does not have it, or has another package of that name.
     """
     try:
-        requirements = requires("spec-local") or []
-    except PackageNotFoundError:  # it runs from its folder
+        requirements = importlib.metadata.requires("spec-local") or []
+    except importlib.metadata.PackageNotFoundError:  # it runs from its folder
         return ["--editable", f"{Path(spec_local.__file__).parents[1]}[{extra}]"]
     found = []
     for requirement in requirements:

@@ -20,7 +20,7 @@ class Processors:
     limit: str = ""
 
 
-def usable_processors(root: Path = Path("/")) -> Processors:
+def usable_processors(root: Path = Path("/"), machine: Processors | None = None) -> Processors:
     """Return what this process may use of the machine.
 
     A container's quota is a share of time on any processors, such as 1.5. It is rounded up, as Java, Go and
@@ -28,8 +28,9 @@ def usable_processors(root: Path = Path("/")) -> Processors:
 
     Args:
         root: the folder that holds ``proc`` and ``sys``.
+        machine: all that it has; by default, as the system reports it.
     """
-    found = _machine()
+    found = machine or _machine()
     if hasattr(os, "sched_getaffinity"):  # Linux
         mask = os.sched_getaffinity(0)
         cores = len({_core(root, number) for number in mask})

@@ -43,8 +43,10 @@ class DataStage:
             recipe.folder / "data",
             prompt_source(recipe.seed, user_texts),
             layers=self._layers,
-            n_parallel=_n_parallel(source),
+            n_parallel=self._n_parallel(source),
             n_ctx=_N_CTX,
+            max_tokens=recipe.limits.answer,
+            shard_tokens=recipe.limits.shard,
             seed=recipe.seed,
             threads=recipe.threads,
         )
@@ -96,7 +98,7 @@ class DataStage:
         source = precision.fastest_copy(
             recipe.main,
             recipe.folder,
-            n_parallel=_n_parallel(recipe.main),
+            n_parallel=self._n_parallel(recipe.main),
             threads=recipe.threads,
             gpu_layers=recipe.gpu_layers,
             on_progress=lambda kind, rate: self._on_progress(GenerationRate(kind, rate)),
@@ -109,9 +111,8 @@ class DataStage:
         for copy in self._recipe.folder.glob("main-*.gguf"):
             copy.unlink()
 
-
-def _n_parallel(path: Path) -> int:
-    model = Model(path, weights=False)
-    n = n_that_fit(model, _N_CTX)
-    model.close()
-    return n
+    def _n_parallel(self, path: Path) -> int:
+        model = Model(path, weights=False)
+        n = n_that_fit(model, _N_CTX, self._recipe.limits.n_parallel)
+        model.close()
+        return n

@@ -78,7 +78,12 @@ class Dataset:
     """
 
     def __init__(
-        self, folder: Path, n_vocab: int, sizes: Sequence[int], own: Sequence[Document] = ()
+        self,
+        folder: Path,
+        n_vocab: int,
+        sizes: Sequence[int],
+        own: Sequence[Document] = (),
+        n_sample: int = _SAMPLE,
     ) -> None:
         documents = shards.read_documents(folder)
         self.train, held_out = _split(documents)
@@ -99,7 +104,7 @@ class Dataset:
             if min(float(np.mean(self._drafted_ids[tokens] >= 0)) for tokens in best) >= COVERAGE:
                 break
         self.coverage = float(np.mean(self._drafted_ids[np.concatenate(best)] >= 0))
-        n_sample = _OWN_SAMPLE if own_held_out else _SAMPLE
+        n_sample = _OWN_SAMPLE if own_held_out else n_sample
         self.held_out_sample = _sample(held_out, n_sample) + _sample(own_held_out, n_sample)
         self.n_generated = sum(len(document.top_ids) for document in documents)
 

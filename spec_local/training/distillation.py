@@ -29,6 +29,7 @@ from spec_local.training.evaluation import Evaluation, evaluate, predictions
 from spec_local.training.head_shape import HeadShape, Weights
 from spec_local.training.loss import cross_entropy
 from spec_local.training.main_weights import MainWeights
+from spec_local.training.recipe import LIMITS
 from spec_local.training.shards import Document
 
 _BETAS = (0.9, 0.95)
@@ -39,7 +40,6 @@ _SMOOTHING = 0.95  # weight of the earlier steps in the reported loss
 _LEAST_TIMED = 5  # minimum number of steps whose time is measured
 _USUAL_STEP = 0.4  # quantile of their times: steps differ in their numbers of tokens
 _INTERPOLATED = (0.8, 0.65, 0.5)  # shares of the last weights, the rest from the initial ones
-_SAVE_EVERY = 60.0  # minimum number of seconds between checkpoints
 _MAX_LOSS = 0.01  # of the acceptance rate on other texts, while a head learns from the user's answers
 
 
@@ -128,12 +128,13 @@ def train(
     run: "TrainingRun",
     *,
     checkpoint: Path | None = None,
+    save_every: float = LIMITS.unsaved,
     on_progress: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> Result:
     """Train from the initial weights, or from the checkpoint if there is one.
 
     Args:
-        checkpoint: file that is written about once a minute and kept at the end.
+        checkpoint: file that is kept at the end. save_every: seconds after which it is written again.
         on_progress: called after every step.
 
     Raises:
@@ -153,7 +154,7 @@ def train(
         if state.step % hyperparameters.eval_every == 0 or state.step == state.end:
             evaluation = run.evaluate()
         now = time.monotonic()
-        if checkpoint and (now - saved > _SAVE_EVERY or state.step == state.end):
+        if checkpoint and (now - saved > save_every or state.step == state.end):
             run.save(checkpoint, fingerprint)
             saved = time.monotonic()
         left = (now - started) / (state.step - first_step) * (state.end - state.step)
@@ -188,6 +189,7 @@ class TrainingRun:
         main: weights of the main model that stay as they are.
         device: ``cpu``, ``cuda`` or ``mps``.
         threads: number of PyTorch's threads in the whole process; None: unchanged.
+        evaluate: as `spec_local.training.evaluation.evaluate`.
 
     Raises:
         InvalidRequest: the device is not available.
@@ -203,12 +205,13 @@ class TrainingRun:
         *,
         device: str = "cpu",
         threads: int | None = None,
+        evaluate: Callable[..., Evaluation] = evaluate,
     ) -> None:
         check_device(device)
         if threads:
             torch.set_num_threads(threads)
         self.shape, self.dataset, self.hyperparameters = shape, dataset, hyperparameters
-        self._initial = start
+        self._initial, self._evaluate = start, evaluate
         self._device, self._dtype = device, network.fast_dtype(device)
         self._embeddings = torch.from_numpy(main.embeddings.view(np.int16)).view(torch.bfloat16).to(device)
         self._output = torch.from_numpy(main.output).to(device, self._dtype)
@@ -288,7 +291,7 @@ class TrainingRun:
 
     def evaluate_weights(self, weights: network.Parameters, documents: Sequence[Document]) -> Evaluation:
         """Evaluate some weights on some documents."""
-        return evaluate(weights, self.shape, self._output, self._embeddings, self.dataset, documents)
+        return self._evaluate(weights, self.shape, self._output, self._embeddings, self.dataset, documents)
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the run."""

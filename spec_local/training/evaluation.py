@@ -12,8 +12,6 @@ from spec_local.training.head_shape import HeadShape
 from spec_local.training.network import Parameters, draft_states
 from spec_local.training.shards import Document
 
-_BATCH = 4096  # tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -50,19 +48,21 @@ def evaluate(
     embeddings: torch.Tensor,
     dataset: Dataset,
     documents: Sequence[Document],
+    batch_tokens: int = 4096,
 ) -> Evaluation:
     """Evaluate a head, in the arithmetic of `output`.
 
     Args:
         parameters: by GGUF name. output, embeddings: the head's output rows, and the main model's embeddings.
         documents: of the dataset.
+        batch_tokens: maximum number of tokens at a time.
     """
     agrees: list[NDArray[np.bool_]] = []
     overlaps: list[NDArray[np.float32]] = []
     categories: list[str] = []
     tested, accepted = np.zeros(DEPTH, np.int64), np.zeros(DEPTH, np.int64)
     with torch.inference_mode():
-        for part in batches(documents, _BATCH):
+        for part in batches(documents, batch_tokens):
             batch = dataset.batch(part)
             best = _most_probable(parameters, shape, output, embeddings, batch, overlaps)
             # −1 is neither a draft token nor one of the main model's.

@@ -25,13 +25,13 @@ from spec_local.text import printable
 from spec_local.training import shards
 from spec_local.training.parallel_rows import next_outputs, open_parallel_rows
 from spec_local.training.prompts import TrainingPrompt, is_held_out
+from spec_local.training.recipe import LIMITS
 from spec_local.training.shards import TOP_K, Document, Shard
 
 TEMPERATURES = (0.0, 0.0, 0.5, 0.9)
 """Usual sampling temperatures."""
 LONGEST_CALL = 30.0
 """Seconds between two progress values; in longer ones, the process was suspended."""
-_SHARD_TOKENS, _SHARD_SECONDS = 32768, 300.0  # a shard is written when either is reached
 _BLOCK = 64  # columns of logits that are represented by their maximum
 _MAX_PERIOD, _REPEATS = 32, 4  # an answer is in a loop if it repeats up to 32 tokens 4 times
 _MAX_PASSAGES = 64  # number of latest answers that prompts may be about
@@ -106,6 +106,7 @@ class DataGenerator:
         n_parallel: number of sequences that are generated in parallel.
         n_ctx: maximum number of tokens in a prompt and its answer; longer prompts are skipped.
         max_tokens: maximum number of tokens in an answer.
+        shard_tokens, shard_seconds: a shard is written when either is reached.
         temperatures: one is selected at random for each answer.
         seed: random seed for sampling.
         threads: number of threads; None: one per physical core.
@@ -123,15 +124,18 @@ class DataGenerator:
         next_prompt: Callable[[int, Sequence[str]], TrainingPrompt | None],
         *,
         layers: tuple[int, ...],
-        n_parallel: int = 64,
+        n_parallel: int = LIMITS.n_parallel,
         n_ctx: int = 768,
-        max_tokens: int = 320,
+        max_tokens: int = LIMITS.answer,
+        shard_tokens: int = LIMITS.shard,
+        shard_seconds: float = 300.0,
         temperatures: Sequence[float] = TEMPERATURES,
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
         self._folder, self._next_prompt, self._max_tokens = folder, next_prompt, max_tokens
         self._temperatures = temperatures
+        self._shard_tokens, self._shard_seconds = shard_tokens, shard_seconds
         self._vocabulary = model.vocabulary
         self._template = ChatTemplate(model) if model.chat_template else None
         self._user_turn = self._around_prompt()
@@ -279,8 +283,8 @@ class DataGenerator:
         document = sequence.document()
         self._finished.append(document)
         self._count(document)
-        is_late = time.monotonic() - self._written_at > _SHARD_SECONDS
-        if is_late or sum(len(document.tokens) for document in self._finished) >= _SHARD_TOKENS:
+        is_late = time.monotonic() - self._written_at > self._shard_seconds
+        if is_late or sum(len(document.tokens) for document in self._finished) >= self._shard_tokens:
             self._write()
 
     def _count(self, document: Document) -> None:

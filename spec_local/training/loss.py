@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
-_ROWS = 1024
-"""Number of positions at a time: 25 MB of bfloat16 logits."""
+_AT_A_TIME = 1024
+"""Number of positions: 25 MB of bfloat16 logits."""
 
 
 def cross_entropy(
-    states: torch.Tensor, output: torch.Tensor, target_ids: torch.Tensor, target_weights: torch.Tensor
+    states: torch.Tensor,
+    output: torch.Tensor,
+    target_ids: torch.Tensor,
+    target_weights: torch.Tensor,
+    at_a_time: int = _AT_A_TIME,
 ) -> torch.Tensor:
     """Sum −weight · ln q(id) over all positions and candidates: KL(p ‖ q), up to a constant.
 
@@ -22,23 +26,29 @@ def cross_entropy(
         output: (n_drafted, n_embd), in the same dtype.
         target_ids: int64 (n, k), candidates of each position; an id may occur twice.
         target_weights: float32 (n, k), p of each candidate times the weight of its position.
+        at_a_time: number of positions whose logits are in memory.
 
     Returns:
         A float32 scalar, differentiable once, with respect to `states`.
     """
-    loss: torch.Tensor = _CrossEntropy.apply(states, output, target_ids, target_weights)
+    loss: torch.Tensor = _CrossEntropy.apply(states, output, target_ids, target_weights, at_a_time)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
     @staticmethod
     def forward(
-        ctx: Any, states: torch.Tensor, matrix: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        ctx: Any,
+        states: torch.Tensor,
+        matrix: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        at_a_time: int,
     ) -> torch.Tensor:
         loss = torch.zeros((), device=states.device)
         grad_states = torch.empty_like(states)
-        for start in range(0, len(states), _ROWS):
-            rows = slice(start, start + _ROWS)
+        for start in range(0, len(states), at_a_time):
+            rows = slice(start, start + at_a_time)
             q = torch.softmax(states[rows] @ matrix.T, -1)
             probs = q.gather(1, ids[rows]).float()
             loss -= (weights[rows] * probs.clamp_min(1e-30).log()).sum()
@@ -51,6 +61,6 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # torch is 
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (grad_states,) = ctx.saved_tensors
-        return grad_states * grad.to(grad_states.dtype), None, None, None
+        return grad_states * grad.to(grad_states.dtype), None, None, None, None

@@ -14,7 +14,6 @@ from spec_local.llama.model import Model
 from spec_local.training import bfloat16
 
 _EMBEDDINGS, _OUTPUT, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
-_ROWS = 8192  # dequantized at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +55,8 @@ def check_main_weights(model: Model) -> None:
             _read(files, name, model.n_embd, np.arange(1))
 
 
-def read_main_weights(model: Model, tokens: NDArray[np.integer]) -> MainWeights:
-    """Read them; tokens: those that the head drafts, ascending.
+def read_main_weights(model: Model, tokens: NDArray[np.integer], at_a_time: int = 8192) -> MainWeights:
+    """Read them; tokens: those that the head drafts, ascending. at_a_time: rows that are dequantized.
 
     Raises:
         ModelError: the file has no such tensors, or in a type that cannot be read.
@@ -67,8 +66,8 @@ def read_main_weights(model: Model, tokens: NDArray[np.integer]) -> MainWeights:
     embeddings = np.empty((n, width), np.uint16)
     with _readable(model):
         files = _files(model.path)
-        for start in range(0, n, _ROWS):
-            rows = np.arange(start, min(n, start + _ROWS))
+        for start in range(0, n, at_a_time):
+            rows = np.arange(start, min(n, start + at_a_time))
             embeddings[rows] = bfloat16.encode(_read(files, _EMBEDDINGS, width, rows))
         output, norm = _read(files, _output_of(files), width, tokens), _read(files, _NORM, width)[0]
     return MainWeights(embeddings, output, norm)

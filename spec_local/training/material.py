@@ -117,12 +117,13 @@ def gather(
     def progress(what: str) -> Callable[[int, int], None]:
         return lambda n_done, n: on_progress(Answering(what, n_done, n))
 
-    threads = recipe.threads
+    threads, limits = recipe.threads, recipe.limits
     model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
     built_in = answers_to_built_in(
         model,
         recipe.folder / "built-in",
         layers=layers,
+        max_tokens=limits.built_in,
         threads=threads,
         on_progress=progress(f"answering {BUILT_IN}"),
     )
@@ -131,6 +132,7 @@ def gather(
         model,
         recipe.own,
         layers=layers,
+        limits=limits,
         threads=threads,
         on_progress=progress(f"reading {OWN}"),
     )
@@ -141,6 +143,7 @@ def gather(
         layers=layers,
         seconds=recipe.further_seconds,
         seed=recipe.seed,
+        limits=limits,
         threads=threads,
         on_progress=progress("answering your prompts again"),
     )
@@ -153,4 +156,4 @@ def _to_learn_from(recipe: Recipe, journal: Journal, answers: Sequence[KeptAnswe
     last = journal.data.get("last_answer")
     if last and recipe.checkpoint.exists():
         answers = [answer for answer in answers if answer.number <= last] or answers
-    return usable(answers)
+    return usable(answers, recipe.limits)

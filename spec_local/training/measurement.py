@@ -19,8 +19,7 @@ from spec_local.system.machine import default_threads
 
 VARIANTS = ("3 draft tokens", "adaptive")
 _MAX_DRAFT = 7  # maximum number of draft tokens per step for the expected speed-up
-_MAX_TOKENS = 64  # of an answer
-_N_CTX, _MAX_LOGITS = 4096, 65  # as by default in sessions, which then start with the measured costs
+N_CTX, _MAX_LOGITS = 4096, 65  # as by default in sessions, which then start with the measured costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def measure_calls(
     model, draft = Model(main, gpu_layers=gpu_layers), Model(head, gpu_layers=gpu_layers)
     chosen = choose_head(model, draft)
     n_threads = threads or default_threads()
-    (costs,) = tune(model, [n_threads], n_ctx=model.n_ctx(_N_CTX), max_logits=_MAX_LOGITS, head=chosen)
+    (costs,) = tune(model, [n_threads], n_ctx=model.n_ctx(N_CTX), max_logits=_MAX_LOGITS, head=chosen)
     draft.close()
     model.close()
     assert costs.head
@@ -79,7 +78,13 @@ def expected_gain(calls: tuple[CallCosts, CallCosts], acceptance: Sequence[float
 
 
 def benchmark(
-    main: Path, head: Path, *, threads: int | None = None, gpu_layers: int = -1
+    main: Path,
+    head: Path,
+    *,
+    threads: int | None = None,
+    gpu_layers: int = -1,
+    n_ctx: int = N_CTX,
+    max_tokens: int = 64,
 ) -> Sequence[VariantFigures]:
     """Answer one prompt per category at temperature 0: plainly, and with each of `VARIANTS`, no lookups.
 
@@ -92,7 +97,7 @@ def benchmark(
         SpecLocalError: as `Session.open` and `Session.generate`.
     """
     base = GenerationSettings(
-        SamplingSettings(temperature=0), max_tokens=_MAX_TOKENS, seed=0, proposer="draft"
+        SamplingSettings(temperature=0), max_tokens=max_tokens, seed=0, proposer="draft"
     )
     variants = [
         Variant(PLAIN, replace(base, proposer="none")),
@@ -100,12 +105,12 @@ def benchmark(
         Variant(VARIANTS[1], base),
     ]
     with Session.open(
-        main, head, n_ctx=_N_CTX, threads=threads, gpu_layers=gpu_layers, prompt_cache="off"
+        main, head, n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, prompt_cache="off"
     ) as session:
         fitting = [
             prompt
             for prompt in tokenize(session.main.model, prompts.select(prompts.load(), per_category=1))
-            if len(prompt.tokens) + _MAX_TOKENS <= session.main.n_ctx
+            if len(prompt.tokens) + max_tokens <= session.main.n_ctx
         ]
         if not fitting:
             return []

@@ -28,37 +28,33 @@ from spec_local.training.dataset import OWN
 from spec_local.training.generation import LONGEST_CALL, DataGenerator, top_logprobs
 from spec_local.training.parallel_rows import n_that_fit
 from spec_local.training.prompts import TrainingPrompt
+from spec_local.training.recipe import LIMITS, Limits
 from spec_local.training.shards import TOP_K, Document, Shard
 
 MIN_ANSWERS = 10
 """Minimum number of answers to learn from: one of them is held out."""
 HOLD_OUT = 10
 """The last one of this number of answers is held out."""
-_MAX_TOKENS = 200_000  # of the latest answers and their prompts: ten minutes of reading on a laptop
-_MAX_PROMPT = 512  # tokens before an answer whose states are kept; the main model reads all of them
-_MAX_ANSWER = 1024  # tokens
 _MIN_ANSWER = 4  # tokens; shorter ones have nothing to draft
 _MAX_CONTEXT = 8192  # tokens; longer conversations are skipped
 _TEMPERATURES = (0.4, 0.7, 1.0)  # of further answers, one for each prompt and temperature, on average
-_MAX_FURTHER = 320  # tokens of such an answer; prompts longer than `_MAX_PROMPT` are skipped
 _CALL_TOKENS = 64  # in a call, each with its logits: 40 MB for the largest vocabularies
 _DONE = "complete"  # file that exists once there are enough further answers
-_SHARD_TOKENS = 16_384  # a shard is written after so many, so that a killed run reads little again
 
 
-def usable(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:
-    """Return the latest answers that a head can learn from, the oldest first.
+def usable(answers: Sequence[KeptAnswer], limits: Limits = LIMITS) -> list[KeptAnswer]:
+    """Return the latest answers that a head can learn from, within the limits, the oldest first.
 
     Raises:
         InvalidRequest: there are too few.
     """
     found: list[KeptAnswer] = []
-    room = _MAX_TOKENS
+    room = limits.own
     for answer in reversed(answers):
         n_answer = len(answer.tokens) - answer.n_prompt
         if n_answer < _MIN_ANSWER or answer.n_prompt < 1 or len(answer.tokens) > _MAX_CONTEXT:
             continue
-        room -= min(answer.n_prompt, _MAX_PROMPT) + min(n_answer, _MAX_ANSWER)
+        room -= min(answer.n_prompt, limits.own_prompt) + min(n_answer, limits.own_answer)
         if room < 0:
             break
         found.append(answer)
@@ -76,6 +72,7 @@ def read_again(
     folder: Path,
     *,
     layers: tuple[int, ...],
+    limits: Limits = LIMITS,
     threads: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Document]:
@@ -86,6 +83,7 @@ def read_again(
         model: the main model.
         folder: of the shards, which exists; those of other answers are deleted. It is not created again.
         layers: the layers whose outputs are recorded.
+        limits: longer answers are cut; the main model reads all of a prompt, whose end is kept.
         on_progress: called with the number of answers that have been read, and of all.
 
     Raises:
@@ -104,11 +102,11 @@ def read_again(
             hidden=HiddenStates(layers),
         )
         try:
-            for batch in _batches(new):
+            for batch in _batches(new, limits.own_shard):
                 documents = []
                 for answer in batch:
                     on_progress(n_done, len(answers))
-                    documents.append(_document(row, answer))
+                    documents.append(_document(row, answer, limits))
                     n_done += 1
                 shards.write(folder, shards.next_number(folder), Shard(documents, batch[-1].number))
         finally:
@@ -126,7 +124,9 @@ def answer_again(
     layers: tuple[int, ...],
     seconds: float,
     seed: int,
+    limits: Limits = LIMITS,
     threads: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Document]:
     """Return further answers of the main model to the same prompts, at temperatures above 0.
@@ -138,6 +138,7 @@ def answer_again(
         layers: the layers whose outputs are recorded.
         seconds: maximum time; the prompts of the latest answers come first, and long ones are skipped.
         seed: random seed for sampling.
+        limits: longer prompts than those that are kept are skipped.
         on_progress: called with the number of finished answers, and of all.
 
     Raises:
@@ -145,30 +146,31 @@ def answer_again(
         OSError: a shard cannot be written.
     """
     if not (folder / _DONE).exists():
-        short = [answer for answer in reversed(answers) if answer.n_prompt <= _MAX_PROMPT]
+        short = [answer for answer in reversed(answers) if answer.n_prompt <= limits.own_prompt]
         prompts = [answer.tokens[: answer.n_prompt].tolist() for answer in short]
         n = len(_TEMPERATURES) * len(prompts)
 
         def prompt(i: int, _: Sequence[str]) -> TrainingPrompt | None:
             return TrainingPrompt(OWN, "", False, prompts[i % len(prompts)]) if i < n else None
 
+        n_ctx = limits.own_prompt + limits.answer
         generator = DataGenerator(
             model,
             folder,
             prompt,
             layers=layers,
-            n_parallel=n_that_fit(model, _MAX_PROMPT + _MAX_FURTHER),
-            n_ctx=_MAX_PROMPT + _MAX_FURTHER,
-            max_tokens=_MAX_FURTHER,
+            n_parallel=n_that_fit(model, n_ctx, limits.n_parallel),
+            n_ctx=n_ctx,
+            max_tokens=limits.answer,
             temperatures=_TEMPERATURES,
             seed=seed,
             threads=threads,
         )
-        spent, last = 0.0, time.monotonic()
+        spent, last = 0.0, clock()
         with contextlib.closing(generator.run()) as running:
             for progress in running:
                 on_progress(progress.n_documents, n)
-                now = time.monotonic()
+                now = clock()
                 spent += min(now - last, LONGEST_CALL)
                 last = now
                 if spent >= seconds:
@@ -192,20 +194,20 @@ def _n_read(answers: Sequence[KeptAnswer], folder: Path) -> int:
     return 0
 
 
-def _batches(answers: Sequence[KeptAnswer]) -> Iterator[Sequence[KeptAnswer]]:
+def _batches(answers: Sequence[KeptAnswer], shard_tokens: int) -> Iterator[Sequence[KeptAnswer]]:
     """Yield the answers of one shard after another."""
     start, n_tokens = 0, 0
     for i, answer in enumerate(answers):
         n_tokens += len(answer.tokens)
-        if n_tokens >= _SHARD_TOKENS or i + 1 == len(answers):
+        if n_tokens >= shard_tokens or i + 1 == len(answers):
             yield answers[start : i + 1]
             start, n_tokens = i + 1, 0
 
 
-def _document(row: LlamaSequence, answer: KeptAnswer) -> Document:
+def _document(row: LlamaSequence, answer: KeptAnswer, limits: Limits) -> Document:
     """Read an answer and its prompt; the beginning that is still in the cache only as far as needed."""
-    tokens = answer.tokens[: answer.n_prompt + _MAX_ANSWER].tolist()
-    first = max(0, answer.n_prompt - _MAX_PROMPT)  # of the tokens whose states are kept
+    tokens = answer.tokens[: answer.n_prompt + limits.own_answer].tolist()
+    first = max(0, answer.n_prompt - limits.own_prompt)  # of the tokens whose states are kept
     row.truncate(min(common_prefix(row.cached, tokens), first))
     states: list[NDArray[np.uint16]] = []
     ids: list[NDArray[np.uint32]] = []

@@ -13,13 +13,12 @@ from spec_local.llama.open import open_sequences
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.training import bfloat16
 
-_MOST = 64  # texts at a time; more are hardly faster
 _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
 
 
-def n_that_fit(model: Model, n_ctx: int) -> int:
-    """Return how many texts of `n_ctx` tokens fit, together with the model, into half of the free memory."""
-    n, room = _MOST, 0.5 * psutil.virtual_memory().available - model.size
+def n_that_fit(model: Model, n_ctx: int, most: int) -> int:
+    """Return how many texts of `n_ctx` tokens fit, with the model, into half of the free memory."""
+    n, room = most, 0.5 * psutil.virtual_memory().available - model.size
     while n > 1 and model.kv_bytes(n * n_ctx) > room:
         n //= 2
     return n

@@ -34,14 +34,9 @@ from spec_local.training.recipe import Journal, Recipe, open_journal
 
 N_DRAFTED = (4096, 8192, 16384, 32768)
 """Numbers of tokens that a head may draft; the least that covers enough is used."""
-MAX_EPOCHS = 8
-"""Maximum number of times that the training data is read: more has not helped."""
-MAX_OWN_EPOCHS = 24
-"""Maximum number of times that the user's answers are read, each time with others beside them."""
 _MIN_OWN_EPOCHS = 6  # fewer teach too little to be worth the reading, however slow this machine is now
 _OWN_PATIENCE = 6  # evaluations without improvement: a tenth of few answers shows it late
 _SPEED_TEST = 10.0  # maximum number of seconds for measuring the training speed
-_EVALUATIONS = 24  # number of evaluations during the training
 _RATE_TIMES_WIDTH = 0.3  # of the peak learning rate, at most: the more inputs add up, the less each changes
 _CONTINUED_RATE = 0.5  # of the peak learning rate, for weights that are trained already
 _SAMPLES_PER_CHANNEL = 8  # positions of the regression for each channel that the head reads
@@ -234,7 +229,9 @@ class _Pipeline:
             self._on_progress(Training(progress))
 
         training = self._run(start, main, dataset, Hyperparameters(**journal.hyperparameters))
-        return distillation.train(training, checkpoint=self._checkpoint, on_progress=on_progress)
+        return distillation.train(
+            training, checkpoint=self._checkpoint, save_every=recipe.limits.unsaved, on_progress=on_progress
+        )
 
     def _run(
         self, start: Weights, main: MainWeights, dataset: Dataset, hyperparameters: Hyperparameters
@@ -283,14 +280,14 @@ class _Pipeline:
 
     def _schedule(self, dataset: Dataset, main: MainWeights, start: Weights) -> Hyperparameters:
         """Return hyperparameters with as many steps as the time and the data allow."""
-        recipe = self._recipe
+        recipe, limits = self._recipe, self._recipe.limits
         base = Hyperparameters(n_steps=1, seed=recipe.seed)
         rate = min(base.learning_rate, _RATE_TIMES_WIDTH / self._shape.n_embd)
         base = replace(base, learning_rate=rate * (_CONTINUED_RATE if recipe.continued else 1))
         if dataset.own:
             base = replace(base, patience=_OWN_PATIENCE)
         n_batches = sum(1 for _ in batches(dataset.epoch(0, recipe.seed), base.batch_tokens))
-        least, most = (_MIN_OWN_EPOCHS, MAX_OWN_EPOCHS) if dataset.own else (0, MAX_EPOCHS)
+        least, most = (_MIN_OWN_EPOCHS, limits.own_epochs) if dataset.own else (0, limits.epochs)
         n_steps, seconds = most * n_batches, recipe.training_seconds
         if seconds < float("inf"):
             training = self._run(start, main, dataset, base)
@@ -301,7 +298,7 @@ class _Pipeline:
             base,
             n_steps=n_steps,
             warmup_steps=min(base.warmup_steps, n_steps // 10),
-            eval_every=-(-n_steps // _EVALUATIONS),
+            eval_every=-(-n_steps // limits.evaluations),
         )
 
     def _export(self, dataset: Dataset, main: MainWeights, result: Result) -> None:

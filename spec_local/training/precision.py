@@ -33,17 +33,20 @@ def fastest_copy(
     threads: int | None = None,
     gpu_layers: int = -1,
     on_progress: Callable[[str, float], None] = lambda kind, rate: None,
+    measured: Callable[[Path, int, int | None, int], float] | None = None,
 ) -> Path:
     """Return the main model's file, or a faster copy written to `folder`.
 
     Args:
         on_progress: receives each kind and its tokens per second; the main model's own file is called "main".
+        measured: returns the tokens per second of a file; by default, `rate`.
 
     Raises:
         SpecLocalError: the main model cannot generate this number of sequences.
         OSError: a slower copy cannot be deleted.
     """
-    best, best_rate = main, _rate(main, n_parallel, threads, gpu_layers)
+    measured = measured or rate
+    best, best_rate = main, measured(main, n_parallel, threads, gpu_layers)
     on_progress("main", best_rate)
     best_rate *= _MIN_SPEEDUP
     for kind in KINDS:
@@ -53,21 +56,21 @@ def fastest_copy(
             if size > _MAX_SHARE * min(psutil.virtual_memory().available, shutil.disk_usage(folder).free):
                 continue
             quantize(main, kind, copy, threads)
-            rate = _rate(copy, n_parallel, threads, gpu_layers)
+            found = measured(copy, n_parallel, threads, gpu_layers)
         except SpecLocalError:  # the main model has no copy of this kind, or it does not run here
             copy.unlink(missing_ok=True)
             continue
-        on_progress(kind, rate)
-        if rate <= best_rate:
+        on_progress(kind, found)
+        if found <= best_rate:
             copy.unlink()
             continue
         if best != main:
             best.unlink()
-        best, best_rate = copy, rate
+        best, best_rate = copy, found
     return best
 
 
-def _rate(path: Path, n_parallel: int, threads: int | None, gpu_layers: int) -> float:
+def rate(path: Path, n_parallel: int, threads: int | None, gpu_layers: int) -> float:
     """Return the tokens per second of the fastest of a few calls: interference only makes calls slower."""
     model = Model(path, gpu_layers=gpu_layers)
     rows = open_parallel_rows(model, n_parallel, 256, threads)

@@ -31,6 +31,36 @@ _USER_ROUNDS = 4  # how often a user prompt is used; the answers differ in tempe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run does at most; in tokens unless it says otherwise.
+
+    n_parallel: texts that are generated at the same time; more are hardly faster. answer: of a generated
+    answer. shard, own_shard: of general data and of the user's answers, after which a shard is written, so
+    that a killed run does little again. own: of the user's latest answers and their prompts, ten minutes of
+    reading on a laptop. own_prompt, own_answer: of one of them whose states are kept. built_in: of an answer
+    to a built-in prompt. epochs: times that the training data is read; more has not helped. own_epochs: times
+    that the user's answers are read, each time with others beside them. evaluations: during the training.
+    unsaved: seconds of training between checkpoints.
+    """
+
+    n_parallel: int = 64
+    answer: int = 320
+    shard: int = 32_768
+    own_shard: int = 16_384
+    own: int = 200_000
+    own_prompt: int = 512
+    own_answer: int = 1024
+    built_in: int = 64
+    epochs: int = 8
+    own_epochs: int = 24
+    evaluations: int = 24
+    unsaved: float = 60.0
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Settings of a training run.
 
@@ -41,7 +71,7 @@ class Recipe:
     number of tokens that the head can draft; None: as many as the main model's text needs.
     max_bytes: maximum size of the training data. seed: random seed for prompts, sampling and training.
     device: PyTorch device. threads: number of threads; None: one per physical core. gpu_layers: layers of the
-    main model on the GPU.
+    main model on the GPU. limits: what is done at most.
     """
 
     main: Path
@@ -57,6 +87,7 @@ class Recipe:
     device: str = "cpu"
     threads: int | None = None
     gpu_layers: int = -1
+    limits: Limits = LIMITS
 
     @property
     def folder(self) -> Path:

@@ -13,7 +13,6 @@ import sys
 import pytest
 
 from spec_local.bench import runner
-from spec_local.system.machine import OtherPrograms
 from specdec_cli import progress
 
 IGNORED = re.compile("(checking|measuring) .* \\(first use|other programs use ")
@@ -363,7 +362,7 @@ def test_an_early_interrupt_leaves_files_unchanged(inside, arguments, tmp_path, 
     assert out.read_text() == "earlier content"
 
 
-def test_unclear_results_are_measured_again_unless_runs_are_given(inside, arguments, monkeypatch):
+def test_unclear_results_are_measured_again_unless_runs_are_given(inside, arguments, monkeypatch, others_use):
     """Runs have other speeds than they have here, as on a quiet machine."""
     run, speeds = runner._run, {("plain", 1): 10, ("plain", 2): 20, ("plain", 3): 15}
 
@@ -374,7 +373,7 @@ def test_unclear_results_are_measured_again_unless_runs_are_given(inside, argume
         return dataclasses.replace(made, statistics=dataclasses.replace(made.statistics, predicted_s=seconds))
 
     monkeypatch.setattr(runner, "_run", timed)
-    monkeypatch.setattr(OtherPrograms, "cores", lambda self: 0.0)
+    others_use(0)
     assert notes(inside(*arguments)) == []
     del arguments[-2:]  # --runs
     done = inside(*arguments)
@@ -392,12 +391,12 @@ def test_the_draft_proposer_needs_a_draft_model(inside, main, prompts):
     assert "needs a draft model: give --draft FILE" in inside.one_line(done, 2)
 
 
-def test_a_busy_machine_is_reported(inside, arguments, monkeypatch):
-    monkeypatch.setattr(OtherPrograms, "cores", lambda self: 64.0)
+def test_a_busy_machine_is_reported(inside, arguments, others_use):
+    others_use(64)
     done = inside(*arguments)
     assert done.stderr.decode().startswith("other programs use 64.0 of ")
     assert b"Do not rely on these figures: other programs used 64.0 of " in done.stdout
-    monkeypatch.setattr(OtherPrograms, "cores", lambda self: 0.0)
+    others_use(0)
     done = inside(*arguments)
     assert b"other programs" not in done.stderr
     assert b"other programs used" not in done.stdout

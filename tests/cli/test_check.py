@@ -6,10 +6,7 @@ import re
 import psutil
 import pytest
 
-from spec_local.llama.model import Model
-from spec_local.llama.setup import probe
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.models import pairs
 from specdec_cli.check import _percent
 
 TINY = ["--threads", 1, "--ctx", 256]
@@ -21,13 +18,6 @@ def model(home):
         return write_tiny_model(home / f"{name}.gguf", n_layers=1, **kwargs)
 
     return write
-
-
-@pytest.fixture
-def trusted(monkeypatch):
-    """Files are not read in a child process first, which takes half a second each."""
-    monkeypatch.setattr(probe, "check_model_file", lambda *_, **__: None)
-    monkeypatch.setattr(pairs, "open_header", lambda path: Model(path, weights=False))
 
 
 def rows(done):
@@ -53,7 +43,7 @@ def test_a_pair(fresh_inside, model):
     assert "\x1b" not in done.stdout.decode()
 
 
-@pytest.mark.usefixtures("trusted")
+@pytest.mark.usefixtures("unchecked_headers")
 def test_the_costs_of_tune_are_used(fresh_inside, model):
     main, draft = model("one"), model("two", noise=0.1)
     assert fresh_inside("tune", main, draft, *TINY, "--rounds", 1).returncode == 0
@@ -84,7 +74,7 @@ def coverage(share):
     return f"the draft model can propose {share:.1%} of the main model's tokens"
 
 
-@pytest.mark.usefixtures("trusted")
+@pytest.mark.usefixtures("unchecked_headers")
 def test_the_costs_of_a_device(fresh_inside, model):
     """Those of the CPU are of sessions without layers on a GPU."""
     pair = model("one"), model("two", noise=0.1)
@@ -103,7 +93,7 @@ def test_the_costs_of_a_device(fresh_inside, model):
     assert "run specdec tune" in check()
 
 
-@pytest.mark.usefixtures("trusted")
+@pytest.mark.usefixtures("unchecked_headers")
 def test_vocabularies(inside, model):
     plain = model("plain")
     wine, beer = (model(name, extra_tokens=[name]) for name in ("wine", "beer"))
@@ -130,14 +120,14 @@ def test_less_than_all_is_never_100_percent():
     assert [_percent(share) for share in (1.0, 0.99999, 0.5)] == ["all", "99.9%", "50.0%"]
 
 
-@pytest.mark.usefixtures("trusted")
+@pytest.mark.usefixtures("unchecked_headers")
 def test_a_sliding_window(inside, model):
     report = rows(inside("models", "check", model("plain"), model("gemma", architecture="gemma3")))
     assert "sliding window" in report["draft"]
     assert "sliding window" not in report["main"]
 
 
-@pytest.mark.usefixtures("trusted")
+@pytest.mark.usefixtures("unchecked_headers")
 def test_too_little_memory_is_a_warning(inside, model, monkeypatch):
     path, memory = model("plain"), psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))

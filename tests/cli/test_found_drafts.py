@@ -177,9 +177,9 @@ def test_a_model_that_begins_texts_with_another_token_is_skipped(answer, put):
     assert answer("--main", main)[1] == []
 
 
-def test_what_does_not_fit_into_the_memory_is_not_used(answer, put, monkeypatch):
+def test_what_does_not_fit_into_the_memory_is_not_used(answer, put, free_memory):
     main, _ = put("main.gguf"), put("small.gguf")
-    monkeypatch.setattr("spec_local.opening.loading.free_memory", lambda: 150_000_000)
+    free_memory(150_000_000)
     assert answer("--main", main)[1] == []
 
 

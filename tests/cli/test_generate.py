@@ -17,6 +17,7 @@ from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
 from specdec_cli.terminal import Prose
 from tests.cli.conftest import Specdec, folders
+from tests.named_models import write_catalog
 
 GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "256"]
 
@@ -309,10 +310,25 @@ def test_a_model_that_is_not_here(inside, arguments, code, what):
     assert what in inside.one_line(inside(*arguments), code)
 
 
-def test_without_a_model_the_starter_pair_is_used(inside, main, draft, monkeypatch):
-    found = {"starter": main, "starter-draft": draft}
-    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
-    done = inside("generate", "hi", "--raw", "-n", "8", "--temp", "0", "--policy", "fixed", "--json")
+def starter_pair(folder, main, draft):
+    """Environment variables of a user whose starter pair has been downloaded, and is these models."""
+    data, models = folder / "data/specdec/models", {}
+    data.mkdir(parents=True)
+    for name, path in (("starter", main), ("starter-draft", draft)):
+        (data / f"{name}.gguf").symlink_to(path)
+        models[name] = {
+            "file": f"{name}.gguf",
+            "pypi": "toy==1",
+            "size": path.stat().st_size,
+            "sha256": "0" * 64,
+        }
+    write_catalog(folder / "config/specdec", models)
+    return {"XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
+
+
+def test_without_a_model_the_starter_pair_is_used(inside, main, draft, tmp_path):
+    command = ["generate", "hi", "--raw", "-n", "8", "--temp", "0", "--policy", "fixed", "--json"]
+    done = inside(*command, env=starter_pair(tmp_path, main, draft))
     assert done.returncode == 0
     assert json.loads(done.stdout)["timings"]["steps_by"].get("draft")
 
@@ -334,12 +350,11 @@ def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
     assert b"proposers: draft" in again.stderr
 
 
-def test_no_word_about_the_vocabulary_of_a_pair_that_was_chosen_by_its_name(inside, tmp_path, monkeypatch):
+def test_no_word_about_the_vocabulary_of_a_pair_that_was_chosen_by_its_name(inside, tmp_path):
     for name, extra in (("a", "wine"), ("b", "beer")):
         write_tiny_model(tmp_path / f"{name}.gguf", n_layers=1, extra_tokens=[extra])
-    found = {"starter": tmp_path / "a.gguf", "starter-draft": tmp_path / "b.gguf"}
-    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
-    done = inside("generate", "hi", "-n", "8", "--temp", "0", "--policy", "fixed", "-v")
+    env = starter_pair(tmp_path, tmp_path / "a.gguf", tmp_path / "b.gguf")
+    done = inside("generate", "hi", "-n", "8", "--temp", "0", "--policy", "fixed", "-v", env=env)
     assert done.returncode == 0
     assert b"proposers: draft" in done.stderr
     assert b"vocabulary, which" not in done.stderr

@@ -158,8 +158,8 @@ def test_an_option_without_effect_is_an_error(inside, invoke, monkeypatch, argum
     ],
     ids=["metal", "cpu"],
 )
-def test_a_device_that_cannot_be_used(inside, main, monkeypatch, command, arguments, why):
-    monkeypatch.setattr("spec_local.system.machine.is_apple_silicon", lambda: False)
+def test_a_device_that_cannot_be_used(inside, main, pretend, command, arguments, why):
+    pretend(is_apple_silicon=False)
     prompt = ["x"] if command in ("generate", "run") else []
     models = ["--main", main] if command in ("generate", "serve") else [main]
     assert inside.one_line(inside(command, *models, *arguments, *prompt), 2).startswith(f"specdec: {why}")

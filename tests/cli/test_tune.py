@@ -119,10 +119,8 @@ def test_sessions_use_the_costs_of_tune(unmeasured, main, draft):
     assert estimated == [False, False, True]
 
 
-def test_on_a_mac_all_devices_are_measured(unmeasured, main, draft, monkeypatch):
+def test_on_a_mac_all_devices_are_measured(unmeasured, main, draft, a_mac):
     """As if this were a Mac with Metal: models with layers on the GPU run on the CPU here."""
-    monkeypatch.setattr("spec_local.llama.devices.has_metal", lambda: True)
-    monkeypatch.setattr("spec_local.system.machine.is_apple_silicon", lambda: True)
     report = succeeded(unmeasured("tune", main, draft, *SMALL))
     assert re.findall("^# (.*)", report, re.MULTILINE) == ["specdec tune: metal", "specdec tune: cpu"]
     costs = sorted(unmeasured.folder.rglob("costs/*.json"))

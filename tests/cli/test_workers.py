@@ -153,11 +153,9 @@ def test_two_signals_while_a_worker_is_stopped(specdec, f16, signum):
         worker.kill()
 
 
-def test_replies_of_workers(monkeypatch):
+def test_replies_of_workers():
     """A worker counts from its first reply on, and is silent after as many datagrams without one."""
-    monkeypatch.setattr(workers, "_ASK_S", 0.02)
-    monkeypatch.setattr(workers, "_SILENT", 20)
-    watch, silent = workers._Watch(), []
+    watch, silent = workers._Watch(ask_s=0.02), []
     watch.on_silence = silent.append
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2)]

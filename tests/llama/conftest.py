@@ -1,8 +1,10 @@
 """Tiny models, written once per test session, and contexts of them."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from spec_local import kernels
@@ -13,7 +15,6 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
-from spec_local.system.child_process import ChildResult
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger
 
@@ -39,7 +40,7 @@ def cache(tmp_path_factory):
 def quiet():
     """Other tests, which run at the same time, do not make costs uncertain."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spec_local.system.machine.OtherPrograms.cores", lambda self: 0.0)
+        patch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=0.0))
         yield
 
 
@@ -56,13 +57,26 @@ def unchecked():
     """Open models without their check in a child process, which takes a second for each file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
+        patch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
         yield
 
 
 @pytest.fixture
-def unchecked_headers(monkeypatch):
-    """Read headers without reading them in a child process first."""
-    monkeypatch.setattr("spec_local.llama.headers.run_child", lambda *_: ChildResult(None, None, {}))
+def pretend_kernels(monkeypatch):
+    """A function that sets the identity of the CPU kernels in use, such as ``avx2:1``; empty: none are."""
+
+    def change(identity):
+        used = Status(identity.partition(":")[0]) if identity else Status(None, "not built")
+        monkeypatch.setattr(kernels, "identity", lambda: identity)
+        monkeypatch.setattr(kernels, "status", lambda: used)
+
+    return change
+
+
+@pytest.fixture
+def measure_calls(monkeypatch):
+    """A function that sets what times the calls of a session whose costs are unknown."""
+    return lambda measure: monkeypatch.setattr("spec_local.calibration.known_costs.measure", measure)
 
 
 @pytest.fixture

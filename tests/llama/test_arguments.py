@@ -61,8 +61,7 @@ OF_RECORDS = {
 
 
 @pytest.fixture
-def session(tiny_model, make_context, monkeypatch):
-    monkeypatch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
+def session(tiny_model, make_context, unchecked, monkeypatch):
     monkeypatch.setattr("spec_local.calibration.measure.measure", lambda *args, **kwargs: None)
     return Session(make_context(tiny_model, n_ctx=64))
 

@@ -1,7 +1,6 @@
 """Costs on disk: measured once, stored under everything they depend on, and never a reason to fail."""
 
 import contextlib
-import itertools
 import json
 import os
 import time
@@ -33,8 +32,7 @@ def paths(tmp_path_factory):
 
 
 @pytest.fixture
-def open_session(paths, own_cache, monkeypatch):
-    monkeypatch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
+def open_session(paths, own_cache, unchecked):
 
     def open_session(draft=None, **kwargs):
         kwargs = {"n_ctx": 128, "threads": 1} | kwargs
@@ -171,7 +169,7 @@ def test_an_answer_refines_the_costs(answer, own_cache):
     ("checks", "used"), [((), True), ((0.1,), True), ((5.0, 0.1), True), ((5.0, 5.0), False)]
 )
 def test_stored_costs_are_used_if_one_of_two_checks_agrees(
-    answer, open_session, own_cache, monkeypatch, checks, used
+    answer, open_session, own_cache, measure_calls, checks, used
 ):
     """checks: measured time of 7 more tokens, in calls of one token; 0.1 is stored.
 
@@ -183,7 +181,7 @@ def test_stored_costs_are_used_if_one_of_two_checks_agrees(
     known = stored(path) | {"seconds": {"1": 7.0, "8": 7.7, "16": 9.0}, "estimates": {}}
     path.write_text(json.dumps(known | {"checked": known["checked"] - 90_000 * bool(checks)}))
     found = [CostModel({1: 1.0, 8: 1.0 + more}) for more in checks]
-    monkeypatch.setattr("spec_local.calibration.known_costs.measure", lambda *args, **kwargs: found.pop(0))
+    measure_calls(lambda *args, **kwargs: found.pop(0))
     with open_session() as session:
         text_of(session.generate("one", GenerationSettings(max_tokens=1)))
         main, _ = session.known_costs
@@ -195,16 +193,13 @@ def test_stored_costs_are_used_if_one_of_two_checks_agrees(
 
 @pytest.mark.parametrize(("others", "age", "checked"), [(1, 700, True), (1, 300, False), (0, 700, False)])
 def test_costs_of_a_busy_machine_are_checked_after_ten_minutes(
-    answer, own_cache, monkeypatch, others, age, checked
+    answer, own_cache, measure_calls, others_use, others, age, checked
 ):
-    def others_use(cores):
-        monkeypatch.setattr("spec_local.system.machine.OtherPrograms.cores", lambda self: float(cores))
-
     others_use(others)
     answer()
     (path,) = files(own_cache)
     known = stored(path)
-    assert known["others"] == others
+    assert known["others"] == pytest.approx(others, abs=0.2)
     known |= {"seconds": {"1": 7.0, "8": 7.7}, "estimates": {}, "checked": known["checked"] - age}
     path.write_text(json.dumps(known))
     timed = []
@@ -213,11 +208,11 @@ def test_costs_of_a_busy_machine_are_checked_after_ten_minutes(
         timed.append(kwargs)
         return CostModel({1: 1.0, 8: 1.1})
 
-    monkeypatch.setattr("spec_local.calibration.known_costs.measure", measured)
+    measure_calls(measured)
     others_use(0)
     answer()
     assert bool(timed) == checked
-    assert stored(path)["others"] == (0 if checked else others)
+    assert stored(path)["others"] == pytest.approx(0 if checked else others, abs=0.2)
 
 
 def test_an_interrupted_answer_saves_costs(open_session, own_cache):
@@ -268,19 +263,12 @@ def test_a_file_that_cannot_be_read_is_replaced_by_a_new_measurement(answer, mea
     assert is_folder or measure() == []
 
 
-def test_a_huge_file_is_not_read(tiny_path, own_cache, monkeypatch):
+def test_a_huge_file_is_not_read(tiny_path, own_cache):
     """A cost model of 300,000 sizes takes weeks to build: its time grows with the cube of their number."""
-    known, observe, n = Conditions(tiny_path, 0, 1, 128), CostModel.observe, itertools.count(1)
-
-    def counted(*arguments):
-        if next(n) > 1000:
-            pytest.fail("a huge file is used")
-        observe(*arguments)
-
-    monkeypatch.setattr(CostModel, "observe", counted)
+    known = Conditions(tiny_path, 0, 1, 128)
     path = cost_store.path_of(known)
     path.parent.mkdir(parents=True)
-    for n_sizes, length in [(300_000, 0), (5_000, 0), (600, 0), (3, 10**7)]:
+    for n_sizes, length in [(600, 0), (3, 10**7), (5_000, 0), (300_000, 0)]:
         seconds = {str(i): 1 for i in range(1, n_sizes + 1)}
         path.write_text(json.dumps({"model": "m" * length, "seconds": seconds}, separators=(",", ":")))
         assert cost_store.load(known) is None
@@ -310,7 +298,9 @@ def test_a_cache_folder_that_is_not_writable_is_no_error(answer, measure, own_ca
     assert measure("draft") == measure("draft") == ["draft.gguf", "main.gguf"]
 
 
-def test_files_depend_on_everything_that_costs_depend_on(paths, make_context, own_cache, monkeypatch):
+def test_files_depend_on_everything_that_costs_depend_on(
+    paths, make_context, own_cache, pretend, monkeypatch
+):
     model = Model(paths["main"])
     usual = {"n_ctx": 128, "threads": 1}
 
@@ -324,7 +314,7 @@ def test_files_depend_on_everything_that_costs_depend_on(paths, make_context, ow
     others = [path(**change) for change in changes]
     others += [path(Model(paths["main"], gpu_layers=0)), path(Model(paths["draft"]))]
     assert path(max_branches=64) == path(max_branches=2)
-    monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another build")
+    pretend(llama_cpp_build="another build")
     others.append(path())
     monkeypatch.undo()
     stat = paths["main"].stat()

@@ -236,8 +236,8 @@ def test_more_rows_than_the_session_has(open_session, max_rows):
         open_session().generate_many(PROMPTS, GREEDY, max_rows=max_rows)
 
 
-def test_too_little_memory_for_so_many(paths, monkeypatch):
-    monkeypatch.setattr("spec_local.llama.memory.free_memory", lambda: 1 << 20)
+def test_too_little_memory_for_so_many(paths, free_memory):
+    free_memory(1 << 20)
     message = (
         r"are needed for 200 answers at the same time, in contexts of 128 tokens, but only 1 MiB are free"
     )

@@ -143,7 +143,7 @@ def test_a_file_without_read_permission(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("spec_local.llama.model_file.opened", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ModelFileError, match=r"cannot be read \(Permission denied\)"):
         Model(path)
 
@@ -234,7 +234,7 @@ def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatc
         writer.add_value_length(128)
         writer.add_uint32("llama.rope.dimension_count", 128)
 
-    llama_tensors = tiny._llama_tensors
+    llama_tensors = tiny.llama_tensors
 
     def widened(*args):
         for name, (*shape,), scale in llama_tensors(*args):
@@ -245,7 +245,7 @@ def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatc
             yield name, tuple(shape), scale
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_rope_dimension_count", add_head_size)
-    monkeypatch.setattr(tiny, "_llama_tensors", widened)
+    monkeypatch.setattr(tiny, "llama_tensors", widened)
     model = Model(write_tiny_model(tmp_path / "wide.gguf"))
     allocated = kv_cache_bytes(capsys, model, n_ctx=4096)
     assert model.kv_bytes(4096) == pytest.approx(allocated, rel=0.01)

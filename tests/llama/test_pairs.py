@@ -25,7 +25,7 @@ from spec_local.policies.cost_model import CostModel
 def huge_path(folder):
     """A model of more than 100 GB, as a sparse file."""
     path, n_embd, n_layers = folder / "huge.gguf", 8192, 400
-    tokens, scores, types = tiny._vocabulary(())
+    tokens, scores, types = tiny.vocabulary(())
     writer = gguf.GGUFWriter(path, "llama")
     for add, value in [
         (writer.add_context_length, 8192),
@@ -39,9 +39,9 @@ def huge_path(folder):
         (writer.add_rope_dimension_count, 32),
     ]:
         add(value)
-    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+    tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False)
     size = 0
-    for name, shape, _ in tiny._llama_tensors(len(tokens), n_embd, n_layers):
+    for name, shape, _ in tiny.llama_tensors(len(tokens), n_embd, n_layers):
         kind = np.dtype(np.float32 if "norm" in name else np.float16)
         n_bytes = int(np.prod(shape)) * kind.itemsize
         writer.add_tensor_info(name, shape, kind, n_bytes)

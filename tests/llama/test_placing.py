@@ -8,6 +8,7 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
+from spec_local.llama import runtime
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -31,12 +32,6 @@ def paths(tmp_path_factory):
     return [write_tiny_model(folder / f"{name}.gguf", n_layers=1) for name in ("main", "draft")]
 
 
-@pytest.fixture
-def a_mac(monkeypatch):
-    monkeypatch.setattr("spec_local.llama.devices.has_metal", lambda: True)
-    monkeypatch.setattr("spec_local.system.machine.is_apple_silicon", lambda: True)
-
-
 # Seconds of a call of one token and of 17, by device.
 FASTEST = {
     (METAL, METAL): {"main": {METAL: (0.05, 0.06), CPU: (0.06, 0.3)}, "draft": {METAL: 0.004, CPU: 0.010}},
@@ -48,7 +43,7 @@ FASTEST = {
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def measured(measure_calls):
     """Let calls take given times; returns a function to set them, and a list of what is measured."""
     times, calls = {}, []
 
@@ -59,7 +54,7 @@ def measured(monkeypatch):
         one, several = seconds if isinstance(seconds, tuple) else (seconds, seconds)
         return CostModel({1: one, 17: several})
 
-    monkeypatch.setattr("spec_local.calibration.known_costs.measure", measure)
+    measure_calls(measure)
     return times, calls
 
 
@@ -197,7 +192,8 @@ def test_files_that_cannot_be_used_anywhere(a_mac, opened, tmp_path):
 
 def test_which_device_a_session_shows(opened, paths, monkeypatch):
     """The names of llama.cpp, in the first line of a chat and in the report of a benchmark."""
-    monkeypatch.setattr("spec_local.llama.runtime.devices", lambda: ["MTL", "BLAS", "CPU"])
+    info = b"MTL : EMBED_LIBRARY = 1 | BLAS : ACCELERATE = 1 | CPU : NEON = 1 | "
+    monkeypatch.setattr(runtime.library(), "llama_print_system_info", lambda: info)
     for options, shown in (({}, "MTL"), ({"device": "cpu"}, "CPU")):
         with Session.open(*paths, n_ctx=64, threads=1, **options) as session:
             assert session.device == shown

@@ -12,12 +12,9 @@ from spec_local.llama.tiny import write_tiny_model
 from spec_local.opening.preload import preload, take
 from spec_local.opening.vocabulary_store import vocabulary_map
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 AS_USUAL = {"gpu_layers": -1, "load_mtp": False}
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    monkeypatch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
 
 
 def test_models_are_taken_once_and_only_with_the_same_arguments(tiny_path, tiny_draft_path):
@@ -31,11 +28,12 @@ def test_models_are_taken_once_and_only_with_the_same_arguments(tiny_path, tiny_
 
 
 def test_models_that_nobody_takes_are_freed(tiny_path, monkeypatch):
-    opened, close = [], Model.close
-    monkeypatch.setattr(Model, "close", lambda model: (opened.append(model), close(model)))
+    lib, freed = runtime.library(), []
+    free = lib.llama_model_free
+    monkeypatch.setattr(lib, "llama_model_free", lambda handle: (freed.append(handle), free(handle)))
     with preload([tiny_path], **AS_USUAL, log=print):
         pass
-    assert [model.is_open for model in opened] == [False]
+    assert len(freed) == 1
 
 
 def test_a_failure_is_reported_where_the_model_is_taken(tmp_path, tiny_path):

@@ -4,8 +4,10 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gguf
+import psutil
 import pytest
 
 from spec_local.errors import BackendCrash, ContextOverflow, ModelFileError
@@ -26,6 +28,9 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
 
 
+BUILD_WORKS = """[ "$4" ] || { echo "{}"; exit; }\n"""
+
+
 @pytest.fixture
 def fake_child(tmp_path, monkeypatch):
     """A function that replaces child processes by a shell script."""
@@ -39,13 +44,20 @@ def fake_child(tmp_path, monkeypatch):
     return fake
 
 
-def each_child(monkeypatch, child):
-    """Replace each child process by a function of its arguments."""
-    monkeypatch.setattr(
-        probe,
-        "_run_children",
-        lambda calls, *, deadline=0: [child(*call, deadline=deadline) for call in calls],
-    )
+@pytest.fixture
+def tried(fake_child, tmp_path):
+    """A function that replaces child processes by a script, and the arguments of each that was started."""
+
+    class Tried(list):
+        def script(self, script="echo '{}'"):
+            fake_child(f"shift 3; echo $@ >> {log}\n{script}")
+
+        def __call__(self):
+            return [tuple(line.split()) for line in log.read_text().splitlines()]
+
+    log = tmp_path / "tried"
+    log.touch()
+    return Tried()
 
 
 def test_duplicate_tokens(whole, tmp_path):
@@ -92,19 +104,18 @@ def test_too_little_memory(tmp_path):
     )
 
 
-def test_a_process_that_the_system_kills(whole, monkeypatch):
+def test_a_process_that_the_system_kills(whole, fake_child, monkeypatch):
     """A file is only to blame if there was memory for it."""
-    each_child(monkeypatch, lambda *arguments, deadline: ChildResult("SIGKILL", None, {}))
-    monkeypatch.setattr("spec_local.llama.memory.free_memory", lambda: whole.stat().st_size)
+    fake_child("kill -KILL $$")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=whole.stat().st_size))
     with pytest.raises(ContextOverflow, match=r"does not fit into memory \(SIGKILL\): .* or `draft=none`"):
         check_model_file(whole)
-    result = ChildResult(None, "too little: use less", {"kind": "ContextOverflow"})
-    each_child(monkeypatch, lambda *arguments, deadline: result)
+    fake_child("""echo '{"error": "too little: use less", "kind": "ContextOverflow"}'""")
     with pytest.raises(ContextOverflow, match="too little"):
         check_model_file(whole)
 
 
-def test_memory_is_left_of_the_limits_of_a_container(tmp_path, monkeypatch):
+def test_memory_is_left_of_the_limits_of_a_container(tmp_path):
     groups, process = tmp_path / "sys/fs/cgroup", tmp_path / "proc/self"
     folder = groups / "a/b"
     folder.mkdir(parents=True)
@@ -114,50 +125,47 @@ def test_memory_is_left_of_the_limits_of_a_container(tmp_path, monkeypatch):
         (folder / f"memory.{name}").write_text(content)
     (groups / "a/memory.max").write_text("max")
     (process / "cgroup").write_text("1:cpu:/\n0::/a/b\n")
-    monkeypatch.setattr("spec_local.llama.memory._ROOT", tmp_path)
-    assert free_memory() == 400_000
+    assert free_memory(tmp_path) == 400_000
     (folder / "memory.current").write_text("2000000")
-    assert free_memory() == 0
+    assert free_memory(tmp_path) == 0
     (folder / "memory.max").unlink()
-    assert free_memory() > 1e6
+    assert free_memory(tmp_path) > 1e6
 
 
-def test_a_valid_file_is_checked_once(whole, monkeypatch):
+def test_a_valid_file_is_checked_once(whole, tried):
     notices = []
     check_model_file(whole, log=notices.append)
     assert notices == ["checking model.gguf (first use on this machine)"]
-    each_child(monkeypatch, lambda *a, **k: pytest.fail("checked again"))
+    tried.script()
     check_model_file(whole, log=notices.append)
     assert len(notices) == 1
+    assert tried() == []
 
 
 @pytest.mark.parametrize("change", ["content", "layers", "build", "processor"])
-def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, change):
+def test_a_file_is_checked_again_after_a_change(whole, tmp_path, tried, pretend, change):
     path = tmp_path / "model.gguf"
     path.write_bytes(whole.read_bytes())
-    tried = []
-    each_child(monkeypatch, lambda *a, **k: tried.append(a) or ChildResult(None, None, {}))
+    tried.script()
     check_model_file(path)
     match change:
         case "content":
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1000))
         case "build":
-            monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another")
+            pretend(llama_cpp_build="another")
         case "processor":
-            monkeypatch.setattr("spec_local.system.machine.processor_features", lambda: frozenset({"sse4_2"}))
+            pretend(processor_features=frozenset({"sse4_2"}))
     check_model_file(path, gpu_layers=0 if change == "layers" else -1)
-    assert len(tried) == 2
-    assert tried[0] == (str(path), "-1")
+    assert len(tried()) == 2
+    assert tried()[0] == (str(path), "-1")
 
 
-def test_several_files_are_checked_at_the_same_time(whole, tmp_path, monkeypatch):
+def test_several_files_are_checked_at_the_same_time(whole, tmp_path):
     other = tmp_path / "other.gguf"
     other.write_bytes(whole.read_bytes())
     check_model_files([whole, other, whole])
-    with monkeypatch.context() as patch:
-        each_child(patch, lambda *a, **k: pytest.fail("checked again"))
-        check_model_file(other)
+    check_model_file(other, log=lambda line: pytest.fail("checked again"))
     raw = whole.read_bytes()
     other.write_bytes(raw.replace(b"<0x41>", b"<0x40>"))
     third = tmp_path / "third.gguf"
@@ -166,22 +174,21 @@ def test_several_files_are_checked_at_the_same_time(whole, tmp_path, monkeypatch
         check_model_files([other, third])
 
 
-def test_a_damaged_file_is_not_recorded_as_valid(whole, monkeypatch):
-    tried, damaged = [], ChildResult(None, "it is damaged", {})
-    each_child(monkeypatch, lambda *a, **k: tried.append(a) or damaged)
+def test_a_damaged_file_is_not_recorded_as_valid(whole, tried):
+    tried.script("""echo '{"error": "it is damaged"}'""")
     for _ in range(2):
         with pytest.raises(ModelFileError):
             check_model_file(whole)
-    assert len(tried) == 2
+    assert len(tried()) == 2
 
 
-def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, monkeypatch):
+def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, tried):
     (tmp_path / "cache").touch()  # a file where the folder should be
-    each_child(monkeypatch, lambda *a, **k: ChildResult(None, None, {}))
+    tried.script()
     notices = []
     for _ in range(2):
         check_model_file(whole, log=notices.append)
-    assert len(notices) == 2
+    assert len(notices) == len(tried()) == 2
 
 
 @pytest.mark.parametrize(
@@ -197,7 +204,7 @@ def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, m
         ("", "exit code 0"),
     ],
 )
-def test_crashes_of_a_child(whole, fake_child, monkeypatch, script, crash):
+def test_crashes_of_a_child(whole, fake_child, script, crash):
     fake_child(script)
     result = probe_file(whole)
     assert result.crash == crash
@@ -206,30 +213,24 @@ def test_crashes_of_a_child(whole, fake_child, monkeypatch, script, crash):
     with pytest.raises(BackendCrash, match="specdec doctor"):
         check_model_file(whole)
     # If the build works, the error is about the file.
-    monkeypatch.setattr(probe, "probe_build", lambda: ChildResult(None, None, {}))
+    fake_child(BUILD_WORKS + script)
     with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
         check_model_file(whole)
 
 
-def test_a_child_that_hangs_is_killed(whole, fake_child, monkeypatch):
-    monkeypatch.setattr(probe, "DEADLINE_S", 0.3)
+def test_a_child_that_hangs_is_killed(whole, fake_child):
     fake_child("exec sleep 3600")
-    result = probe_file(whole)
-    assert result.crash == "killed after 0 s without a result"
-    monkeypatch.setattr(probe, "probe_build", lambda: ChildResult(None, None, {}))
-    with pytest.raises(ModelFileError, match=r"crashes llama\.cpp \(killed after 0 s without a result\): "):
-        check_model_file(whole)
+    assert probe_file(whole, seconds=0.3).crash == "killed after 0 s without a result"
 
 
-def test_the_deadline_grows_with_the_bytes_of_all_parts(tmp_path, monkeypatch):
+def test_the_deadline_grows_with_the_bytes_of_all_parts(tmp_path):
     """1 GB takes 100 s on the slowest disk. The files are sparse."""
     deadlines = []
-    each_child(monkeypatch, lambda *a, deadline: deadlines.append(deadline))
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b-00001-of-00003.gguf", "[c]*.x"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(10**9)
-        probe_file(tmp_path / name.replace("2-of", "1-of"))
-    assert [round(deadline - probe.DEADLINE_S) for deadline in deadlines] == [100, 200, 100, 100]
+        deadlines.append(probe.deadline([tmp_path / name.replace("2-of", "1-of")]))
+    assert [round(each - probe.DEADLINE_S) for each in deadlines] == [100, 200, 100, 100]
 
 
 def test_an_error_in_a_child(whole, fake_child):
@@ -239,12 +240,13 @@ def test_an_error_in_a_child(whole, fake_child):
         check_model_file(whole)
 
 
-def test_missing_files_and_other_formats_need_no_child(tmp_path, monkeypatch):
-    each_child(monkeypatch, lambda *a, **k: pytest.fail("checked"))
+def test_missing_files_and_other_formats_need_no_child(tmp_path, tried):
+    tried.script()
     (tmp_path / "foreign").write_bytes(b"PK\x03\x04")
     for name in ("absent", "foreign", "."):
         with pytest.raises(ModelFileError):
             check_model_file(tmp_path / name)
+    assert tried() == []
 
 
 def test_this_build_works():
@@ -271,22 +273,14 @@ def test_logits_that_are_not_numbers(whole, tmp_path):
         check_model_file(path)
 
 
-def test_a_file_that_crashes_only_the_cpu_kernels(own_cache, tiny_path, monkeypatch):
+def test_a_file_that_crashes_only_the_cpu_kernels(tiny_path, tried, pretend_kernels):
     """The error suggests to disable the kernels, and does not call the file damaged."""
-    tried = []
-
-    def child(*arguments, deadline=0):
-        tried.append(arguments)
-        crashes = len(arguments) == 2
-        return ChildResult("SIGSEGV" if crashes else None, None, {})
-
-    each_child(monkeypatch, child)
-    monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status("avx2"))
-    monkeypatch.setattr(probe.kernels, "identity", lambda: "avx2:0123456789abcdef")
+    tried.script("[ $# = 2 ] && kill -SEGV $$\necho '{}'")
+    pretend_kernels("avx2:0123456789abcdef")
     with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add `kernels=off`"):
         check_model_file(tiny_path)
-    assert [len(arguments) for arguments in tried] == [2, 0, 3]  # file, build, file without kernels
+    assert [len(arguments) for arguments in tried()] == [2, 0, 3]  # file, build, file without kernels
     # If kernels are not in use, the file is damaged or too large.
-    monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status(None, "not built"))
+    pretend_kernels("")
     with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
         check_model_file(tiny_path)

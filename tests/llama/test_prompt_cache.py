@@ -52,10 +52,9 @@ KINDS = ["dense", "window", "recurrent", "hybrid", "hybrid draft", "eagle", "mtp
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(own_cache):
     """The folder on disk."""
-    monkeypatch.setattr("spec_local.session.default_folder", lambda: tmp_path / "prompts")
-    return tmp_path / "prompts"
+    return own_cache / "prompts"
 
 
 @pytest.fixture

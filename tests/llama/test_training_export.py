@@ -89,10 +89,9 @@ def test_a_failed_export_leaves_the_old_file(main_path, tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "head.gguf"]
 
 
-def test_the_main_models_weights_are_read(main_path, monkeypatch):
-    monkeypatch.setattr("spec_local.training.main_weights._ROWS", 100)
+def test_the_main_models_weights_are_read(main_path):
     main = Model(main_path, weights=False)
-    found = read_main_weights(main, DRAFTED)
+    found = read_main_weights(main, DRAFTED, at_a_time=100)
     tensors = {each.name: each.data for each in gguf.GGUFReader(main_path).tensors}
     assert np.array_equal(found.embeddings, bfloat16.encode(tensors["token_embd.weight"]))
     assert np.array_equal(found.output, tensors["output.weight"][DRAFTED])

@@ -221,20 +221,18 @@ def test_every_kind_of_prompt_is_answered_at_every_temperature(tiny_model, tmp_p
     assert len(found) == 2 * 3
 
 
-def test_a_deleted_shard_leaves_the_others_unchanged(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "_SHARD_TOKENS", 100)
-    produce(tiny_model, tmp_path, 500)
+def test_a_deleted_shard_leaves_the_others_unchanged(tiny_model, tmp_path):
+    produce(tiny_model, tmp_path, 500, shard_tokens=100)
     _, second, *_ = paths = sorted(tmp_path.glob("*.npz"))
     second.unlink()
     before = {path: path.read_bytes() for path in paths if path != second}
-    produce(tiny_model, tmp_path, 800)
+    produce(tiny_model, tmp_path, 800, shard_tokens=100)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert len(list(tmp_path.glob("*.npz"))) > len(before)
 
 
-def test_finished_answers_are_saved_soon(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "_SHARD_SECONDS", 0.0)
-    running = generator(tiny_model, tmp_path, n_parallel=2, max_tokens=8).run()
+def test_finished_answers_are_saved_soon(tiny_model, tmp_path):
+    running = generator(tiny_model, tmp_path, n_parallel=2, max_tokens=8, shard_seconds=0.0).run()
     n_shards = [next(running).n_shards for _ in range(30)]
     assert n_shards[0] == 0
     assert n_shards[-1] == len(list(tmp_path.glob("*.npz"))) > 1

@@ -15,18 +15,15 @@ from spec_local.datastore.answer_store import answer_store_of
 from spec_local.models.head_versions import HeadVersions
 from tests.llama.answers import tokens_of
 from tests.llama.test_training_learning import files_with
-from tests.llama.test_training_pipeline import QUICK, generate
+from tests.llama.test_training_pipeline import generate
 from tests.tiny_heads import write_tiny_main
 
-ROUND = (
-    """
+ROUND = """
 import sys
-from spec_local.training import built_in, data_stage, learn, pipeline
-set = setattr
-"""
-    + QUICK
-    + """
-built_in._MAX_TOKENS = 6
+from pytest import MonkeyPatch
+from spec_local.training import learn, pipeline
+from tests.quick_training import shorten
+shorten(MonkeyPatch())
 own = float(sys.argv[1])
 if own >= 0:  # acceptance on the user's answers, after a score that is lower by so much
     from dataclasses import replace
@@ -41,7 +38,6 @@ if own >= 0:  # acceptance on the user's answers, after a score that is lower by
     pipeline._Pipeline._compared = made_up
 learn.main()
 """
-)
 
 
 @pytest.fixture(scope="module")

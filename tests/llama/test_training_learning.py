@@ -12,13 +12,14 @@ from spec_local.datastore import datastore
 from spec_local.datastore.answer_store import AnswerStore, KeptAnswer
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
-from spec_local.training import built_in, own_answers, pipeline
+from spec_local.training import pipeline
 from spec_local.training.events import Answering, Generating, Stage, Training
 from spec_local.training.pipeline import BUILT_IN, run
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Recipe, general_data
 from tests.llama.answers import tokens_of
-from tests.llama.test_training_pipeline import QUICK, generate, ignore
+from tests.llama.test_training_pipeline import generate, ignore
+from tests.quick_training import LIMITS, shorten
 from tests.tiny_heads import write_tiny_main
 
 OWN = "your answers"
@@ -35,7 +36,7 @@ def general(main_path, tmp_path_factory):
     target = tmp_path_factory.mktemp("general") / "head.gguf"
     recipe = Recipe(main=main_path, target=target, minutes=0.12, n_drafted=256, threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        exec(QUICK, {"set": patch.setattr})
+        shorten(patch)
         run(recipe, UserTexts(), ignore)
     return recipe
 
@@ -60,8 +61,7 @@ def answers(main_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    exec(QUICK, {"set": monkeypatch.setattr})
-    monkeypatch.setattr(built_in, "_MAX_TOKENS", 6)
+    shorten(monkeypatch)
 
 
 class Kept(list):
@@ -118,9 +118,8 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_answers_it_began_with(quick, general, answers, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline.distillation, "_SAVE_EVERY", 0.0)
-    recipe = learning(general, tmp_path)
+def test_a_killed_run_goes_on_with_the_answers_it_began_with(quick, general, answers, tmp_path):
+    recipe = learning(general, tmp_path, limits=replace(LIMITS, unsaved=0.0))
 
     def kill(event):
         if isinstance(event, Training) and event.progress.step == 2:
@@ -171,15 +170,14 @@ def files_with(folder, answers):
     [(f"reading {OWN}", 5), ("answering your prompts again", 3), ("Training", 2), ("evaluating", 1)],
 )
 def test_clearing_ends_a_training_at_any_stage_and_leaves_nothing(
-    quick, general, answers, tmp_path, monkeypatch, stage, n
+    quick, general, answers, tmp_path, stage, n
 ):
     """At the n-th event of a stage."""
-    monkeypatch.setattr(pipeline.distillation, "_SAVE_EVERY", 0.0)
-    monkeypatch.setattr(own_answers, "_SHARD_TOKENS", 60)
     store = AnswerStore(tmp_path / "texts" / "vocabulary" / "key.answers")
     for each in answers:
         store.add(each.tokens[: each.n_prompt].tolist(), each.tokens[each.n_prompt :].tolist(), 0.0)
-    recipe, events = learning(general, tmp_path), []
+    recipe = learning(general, tmp_path, limits=replace(LIMITS, unsaved=0.0, own_shard=60))
+    events = []
 
     def clear(event):
         events.append(getattr(event, "name", None) or getattr(event, "what", None) or type(event).__name__)

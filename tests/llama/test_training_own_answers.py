@@ -1,7 +1,6 @@
 """The user's answers and those to the built-in prompts, read by the main model for training."""
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +10,14 @@ from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import built_in, own_answers, shards
+from spec_local.training import shards
 from spec_local.training.built_in import answers_to_built_in
 from spec_local.training.own_answers import answer_again, read_again, usable
+from spec_local.training.recipe import Limits
 from tests.llama.test_training_generation import check_candidates, check_states
 
 LAYERS = (0, 2, 1)
+SHORT = Limits(own_shard=60, answer=8)  # a shard for two answers
 
 
 def answer(number, n_prompt=20, n=12, seed=None):
@@ -45,13 +46,11 @@ def test_answers_are_read_as_the_main_model_reads_them(model, make_context, tmp_
         check_candidates(make_context, model, document)
 
 
-def test_the_states_of_long_prompts_are_cut_but_all_of_it_is_read(model, tmp_path, monkeypatch):
+def test_the_states_of_long_prompts_are_cut_but_all_of_it_is_read(model, tmp_path):
     """Also where the beginning is in the cache, from the answer before."""
     answers = [answer(i, 150, 20, seed=7) for i in (1, 2)]
     whole = read(answers[:1], model, tmp_path / "whole")[0]
-    monkeypatch.setattr(own_answers, "_MAX_PROMPT", 30)
-    monkeypatch.setattr(own_answers, "_MAX_ANSWER", 15)
-    for cut in read(answers, model, tmp_path / "cut"):
+    for cut in read(answers, model, tmp_path / "cut", limits=Limits(own_prompt=30, own_answer=15)):
         assert cut.n_prompt == 30
         assert cut.tokens.tolist() == whole.tokens[120:165].tolist()
         assert cut.states.shape == whole.states[120:164].shape
@@ -69,8 +68,7 @@ class Killed(BaseException):
     pass
 
 
-def test_a_killed_run_reads_little_again(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(own_answers, "_SHARD_TOKENS", 60)  # two answers
+def test_a_killed_run_reads_little_again(model, tmp_path):
     answers, seen = [answer(i) for i in range(1, 8)], []
 
     def kill(done, total):
@@ -78,8 +76,10 @@ def test_a_killed_run_reads_little_again(model, tmp_path, monkeypatch):
             raise Killed
 
     with pytest.raises(Killed):
-        read(answers, model, tmp_path / "own", on_progress=kill)
-    documents = read(answers, model, tmp_path / "own", on_progress=lambda *each: seen.append(each))
+        read(answers, model, tmp_path / "own", limits=SHORT, on_progress=kill)
+    documents = read(
+        answers, model, tmp_path / "own", limits=SHORT, on_progress=lambda *each: seen.append(each)
+    )
     assert seen == [(4, 7), (5, 7), (6, 7)]
     assert [d.tokens.tolist() for d in documents] == [a.tokens.tolist() for a in answers]
     # An answer is no longer kept: what was read of it must not remain.
@@ -95,10 +95,8 @@ def again(answers, model, folder, seconds=60.0, **options):
 
 @pytest.mark.parametrize("at", [0, 3, 6])
 @pytest.mark.parametrize("work", [read, again])
-def test_nothing_is_written_once_the_folder_is_gone(model, tmp_path, monkeypatch, work, at):
+def test_nothing_is_written_once_the_folder_is_gone(model, tmp_path, work, at):
     """Clearing the answers deletes it, wherever a training is."""
-    monkeypatch.setattr(own_answers, "_SHARD_TOKENS", 60)  # two answers
-    monkeypatch.setattr(own_answers, "_MAX_FURTHER", 8)
     (tmp_path / "own").mkdir()
     answers, calls = [answer(i) for i in range(1, 8)], iter(range(1000))
 
@@ -107,7 +105,7 @@ def test_nothing_is_written_once_the_folder_is_gone(model, tmp_path, monkeypatch
             shutil.rmtree(tmp_path / "own")
 
     with pytest.raises(FileNotFoundError):
-        work(answers, model, tmp_path / "own", on_progress=delete)
+        work(answers, model, tmp_path / "own", limits=SHORT, on_progress=delete)
     assert list(tmp_path.iterdir()) == []
     more = {"seconds": 60.0, "seed": 5} if work is again else {}
     write = answer_again if work is again else read_again
@@ -116,11 +114,12 @@ def test_nothing_is_written_once_the_folder_is_gone(model, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_prompts_are_answered_again(model, make_context, tmp_path, monkeypatch):
-    monkeypatch.setattr(own_answers, "_MAX_PROMPT", 60)
-    monkeypatch.setattr(own_answers, "_MAX_FURTHER", 8)
+def test_the_same_prompts_are_answered_again(model, make_context, tmp_path):
+    limits = Limits(own_prompt=60, answer=8)
     answers, seen = [answer(1), answer(2, 61), answer(5, 60)], []
-    documents = again(answers, model, tmp_path / "again", on_progress=lambda *each: seen.append(each))
+    documents = again(
+        answers, model, tmp_path / "again", limits=limits, on_progress=lambda *each: seen.append(each)
+    )
     expected = sorted([answers[i].tokens[: answers[i].n_prompt].tolist() for i in (0, 2)] * 3)
     assert sorted(d.tokens[: d.n_prompt].tolist() for d in documents) == expected  # 61 tokens are too many
     assert seen[-1] == (6, 6)
@@ -135,49 +134,43 @@ def test_the_same_prompts_are_answered_again(model, make_context, tmp_path, monk
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "again").iterdir()}
     assert len(again(answers, model, tmp_path / "again")) == len(documents)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "again").iterdir()} == before
-    assert again(answers[1:2], model, tmp_path / "none") == []
+    assert again(answers[1:2], model, tmp_path / "none", limits=limits) == []
 
 
-def test_answering_again_ends_in_time_with_the_latest_prompts(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(own_answers, "_MAX_FURTHER", 24)
-    monkeypatch.setattr("spec_local.training.parallel_rows._MOST", 4)
+def test_answering_again_ends_in_time_with_the_latest_prompts(model, tmp_path):
     answers, ends = [answer(i) for i in range(1, 31)], iter([0, *range(900, 960), 1000])
-    monkeypatch.setattr(own_answers, "time", SimpleNamespace(monotonic=lambda: next(ends)))
     # The first call takes 900 s, as the process was suspended, and each of the others one.
-    documents = again(answers, model, tmp_path / "again")
+    limits = Limits(n_parallel=4, answer=24)
+    documents = again(answers, model, tmp_path / "again", limits=limits, clock=lambda: next(ends))
     assert list(ends) == [*range(931, 960), 1000]
     latest = [each.tokens[:20].tolist() for each in answers[-12:]]
     assert documents
     assert all(document.tokens[:20].tolist() in latest for document in documents)
 
 
-def test_the_latest_answers_are_used(monkeypatch):
+def test_the_latest_answers_are_used():
     short, long, empty = answer(50, 5, 3), answer(51, 9000, 10), answer(52, 0, 40)
     answers = [*(answer(i) for i in range(1, 31)), short, long, empty]
     assert [each.number for each in usable(answers)] == list(range(1, 31))
-    monkeypatch.setattr(own_answers, "_MAX_TOKENS", 20 * 32 + 10)
-    assert [each.number for each in usable(answers)] == list(range(11, 31))
+    assert [each.number for each in usable(answers, Limits(own=20 * 32 + 10))] == list(range(11, 31))
     with pytest.raises(InvalidRequest, match="9 answers of this model are kept, too few to learn from"):
         usable([answer(i) for i in range(9)])
 
 
-def test_the_built_in_prompts_are_answered_once(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(built_in, "_MAX_TOKENS", 5)
+def test_the_built_in_prompts_are_answered_once(model, tmp_path):
     questions = [bench_prompts.Prompt("a", "1", "the of"), bench_prompts.Prompt("b", "2", "and to in is")]
-    monkeypatch.setattr(bench_prompts, "load", lambda: questions)
+    options = {"layers": LAYERS, "threads": 1, "questions": questions, "max_tokens": 5}
     seen = []
     folder = tmp_path / "built-in"
-    documents = answers_to_built_in(
-        model, folder, layers=LAYERS, threads=1, on_progress=lambda *each: seen.append(each)
-    )
+    documents = answers_to_built_in(model, folder, on_progress=lambda *each: seen.append(each), **options)
     assert sorted(d.category for d in documents) == ["a", "b"]
     assert {d.temperature for d in documents} == {0.0}
     assert all(d.held_out and len(d.top_ids) <= 5 for d in documents)
     assert seen[-1] == (2, 2)
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    again = answers_to_built_in(model, folder, layers=LAYERS, threads=1)
+    again = answers_to_built_in(model, folder, **options)
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert [d.tokens.tolist() for d in again] == [d.tokens.tolist() for d in documents]
     (folder / "complete").unlink()  # as after a kill
-    assert len(answers_to_built_in(model, folder, layers=LAYERS, threads=1)) == 2
+    assert len(answers_to_built_in(model, folder, **options)) == 2
     assert len(list(shards.read(folder))) == 1

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import hidden_states
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import data_stage, material, measurement, pipeline, shards
+from spec_local.training import material, measurement, shards
 from spec_local.training.dataset import COVERAGE, Dataset
 from spec_local.training.events import Generating, Stage, Training
 from spec_local.training.head_shape import layers_read
@@ -22,30 +23,13 @@ from spec_local.training.pipeline import run
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe
 from tests.llama.answers import tokens_of
+from tests.quick_training import LIMITS, shorten
 from tests.tiny_heads import N_EMBD, write_tiny_main
 
 PROMPT = "the of and to in is you that it he was for on are with"
 STAGES = ["measuring", "generating training data", "reading the training data", "fitting the start"]
 STAGES += ["training", "exporting"]
 BYTES_PER_TOKEN = 3 * 2 * N_EMBD
-
-# Short answers and no measurements; time advances with the calls of the main model.
-QUICK = """
-from functools import partial
-from itertools import count
-from types import SimpleNamespace
-from spec_local.training import data_stage, measurement, parallel_rows, pipeline, precision
-ticks = count()
-set(precision, "fastest_copy", lambda main, *_, **__: main)
-set(data_stage, "DataGenerator", partial(data_stage.DataGenerator, max_tokens=48))
-set(parallel_rows, "_MOST", 16)
-set(pipeline, "_EVALUATIONS", 6)
-set(data_stage, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
-set(pipeline.distillation, "steps_per_second", lambda *_, **__: 20.0)
-set(measurement, "measure_calls", lambda *_, **__: None)
-set(measurement, "expected_gain", lambda *_, **__: measurement.HeadGain(0.1, 2, 1.25, 50.0))
-set(measurement, "benchmark", lambda *_, **__: [])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +39,7 @@ def main_path(tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    exec(QUICK, {"set": monkeypatch.setattr})
+    shorten(monkeypatch)
 
 
 @pytest.fixture
@@ -71,7 +55,7 @@ def trained(main_path, tmp_path_factory):
     )
     events = []
     with pytest.MonkeyPatch.context() as patch:
-        exec(QUICK, {"set": patch.setattr})
+        shorten(patch)
         return recipe, events, run(recipe, UserTexts(), events.append)
 
 
@@ -179,10 +163,9 @@ def test_time_counts_once_its_data_is_saved(quick, recipe):
     [({"tokens": 3000}, "n_tokens"), ({"max_bytes": 5000 * BYTES_PER_TOKEN}, "n_bytes")],
     ids=["tokens", "disk"],
 )
-def test_a_limit_of_the_data_ends_the_generation_once(quick, recipe, limit, field, monkeypatch):
+def test_a_limit_of_the_data_ends_the_generation_once(quick, recipe, limit, field):
     """Dropping unfinished answers leaves less than the limit, which must not start the generation again."""
-    monkeypatch.setattr(pipeline, "MAX_EPOCHS", 3)
-    recipe = replace(recipe, minutes=5, **limit)
+    recipe = replace(recipe, minutes=5, limits=replace(LIMITS, epochs=3), **limit)
     events = []
 
     def until_step_3(event):
@@ -215,23 +198,21 @@ def test_a_limit_of_the_data_ends_the_generation_once(quick, recipe, limit, fiel
         assert last.n_steps == last.step
 
 
-RUN = (
-    """
+RUN = """
 import os
 import signal
 import sys
 from pathlib import Path
-from spec_local.training import generation
+from spec_local.training import pipeline
 from spec_local.training.events import Generating, Stage, Training
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Recipe
-set = setattr
-"""
-    + QUICK
-    + """
-pipeline.distillation._SAVE_EVERY = 0.0
-generation._SHARD_TOKENS = 600
-recipe = Recipe(main=Path(sys.argv[1]), target=Path(sys.argv[2]), minutes=0.06, threads=1)
+from dataclasses import replace
+from pytest import MonkeyPatch
+from tests.quick_training import LIMITS, shorten
+shorten(MonkeyPatch())
+limits = replace(LIMITS, unsaved=0.0, shard=600)
+recipe = Recipe(main=Path(sys.argv[1]), target=Path(sys.argv[2]), minutes=0.06, threads=1, limits=limits)
 for stop in [*sys.argv[3:], ""]:
     if not (child := os.fork()):  # before any thread is started
         n = 0
@@ -248,7 +229,6 @@ for stop in [*sys.argv[3:], ""]:
         os._exit(0)
     print(f"run {os.waitpid(child, 0)[1]}", flush=True)
 """
-)
 
 
 def test_steps_are_planned_anew_until_there_is_a_checkpoint(quick, recipe):
@@ -279,6 +259,7 @@ def test_a_run_that_is_killed_in_every_stage_resumes(recipe, own_cache):
         text=True,
         check=True,
         timeout=120,
+        cwd=Path(__file__).parents[2],
     )
     *runs, end = [part.splitlines() for part in done.stdout.split("run ")]
     codes = [int(lines[0]) for lines in [*runs[1:], end]]
@@ -299,16 +280,14 @@ def test_a_run_that_is_killed_in_every_stage_resumes(recipe, own_cache):
     assert [path.name for path in recipe.target.parent.glob("head*") if path.is_file()] == ["head.gguf"]
 
 
-def test_concurrent_runs_and_other_main_models_are_refused(quick, recipe, monkeypatch):
-    def run_again(*_, **__):
+def test_concurrent_runs_and_other_main_models_are_refused(quick, recipe):
+    def run_again(event):
         with pytest.raises(InvalidRequest, match="another run is using"):
             run(recipe, UserTexts(), ignore)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(data_stage.DataStage, "run", run_again)
-        with pytest.raises(KeyboardInterrupt):
-            run(recipe, UserTexts(), ignore)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, UserTexts(), run_again)
     Journal({"main": "x", "seed": 0}).save(recipe)
     with pytest.raises(InvalidRequest, match="started with another main: use the same"):
         run(recipe, UserTexts(), ignore)
@@ -335,7 +314,7 @@ def test_the_least_vocabulary_that_covers_enough_is_drafted(trained):
 def test_main_models_whose_states_cannot_be_used_are_refused_at_once(recipe, monkeypatch, why):
     assert material.check(recipe) == BYTES_PER_TOKEN
     if "finite" in why:
-        monkeypatch.setattr(material.np, "isfinite", lambda x: np.zeros(x.shape, bool))
+        monkeypatch.setattr(np, "isfinite", lambda x: np.zeros(x.shape, bool))
     else:
         monkeypatch.setitem(hidden_states._NAMES, "llama", "other")
     with pytest.raises(ModelError, match=rf"states of main.gguf cannot be used \({why}"):
@@ -350,21 +329,19 @@ def test_too_little_disk_space_is_refused_at_once(recipe):
     material.check(replace(recipe, max_bytes=round(wanted * 1e9)))
 
 
-def test_a_head_is_measured(main_path, trained, own_cache, monkeypatch):
+def test_a_head_is_measured(main_path, trained, own_cache):
     recipe, _, _ = trained
     calls = measurement.measure_calls(main_path, recipe.target, threads=1)
     gain = measurement.expected_gain(calls, [0.7, 0.6])
     assert 0 < gain.cost < 5
     assert 1 <= gain.n_draft <= 7
     assert 0 < gain.speedup < 4
-    monkeypatch.setattr(measurement, "_MAX_TOKENS", 24)
-    fixed, adaptive = measurement.benchmark(main_path, recipe.target, threads=1)
+    fixed, adaptive = measurement.benchmark(main_path, recipe.target, threads=1, max_tokens=24)
     assert (fixed.name, adaptive.name) == measurement.VARIANTS
     assert 1 <= fixed.speedup.n == adaptive.speedup.n <= 8
     assert len(fixed.tested_at) == 3
     assert 0.3 < fixed.acceptance <= 1
-    monkeypatch.setattr(measurement, "_N_CTX", 16)
-    assert measurement.benchmark(main_path, recipe.target, threads=1) == []
+    assert measurement.benchmark(main_path, recipe.target, threads=1, n_ctx=16) == []
 
 
 @pytest.mark.slow

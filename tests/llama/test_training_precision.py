@@ -8,7 +8,7 @@ import pytest
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize, quantized_size
 from spec_local.training import precision
-from spec_local.training.precision import KINDS, fastest_copy
+from spec_local.training.precision import KINDS, fastest_copy, rate
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,6 @@ def copies(tiny_path, tmp_path_factory):
 def rates(copies, monkeypatch):
     """Tokens per second by kind of copy; 100 for the main model's own file."""
     found = {"BF16": 90.0, "F16": 90.0, "Q8_0": 90.0}
-    monkeypatch.setattr(
-        precision, "_rate", lambda path, *_: found.get(path.stem.removeprefix("main-"), 100.0)
-    )
 
     def copy(main, kind, target=None, threads=None):
         path, size = copies[kind]
@@ -37,6 +34,10 @@ def rates(copies, monkeypatch):
 
     monkeypatch.setattr(precision, "quantize", copy)
     return found
+
+
+def measured_as(rates):
+    return lambda path, *_: rates.get(path.stem.removeprefix("main-"), 100.0)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,9 @@ def rates(copies, monkeypatch):
 def test_only_the_fastest_is_kept(tiny_path, tmp_path, rates, fast, chosen):
     rates |= fast
     seen = {}
-    path = fastest_copy(tiny_path, tmp_path, n_parallel=4, on_progress=seen.__setitem__)
+    path = fastest_copy(
+        tiny_path, tmp_path, n_parallel=4, measured=measured_as(rates), on_progress=seen.__setitem__
+    )
     assert path.name == chosen
     assert [p.name for p in tmp_path.iterdir()] == [chosen] * (path != tiny_path)
     assert seen == {"main": 100.0} | rates
@@ -69,9 +72,9 @@ def test_copies_leave_room_in_memory_and_on_disk(tiny_path, tmp_path, rates, mon
     ):
         with monkeypatch.context() as patch:
             patch.setattr(what, lambda *_, little=little: little)
-            assert fastest_copy(tiny_path, tmp_path, n_parallel=4) == tiny_path
+            assert fastest_copy(tiny_path, tmp_path, n_parallel=4, measured=measured_as(rates)) == tiny_path
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_rate_of_a_real_model_is_measured(tiny_path):
-    assert precision._rate(tiny_path, 4, 1, 0) > 100
+    assert rate(tiny_path, 4, 1, 0) > 100

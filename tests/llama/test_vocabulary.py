@@ -193,7 +193,7 @@ def test_no_text_that_fits_is_refused(request, model, runs):
 
 @pytest.mark.parametrize("character", [" ", "a", "▁", "é", "\udcff"])
 def test_a_text_that_cannot_fit_is_refused_at_once(vocabulary, monkeypatch, character):
-    monkeypatch.setattr(Vocabulary, "tokenize", None)
+    monkeypatch.setattr(vocabulary, "tokenize", None)
     text = bytes_of(character * 10_000_000)
     with pytest.raises(ContextOverflow, match=r"more than \d+ tokens but the context has 4096"):
         vocabulary.check_length(text, 4096)
@@ -202,11 +202,9 @@ def test_a_text_that_cannot_fit_is_refused_at_once(vocabulary, monkeypatch, char
 
 
 def test_of_a_text_that_is_much_too_long_a_part_is_tokenized(vocabulary, monkeypatch):
-    lengths, tokenize = [], Vocabulary.tokenize
+    lengths, tokenize = [], vocabulary.tokenize
     monkeypatch.setattr(
-        Vocabulary,
-        "tokenize",
-        lambda self, text, **options: lengths.append(len(text)) or tokenize(self, text, **options),
+        vocabulary, "tokenize", lambda text, **options: lengths.append(len(text)) or tokenize(text, **options)
     )
     text = "the way of the water, "
     with pytest.raises(ContextOverflow) as raised:

@@ -4,8 +4,6 @@ import errno
 import functools
 import os
 import random
-import resource
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -25,6 +23,7 @@ from hypothesis import strategies as st
 from spec_local.datastore import answer_store as module
 from spec_local.datastore import datastore
 from spec_local.datastore.answer_store import AnswerStore
+from tests.failing_calls import full_disk
 
 PROMPT, ANSWER = list(range(100, 140)), list(range(200, 260))
 KEY = "0123456789abcdef"
@@ -166,9 +165,8 @@ def test_the_oldest_answers_are_dropped_first(path):
     assert texts(path) == [text(50, 80)]
 
 
-def test_the_number_of_answers_is_bounded(path, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_ANSWERS", 3)
-    store = opened(path)
+def test_the_number_of_answers_is_bounded(path):
+    store = opened(path, max_answers=3)
     for n in range(8):
         add(store, n)
     assert texts(path) == [text(n) for n in range(5, 8)]
@@ -214,13 +212,18 @@ def test_a_long_answer_that_was_dropped_is_not_in_the_file(path):
 def test_only_the_owner_may_read_the_files_while_one_is_written(path, monkeypatch):
     previous = os.umask(0)
     try:
-        store, seen, insert = opened(path), {}, module._insert
+        store, seen, connect = opened(path), {}, sqlite3.connect
 
-        def observed(*arguments):
-            insert(*arguments)
-            seen.update({each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()})
+        def look(statement):
+            if statement == "COMMIT":  # which ends the transaction
+                seen.update({each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()})
 
-        monkeypatch.setattr(module, "_insert", observed)
+        def observed(*arguments, **options):
+            connection = connect(*arguments, **options)
+            connection.set_trace_callback(look)
+            return connection
+
+        monkeypatch.setattr(sqlite3, "connect", observed)
         for n in range(3):
             add(store, n, length=5000)
     finally:
@@ -314,7 +317,7 @@ def test_an_empty_file(path):
 
 
 def test_stores_are_listed_by_folder(path, monkeypatch):
-    monkeypatch.setattr(datastore, "root", lambda: path.parents[1])
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(path.parents[2]))
     assert module.answer_stores() == []
     other = path.parents[1] / "another" / "b.answers"
     for each in (path, other, other.with_name("c.answers")):
@@ -503,17 +506,12 @@ def test_a_kill_at_any_moment_of_a_repair_loses_nothing(path, monkeypatch, model
     assert 3 < n < 99
 
 
-def test_a_full_disk_keeps_a_damaged_file_as_it_is(path, monkeypatch):
+def test_a_full_disk_keeps_a_damaged_file_as_it_is(path):
     content, whole = filled(path)
     path.write_bytes(b"\0" + content[1:])
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "replacing", full)
-        log = []
-        store = opened(path, log)
+    log = []
+    store = opened(path, log)
+    with full_disk(100):
         add(store, 5000)
         assert len(store.answers()) == len(whole) == store.count_after(0)
         assert ["not kept" in line for line in log] == [True, False]
@@ -530,7 +528,7 @@ def test_a_read_only_disk(path, monkeypatch, damage):
     def read_only(*_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(module.FileLock, "acquire", read_only)
+    monkeypatch.setattr(FileLock, "acquire", read_only)
     log = []
     store = opened(path, log)
     assert store.contents().n_answers == store.count_after(0) == len(whole)
@@ -562,11 +560,10 @@ def test_a_file_with_another_schema_is_not_queried(path, statements):
     assert (len(log), found) == (1, [])
 
 
-def test_a_statement_that_takes_too_long_ends(path, monkeypatch):
+def test_a_statement_that_takes_too_long_ends(path):
     filled(path)
-    monkeypatch.setattr(module, "_MAX_STEPS", 1000)
     with (
-        module._connection(module._uri(path)) as connection,
+        module._connection(module._uri(path), max_steps=1000) as connection,
         pytest.raises(sqlite3.OperationalError, match="interrupted") as caught,
     ):
         connection.execute(f"{ENDLESS} SELECT number FROM n LIMIT 100000)").fetchall()
@@ -673,21 +670,13 @@ def test_a_folder_that_cannot_be_created(path):
     assert 1 <= len(log) <= 2
 
 
-def test_a_full_disk_loses_only_new_answers_and_is_logged_once(path, monkeypatch):
-    """Simulated by a limit on the size of files."""
+def test_a_full_disk_loses_only_new_answers_and_is_logged_once(path):
     _, whole = filled(path)
     log = []
-    store = opened(path, log)
-    monkeypatch.setattr(module, "_PAUSE", 0.0)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
+    store = opened(path, log, pause=0.0)
+    with full_disk(path.stat().st_size + 100):
         for n in range(3):
             add(store, 7000 + n, length=6000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, previous)
     assert len(log) == 1
     assert "not kept" in log[0]
     assert texts(path) == whole
@@ -699,11 +688,9 @@ def test_a_full_disk_loses_only_new_answers_and_is_logged_once(path, monkeypatch
 
 
 def test_waiting_for_the_lock_ends_and_pauses(path, monkeypatch):
-    monkeypatch.setattr(module, "_ADD_TIMEOUT", 0.1)
-    monkeypatch.setattr(module, "_READ_TIMEOUT", 0.1)
     add(opened(path), 1)
     log = []
-    store = opened(path, log)
+    store = opened(path, log, add_timeout=0.1, read_timeout=0.1)
     with FileLock(path.parent / "lock"):
         add(store, 2)
         assert store.answers() == []
@@ -715,7 +702,7 @@ def test_waiting_for_the_lock_ends_and_pauses(path, monkeypatch):
     assert len(log) == 2
     add(store, 4)
     assert texts(path) == [text(1)]  # still in the pause
-    monkeypatch.setattr(store, "_retry_at", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 60)
     add(store, 5)
     assert texts(path) == [text(1), text(5)]
 

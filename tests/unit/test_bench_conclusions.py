@@ -1,5 +1,7 @@
 """Conclusions of a benchmark, in words, and the repetition of unclear runs."""
 
+import os
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +12,6 @@ from spec_local.bench.conclusions import conclusion, disturbance, plain_spread, 
 from spec_local.bench.figures import Estimate
 from spec_local.bench.variants import Variant
 from spec_local.settings import GenerationSettings
-from spec_local.system import machine
 from spec_local.system.machine import OtherPrograms, is_busy
 from tests.unit.test_bench_report import outcome, run
 
@@ -55,8 +56,8 @@ def test_unclear_results_are_repeated(rates, expected):
     assert reason_to_repeat(prompts(*rates), VARIANTS, 0.0) == expected
 
 
-def test_results_of_a_busy_machine_are_repeated(monkeypatch):
-    monkeypatch.setattr("spec_local.system.machine.default_threads", lambda: 8)
+def test_results_of_a_busy_machine_are_repeated(pretend):
+    pretend(default_threads=8)
     for pair in (([10.0], [20.0]), ([10.0, 13.0], [20.0, 20.0])):
         assert reason_to_repeat(prompts(pair), VARIANTS, 3.0) == "other programs used 3.0 of 8 cores"
         assert reason_to_repeat(prompts(pair), VARIANTS, 0.5) == ""
@@ -72,8 +73,8 @@ def test_the_spread_of_plain_runs():
     assert plain_spread(prompts(([8.0, 8.0], [1.0, 2.0]), ([4.0, 4.0], [1.0, 2.0]))) == 0
 
 
-def test_a_noisy_machine(monkeypatch):
-    monkeypatch.setattr("spec_local.system.machine.default_threads", lambda: 8)
+def test_a_noisy_machine(pretend):
+    pretend(default_threads=8)
     assert disturbance(None, 0.7) == disturbance(0.04, 0.7) == ""
     assert not is_busy(0.7)
     assert is_busy(0.9)
@@ -90,12 +91,12 @@ def test_what_other_programs_use(monkeypatch):
         "cpu_times",
         lambda: SimpleNamespace(user=now["system"], nice=1.0, system=2.0, idle=now["clock"]),
     )
-    monkeypatch.setattr(machine.os, "times", lambda: (now["own"], 0.5, 0.25, 0.25, 0.0))
-    monkeypatch.setattr(machine.time, "monotonic", lambda: now["clock"])
+    monkeypatch.setattr(os, "times", lambda: (now["own"], 0.5, 0.25, 0.25, 0.0))
+    monkeypatch.setattr(time, "monotonic", lambda: now["clock"])
     programs = OtherPrograms()
     now.update(clock=110.0, system=50.0 + 25.0, own=7.0 + 20.0)
     assert programs.cores() == pytest.approx(0.5)  # 25 s of all, 20 s of them its own, in 10 s
     now.update(own=90.0)
     assert programs.cores() == 0  # clocks of different precision
-    monkeypatch.setattr(machine.time, "sleep", lambda seconds: now.update(clock=now["clock"] + seconds))
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.update(clock=now["clock"] + seconds))
     assert OtherPrograms.now() == 0

@@ -16,9 +16,9 @@ SAPPHIRE = HASWELL | {
 
 
 @pytest.fixture
-def processor(monkeypatch):
+def processor(monkeypatch, pretend):
     def replace(features, kind="x86_64"):
-        monkeypatch.setattr("spec_local.system.machine.processor_features", lambda: frozenset(features))
+        pretend(processor_features=frozenset(features))
         monkeypatch.setattr("platform.machine", lambda: kind)
 
     return replace

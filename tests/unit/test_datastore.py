@@ -2,8 +2,6 @@
 
 import errno
 import os
-import resource
-import signal
 import stat
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore, clear
 from spec_local.datastore.file_format import StoredText
 from spec_local.errors import SpecLocalError
-from spec_local.system import files
+from tests.failing_calls import full_disk
 
 VOCABULARY = 1000
 FIRST, SECOND = list(range(100, 140)), list(range(200, 260))
@@ -125,9 +123,8 @@ def test_the_oldest_texts_are_dropped_first(folder):
     assert kept(folder) == {tuple(SECOND[:40]), tuple(range(400, 430))}
 
 
-def test_a_long_journal_is_merged(folder, monkeypatch):
-    monkeypatch.setattr("spec_local.datastore.datastore._MAX_JOURNAL_TOKENS", 200)
-    datastore, texts = opened(folder), [[*range(n, n + 40)] for n in range(0, 900, 50)]
+def test_a_long_journal_is_merged(folder):
+    datastore, texts = opened(folder, max_journal=200), [[*range(n, n + 40)] for n in range(0, 900, 50)]
     for text in texts:
         datastore.add_answer(text)
         assert not (folder / "journal").exists() or (folder / "journal").stat().st_size < 2 * 4 * 200
@@ -322,15 +319,15 @@ def test_bytes_removed_from_or_added_to_the_journal(folder, journal, n):
 def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch):
     opened(folder).add([StoredText.of(FIRST)])
     opened(folder).add_answer(SECOND)
-    before, read_bytes, log = (folder / name).read_bytes(), files.read_bytes, []
+    before, open_file, log = (folder / name).read_bytes(), os.open, []
 
-    def fail(path, max_bytes):
-        if path.name == name:
+    def fail(path, *options, **more):
+        if Path(path).name == name:
             raise OSError(errno.EIO, "Input/output error")
-        return read_bytes(path, max_bytes)
+        return open_file(path, *options, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr("spec_local.datastore.datastore.read_bytes", fail)
+        patch.setattr(os, "open", fail)
         datastore = opened(folder, log)
         datastore.add_answer(NEW)
         with pytest.raises(SpecLocalError, match=r"cannot write .*Input/output error"):
@@ -397,14 +394,10 @@ def test_something_else_in_place_of_a_file_is_neither_read_nor_replaced(folder, 
 
 
 def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
-    """Simulated by a limit on the size of files."""
     opened(folder).add_answer(FIRST)
     log = []
     datastore = opened(folder, log)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / "journal").stat().st_size + 20, limits[1]))
+    with full_disk((folder / "journal").stat().st_size + 20):
         datastore.add_answer(SECOND)
         datastore.add_answer(range(300, 350))
         assert len(log) == 1
@@ -412,9 +405,6 @@ def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
         assert datastore.read_only
         with pytest.raises(SpecLocalError, match="fix this"):
             datastore.add([StoredText.of(range(400))])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, previous)
     assert finds(datastore, FIRST)
     assert kept(folder) == {tuple(FIRST)}
     assert not list(folder.glob("*.part"))
@@ -422,18 +412,17 @@ def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
     assert kept(folder) == {tuple(FIRST), tuple(SECOND)}
 
 
-def test_waiting_for_the_lock_ends(folder, monkeypatch):
-    monkeypatch.setattr("spec_local.datastore.datastore._LOCK_TIMEOUT", 0.05)
+def test_waiting_for_the_lock_ends(folder):
     opened(folder).add_answer(FIRST)
     log = []
-    datastore = opened(folder, log)
+    datastore = opened(folder, log, lock_timeout=0.05)
     with FileLock(folder / "lock"):
         datastore.add_answer(SECOND)
         datastore.add_answer(range(300, 350))
         with pytest.raises(SpecLocalError, match="another process"):
             datastore.add([])
         with pytest.raises(SpecLocalError, match="another specdec"):
-            clear(folder)
+            clear(folder, 0.05)
     assert len(log) == 1
     assert kept(folder) == {tuple(FIRST)}
 
@@ -441,9 +430,8 @@ def test_waiting_for_the_lock_ends(folder, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from spec_local.datastore import datastore as module
-module._MAX_JOURNAL_TOKENS = 500
-datastore = module.Datastore(Path(sys.argv[1]), 100_000)
+from spec_local.datastore.datastore import Datastore
+datastore = Datastore(Path(sys.argv[1]), 100_000, max_journal=500)
 first, n = int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()

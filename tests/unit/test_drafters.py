@@ -7,13 +7,14 @@ import gguf
 import pytest
 
 from spec_local.calibration import cost_store
-from spec_local.calibration.cost_store import Conditions, StoredCosts
+from spec_local.calibration.cost_store import Conditions
 from spec_local.llama import gguf_header
 from spec_local.models import catalog
-from spec_local.models.catalog import ModelEntry, PairEntry
 from spec_local.models.head_versions import HeadVersions
 from spec_local.opening import drafters
 from spec_local.policies.cost_model import CostModel
+from tests.named_models import write_catalog
+from tests.stored_models import add_to_hub_cache
 
 TOKENS = [f"token{i}" for i in range(400)]
 MB = 1_000_000
@@ -48,8 +49,12 @@ def main(home):
     return write(home / "m" / "Qwen2.5-7B-Instruct-Q4_K_M.gguf", 160 * MB, basename="Qwen2.5")
 
 
+def conditions(path):
+    return Conditions(path, -1, 2, 4096)
+
+
 def found(main, spare=ALL):
-    return list(drafters.find_drafters(Conditions(main, -1, 2, 4096), spare))
+    return list(drafters.find_drafters(conditions(main), spare))
 
 
 def names(main, spare=ALL):
@@ -182,22 +187,20 @@ def test_models_of_specdec_and_of_other_programs(main, home):
 
 
 @pytest.fixture
-def pair(main, monkeypatch):
-    """A pair of models.toml with this main model, and the files that have been downloaded."""
-    downloaded = {}
-    entry = ModelEntry(description="d", licence="l", file=main.name, size=3_000_000, repo="user/big")
-    pair = PairEntry(main="big", draft="little", note="n")
-    monkeypatch.setattr(catalog, "models", lambda: {"big": entry, "little": entry})
-    monkeypatch.setattr(catalog, "pairs", lambda: {"duo": pair})
-    monkeypatch.setattr(catalog, "find", downloaded.get)
-    monkeypatch.setattr(catalog, "local_files", lambda name: [])
-    return downloaded
+def pair(main, home):
+    """A pair of models.toml with this main model; a function that returns the path of its draft, here now."""
+    models = {
+        name: {"repo": f"user/{name}", "file": file, "rounded_size": 3_000_000}
+        for name, file in (("big", main.name), ("little", "little.gguf"))
+    }
+    write_catalog(home / "config", models, {"duo": ("big", "little")})
+    return lambda: add_to_hub_cache(home / "hub", "user/little", "little.gguf")[0]
 
 
-def test_the_draft_of_a_pair_may_be_large_and_have_another_vocabulary(main, pair, home):
+def test_the_draft_of_a_pair_may_be_large_and_have_another_vocabulary(main, pair):
     write(main.parent / "small.gguf", 20 * MB)
     assert names(main) == ["small.gguf"]
-    pair["little"] = write(home / "little.gguf", 80 * MB, tokens=["other"])
+    write(pair(), 80 * MB, tokens=["other"])
     assert names(main) == ["little.gguf", "small.gguf"]
     assert found(main)[0].why == "the draft of the pair duo"
     assert found(main)[0].is_of_pair
@@ -208,7 +211,7 @@ def test_the_draft_of_a_pair_is_offered_unless_it_is_here(main, pair, home):
     assert drafters.offer(main, ALL) == f"no draft model for {main.name} is on this machine: {pull}"
     assert drafters.offer(main, 2 * MB) is None
     assert drafters.offer(home / "other.gguf", ALL) is None
-    pair["little"] = home / "little.gguf"
+    pair()
     assert drafters.offer(main, ALL) is None
 
 
@@ -227,27 +230,27 @@ def test_the_weights_have_to_fit_into_the_memory(main):
     assert names(main, 20 * MB - 1) == names(main, -1) == []
 
 
-def test_measured_costs_decide(main, monkeypatch):
+def test_measured_costs_decide(main):
     """At 70 % acceptance, a draft that takes half of the main model's time gains 1.13; 0.6 of it 1.06.
 
     Costs that were measured while other programs were busy do not; sizes decide then.
     """
     large = write(main.parent / "large.gguf", 70 * MB)
     small = write(main.parent / "small.gguf", 9 * MB)
-    seconds, others = {main: 1.0}, 0.0
 
-    def read(conditions):
-        one = seconds.get(conditions.path)
-        return one and StoredCosts(CostModel({1: one, 16: one}), 0.0, others)
+    def measured(path, seconds, others=0.0):
+        cost_store.save(conditions(path), CostModel({1: seconds, 16: seconds}), others=others)
 
-    monkeypatch.setattr(cost_store, "read", read)
-    monkeypatch.setattr(cost_store, "of_drafting", read)
+    measured(main, 1.0)
     assert names(main) == ["small.gguf", "large.gguf"]  # by its size, as calls of several tokens are cheap
-    seconds[large] = 0.6
+    measured(large, 0.6)
     assert names(main) == ["small.gguf"]
-    seconds |= {large: 0.5, small: 0.6}
+    measured(large, 0.5)
+    measured(small, 0.6)
     assert names(main) == ["large.gguf"]
-    others = 64.0
+    measured(main, 1.0, others=64.0)
+    measured(large, 0.5, others=64.0)
+    measured(small, 0.6, others=64.0)
     assert names(main) == ["small.gguf"]
 
 

@@ -33,7 +33,7 @@ def test_in_a_folder_that_is_not_installed(monkeypatch):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(extras, "requires", absent)
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
     assert extras.packages("serve") == ["--editable", f"{ROOT}[serve]"]
 
 

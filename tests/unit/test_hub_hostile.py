@@ -17,6 +17,7 @@ from huggingface_hub import constants
 from spec_local.errors import DownloadError, SpecLocalError
 from spec_local.models import catalog, hub, hub_cache
 from spec_local.models.hub_cache import HubModel
+from tests.named_models import write_catalog
 
 REPO = "someone/toy-GGUF"
 TOY = b"GGUF" + bytes(range(256)) * 4
@@ -282,14 +283,23 @@ class FailingDisk:
         return wrapped
 
 
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+    """A function that returns the name under which `catalog` knows a model of the server."""
+    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / "config"))
+    write_catalog(tmp_path / "config", {"toy": {"repo": REPO, "file": MODEL.files[0]}})
+    yield lambda model: "toy" if model is MODEL else f"{REPO}:{model.quant}"
+    catalog._catalog.cache_clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "code"), [(MODEL, errno.EIO), (SPLIT, errno.ENOSPC)], ids=["one file", "two files"]
 )
-def test_a_failing_disk_during_a_pull(server, tmp_path, monkeypatch, model, code):
+def test_a_failing_disk_during_a_pull(server, named, tmp_path, monkeypatch, model, code):
     """Each operation in turn: one line of error, no wrong file, and a second pull or removal succeeds."""
     expected = [TOY] if model is MODEL else list(PARTS.values())
-    monkeypatch.setattr(catalog, "_hub_model", lambda name: model)
+    name = named(model)
     failed = []
     for n in range(1, 100):
         with monkeypatch.context() as patch:
@@ -305,7 +315,7 @@ def test_a_failing_disk_during_a_pull(server, tmp_path, monkeypatch, model, code
         if n % 2:
             pull(model)
             assert [path.read_bytes() for path in hub_cache.cached_files(model)] == expected, disk.failed
-        catalog.remove("x/y:z")
+        catalog.remove(name)
         assert hub_cache.cached_files(model) == []
         left = {path.name for path in files_of(tmp_path / "cache") if ".locks" not in path.parts}
         assert {name for name in left if name != "main" and not name.startswith(".main.")} == set()
@@ -313,22 +323,22 @@ def test_a_failing_disk_during_a_pull(server, tmp_path, monkeypatch, model, code
 
 
 @pytest.mark.parametrize("model", [MODEL, SPLIT], ids=["one file", "two files"])
-def test_a_failing_disk_during_a_removal(server, tmp_path, monkeypatch, model):
+def test_a_failing_disk_during_a_removal(server, named, tmp_path, monkeypatch, model):
     """Each operation in turn: one line of error, and a second removal deletes the rest."""
-    monkeypatch.setattr(catalog, "_hub_model", lambda name: model)
+    name = named(model)
     failed = []
     for n in range(1, 100):
         pull(model)
         with monkeypatch.context() as patch:
             disk = FailingDisk(patch, tmp_path / "cache", n, errno.EIO)
-            _, message = outcome(catalog.remove, "x/y:z")
+            _, message = outcome(catalog.remove, name)
         if not disk.failed:
             break
         assert os.strerror(errno.EIO) in message
         assert message.isprintable()
         failed.append(disk.failed)
-        catalog.remove("x/y:z")
+        catalog.remove(name)
         left = {path.name for path in files_of(tmp_path / "cache") if ".locks" not in path.parts}
         assert left == {"main"}
-        assert catalog.size_on_disk("x/y:z") == 0
+        assert catalog.size_on_disk(name) == 0
     assert "unlink" in failed

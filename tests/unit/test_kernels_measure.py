@@ -5,7 +5,6 @@ import pytest
 
 from spec_local.kernels import choice, measure
 from spec_local.kernels.choice import FLOATS, PACKED
-from spec_local.system import machine
 
 
 class Products:
@@ -27,13 +26,21 @@ class Products:
         return found
 
 
-@pytest.fixture(autouse=True)
-def idle(monkeypatch):
-    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.0)
+class OtherPrograms:
+    """Other programs that use these numbers of cores, one for each measurement; in the end, none."""
+
+    def __init__(self, busy=()):
+        self._busy = iter(busy)
+
+    def __call__(self):
+        return self
+
+    def cores(self):
+        return next(self._busy, 0.0)
 
 
 def chosen(products, types=measure.TYPES):
-    return choice.limits(measure.timed(products, types, 0.5))
+    return choice.limits(measure.timed(products, types, 0.5, OtherPrograms()))
 
 
 @pytest.mark.parametrize(
@@ -57,11 +64,10 @@ def test_only_what_is_unclear_is_timed_again():
     assert {name: n for name, n in products.rounds.items() if n > 3} == {"Q6_K": 15, "BF16": 15}
 
 
-def test_types_that_were_disturbed_are_timed_again_but_not_forever(monkeypatch):
-    busy = iter([9.0, 0.0, *[0.0] * 14, *[9.0] * 100])
-    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: next(busy))
+def test_types_that_were_disturbed_are_timed_again_but_not_forever():
     products = Products({})
-    found = measure.timed(products, measure.TYPES, 0.5)
+    busy = [9.0, *[0.0] * 15, *[9.0] * 100]
+    found = measure.timed(products, measure.TYPES, 0.5, OtherPrograms(busy))
     assert set(found) == set(measure.TYPES[:15])
     assert products.rounds[measure.TYPES[0]] == 6
     assert products.rounds[measure.TYPES[15]] == 3 * 8

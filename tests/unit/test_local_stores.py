@@ -313,7 +313,6 @@ def test_files_that_cannot_be_read(llama, home, monkeypatch, module, function):
         return original(given, *args, **kwargs)
 
     monkeypatch.setattr(module, function, refuse)
-    monkeypatch.setattr(catalog, "_place", lambda entry: home / "nothing")
     assert listed() == {}
 
 

@@ -8,23 +8,29 @@ import pytest
 
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.models import catalog
-from spec_local.models.catalog import ModelEntry, PairEntry
 from spec_local.models.names import STARTER, paired, resolve, resolve_pair
+from tests.named_models import write_catalog
+from tests.stored_models import add_to_hub_cache
 
-ENTRY = ModelEntry(description="d", licence="l", file="big.gguf", size=3_000_000, repo="user/big")
 HUB = "user/repo:Q4_K_M"
 
 
 @pytest.fixture(autouse=True)
-def known(tmp_path, monkeypatch):
+def known(empty_home, monkeypatch):
     """Two models, a pair of them, and the files of those that have been downloaded."""
-    downloaded = {"small": tmp_path / "small.gguf", HUB: tmp_path / "repo.gguf"}
-    pair = PairEntry(main="big", draft="small", note="n")
-    monkeypatch.setattr(catalog, "models", lambda: {"big": ENTRY, "small": ENTRY})
-    monkeypatch.setattr(catalog, "pairs", lambda: {"duo": pair})
-    monkeypatch.setattr(catalog, "find", downloaded.get)
-    monkeypatch.chdir(tmp_path)
-    return downloaded
+    models = {
+        name: {"repo": f"user/{name}", "file": f"{name}.gguf", "rounded_size": 3_000_000}
+        for name in ("big", "small")
+    }
+    write_catalog(empty_home / "config", models, {"duo": ("big", "small")})
+    monkeypatch.chdir(empty_home)
+    downloaded = {"small": ("user/small", "small.gguf"), HUB: ("user/repo", "repo-Q4_K_M.gguf")}
+    return {name: add_to_hub_cache(empty_home / "hub", *each)[0] for name, each in downloaded.items()}
+
+
+@pytest.fixture
+def big(empty_home):
+    return add_to_hub_cache(empty_home / "hub", "user/big", "big.gguf")[0]
 
 
 def test_a_pair_names_both_models_unless_a_draft_is_given():
@@ -33,15 +39,14 @@ def test_a_pair_names_both_models_unless_a_draft_is_given():
     assert paired("big") == ("big", None)
 
 
-def test_models_pairs_and_files_of_the_hub(known):
-    known["big"] = Path("big.gguf")
+def test_models_pairs_and_files_of_the_hub(known, big):
     assert resolve("small") == known["small"]
-    assert resolve("duo") == Path("big.gguf")
+    assert resolve("duo") == big
     assert resolve(HUB) == known[HUB]
-    assert resolve_pair("duo") == (Path("big.gguf"), known["small"])
-    assert resolve_pair("duo", HUB) == (Path("big.gguf"), known[HUB])
+    assert resolve_pair("duo") == (big, known["small"])
+    assert resolve_pair("duo", HUB) == (big, known[HUB])
     assert resolve_pair("small", Path("any")) == (known["small"], Path("any"))
-    assert resolve_pair("duo", drafting=False) == (Path("big.gguf"), None)
+    assert resolve_pair("duo", drafting=False) == (big, None)
 
 
 @pytest.mark.parametrize("name", ["duo", "small", "nobody"])

@@ -1,10 +1,11 @@
 """The devices of the models: which placement is the fastest for given costs, and what is refused."""
 
+import sys
+
 import pytest
 
 from spec_local.calibration.placement import PLACEMENTS, DeviceCosts, Placement, choose
 from spec_local.errors import InvalidRequest
-from spec_local.llama import devices, runtime
 from spec_local.llama.devices import fixed_gpu_layers, has_metal
 from spec_local.policies.cost_model import CostModel
 from spec_local.system import machine
@@ -107,30 +108,14 @@ def test_sentences():
     assert slow == "Plain decoding is fastest on the CPU (1.4 tokens/s; Metal 1.0)."
 
 
-@pytest.fixture
-def on_a_mac(monkeypatch):
-    """As if this were a Mac with Apple silicon; returns a function that sets whether the build has Metal."""
-    monkeypatch.setattr(machine, "is_apple_silicon", lambda: True)
-
-    class Library:
-        has_metal = True
-
-        def llama_supports_gpu_offload(self):
-            return self.has_metal
-
-    library = Library()
-    monkeypatch.setattr(runtime, "library", lambda: library)
-    return lambda has_metal: setattr(library, "has_metal", has_metal)
-
-
-def test_on_a_mac_the_fastest_device_is_found_out(on_a_mac):
+def test_on_a_mac_the_fastest_device_is_found_out(a_mac):
     assert has_metal()
     assert fixed_gpu_layers("auto") is None
     assert fixed_gpu_layers("metal") == -1
     assert fixed_gpu_layers("cpu") == 0
 
 
-def test_explicit_layers_win(on_a_mac):
+def test_explicit_layers_win(a_mac):
     for given in (-1, 0, 20):
         assert fixed_gpu_layers("auto", given) == given
     assert fixed_gpu_layers("metal", 20) == 20
@@ -143,22 +128,21 @@ def test_explicit_layers_win(on_a_mac):
     [("darwin", "arm64", True), ("darwin", "x86_64", False), ("linux", "aarch64", False)],
 )
 def test_which_machines_are_macs_with_apple_silicon(monkeypatch, system, machine_name, is_apple):
-    monkeypatch.setattr(machine.sys, "platform", system)
-    monkeypatch.setattr(machine.platform, "machine", lambda: machine_name)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine_name)
     assert machine.is_apple_silicon() == is_apple
 
 
-def test_elsewhere_auto_is_what_it_was(monkeypatch):
-    """On other systems the GPU, if any, holds all layers, and llama.cpp is not loaded to find out."""
-    monkeypatch.setattr(machine, "is_apple_silicon", lambda: False)
-    monkeypatch.setattr(devices, "runtime", None)
+def test_elsewhere_auto_is_what_it_was(a_mac, pretend):
+    """On other systems the GPU, if any, holds all layers."""
+    pretend(is_apple_silicon=False)
     assert fixed_gpu_layers("auto") == -1
     assert fixed_gpu_layers("auto", 7) == 7
     assert fixed_gpu_layers("cpu") == 0
 
 
-def test_a_build_without_metal(on_a_mac):
-    on_a_mac(False)
+def test_a_build_without_metal(a_mac):
+    a_mac(False)
     assert fixed_gpu_layers("auto") == -1
     with pytest.raises(InvalidRequest, match="built without Metal: reinstall llama-cpp-python") as raised:
         fixed_gpu_layers("metal")
@@ -174,14 +158,14 @@ def test_a_build_without_metal(on_a_mac):
         (("cpu", None, ["10.0.0.2"]), "`device=cpu` is for models on this machine alone: remove it"),
     ],
 )
-def test_contradictions(on_a_mac, arguments, why):
+def test_contradictions(a_mac, arguments, why):
     with pytest.raises(InvalidRequest, match=why) as raised:
         fixed_gpu_layers(*arguments)
     assert "\n" not in str(raised.value)
 
 
-def test_metal_on_another_machine(monkeypatch):
-    monkeypatch.setattr(machine, "is_apple_silicon", lambda: False)
+def test_metal_on_another_machine(pretend):
+    pretend(is_apple_silicon=False)
     with pytest.raises(
         InvalidRequest, match="is for Macs with Apple silicon, which this machine is not: remove"
     ):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from spec_local.system import machine, processors
+from spec_local.system import machine
 from spec_local.system.processors import Processors, container_limit, usable_processors
 
 
@@ -53,13 +53,12 @@ def eight_threads(tmp_path, monkeypatch):
     for number in range(8):
         topology = f"sys/devices/system/cpu/cpu{number}/topology"
         write(tmp_path, {f"{topology}/thread_siblings_list": f"{number % 4},{number % 4 + 4}\n"})
-    monkeypatch.setattr(processors, "_machine", lambda: Processors(4, 8))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     return tmp_path
 
 
 def test_without_limits_all_is_used(eight_threads):
-    assert usable_processors(eight_threads) == Processors(4, 8)
+    assert usable_processors(eight_threads, Processors(4, 8)) == Processors(4, 8)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_without_limits_all_is_used(eight_threads):
 )
 def test_a_mask_leaves_its_cores(eight_threads, monkeypatch, mask, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mask, raising=False)
-    found = usable_processors(eight_threads)
+    found = usable_processors(eight_threads, Processors(4, 8))
     assert (found.cores, found.hardware_threads) == (cores, len(mask))
     assert f"{len(mask)} of 8" in found.limit
 
@@ -78,7 +77,7 @@ def test_a_mask_leaves_its_cores(eight_threads, monkeypatch, mask, cores):
 )
 def test_a_quota_is_used_up(eight_threads, quota, cores, threads):
     write(eight_threads, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota} 100000\n"})
-    found = usable_processors(eight_threads)
+    found = usable_processors(eight_threads, Processors(4, 8))
     assert (found.cores, found.hardware_threads) == (cores, threads)
     assert bool(found.limit) == (cores < 4)
     assert not found.limit or f"limit is {quota / 100_000:g}" in found.limit
@@ -87,15 +86,16 @@ def test_a_quota_is_used_up(eight_threads, quota, cores, threads):
 def test_the_smaller_limit_is_named(eight_threads, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     write(eight_threads, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"})
-    assert usable_processors(eight_threads) == Processors(1, 1, "a container's CPU limit is 1")
+    assert usable_processors(eight_threads, Processors(4, 8)) == Processors(
+        1, 1, "a container's CPU limit is 1"
+    )
     write(eight_threads, {"sys/fs/cgroup/cpu.max": "300000 100000\n"})
-    assert "taskset" in usable_processors(eight_threads).limit
+    assert "taskset" in usable_processors(eight_threads, Processors(4, 8)).limit
 
 
 def test_without_masks_as_on_macos(tmp_path, monkeypatch):
-    monkeypatch.setattr(processors, "_machine", lambda: Processors(4, 8))
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert usable_processors(tmp_path) == Processors(4, 8)
+    assert usable_processors(tmp_path, Processors(4, 8)) == Processors(4, 8)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no masks")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_local.prompt_cache import entry_file, folder, listing
+from spec_local.prompt_cache import entry_file, folder
 from spec_local.prompt_cache.cache import PromptCache
 from tests.unit.test_prompt_cache import add_history, data_of, found_length, tokens_of
 
@@ -25,9 +25,9 @@ def history(number, n_blocks=3):
     return [number] * BLOCK * n_blocks
 
 
-def opened(path, limit=PLENTY, log=None, memory=PLENTY, name=""):
+def opened(path, limit=PLENTY, log=None, memory=PLENTY, name="", **options):
     lines = [] if log is None else log
-    cache = PromptCache(memory, folder=path, limit=limit, log=lines.append)
+    cache = PromptCache(memory, folder=path, limit=limit, log=lines.append, **options)
     return cache, cache.prompts("model", BLOCK, name)
 
 
@@ -272,10 +272,14 @@ def test_the_folder_is_listed_again_only_if_it_changed(tmp_path, monkeypatch):
     files(tmp_path)[0].write_bytes(b"")
     (identity,) = tmp_path.iterdir()
     listed, read = [], []
-    monkeypatch.setattr(listing.os, "listdir", lambda path, f=os.listdir: listed.append(path) or f(path))
-    monkeypatch.setattr(
-        listing, "read_entry", lambda path, *args, f=listing.read_entry: read.append(path) or f(path, *args)
-    )
+    monkeypatch.setattr(os, "listdir", lambda path, f=os.listdir: listed.append(path) or f(path))
+
+    def open_file(path, flags, *rest, f=os.open):
+        if str(path).endswith(".prompt"):
+            read.append(path)
+        return f(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", open_file)
     _, prompts = opened(tmp_path)
     now = time.time()
     for age in (20, 20, 10, 10):
@@ -300,34 +304,48 @@ def test_nothing_is_written_while_busy(tmp_path):
     cache.close()
 
 
-def test_a_file_in_progress_waits_while_busy(tmp_path, monkeypatch):
-    cache, prompts = opened(tmp_path)
-    writes, stopped = [], threading.Event()
+class Writing:
+    """Writes files in chunks, and calls `act` after each of them with the number of writes so far."""
 
-    def write_all(file, content, write=entry_file._write_all):
-        write(file, content)
-        writes.append(len(content))
-        if len(writes) == 3:
+    def __init__(self, act=lambda n: None, chunk_bytes=entry_file.CHUNK):
+        self.act, self.n, self._chunk_bytes = act, 0, chunk_bytes
+
+    def __call__(self, *arguments):
+        *what, checkpoint = arguments
+
+        def check():
+            self.n += 1
+            self.act(self.n)
+            checkpoint()
+
+        entry_file.write(*what, check, chunk_bytes=self._chunk_bytes)
+
+
+def test_a_file_in_progress_waits_while_busy(tmp_path):
+    stopped = threading.Event()
+
+    def stop(n):
+        if n == 3:
             cache.set_busy(True)
             stopped.set()
 
-    monkeypatch.setattr(entry_file, "_write_all", write_all)
-    monkeypatch.setattr(entry_file, "CHUNK", 100)
+    writing = Writing(stop, chunk_bytes=100)
+    cache, prompts = opened(tmp_path, write=writing)
     add_history(prompts, history(1, 1), SIZE)
     assert stopped.wait(20)
     time.sleep(0.05)
-    assert len(writes) == 3
+    assert writing.n == 3
     assert len(parts(tmp_path)) == 1
     cache.set_busy(False)
     written(cache)
     assert len(files(tmp_path)) == 1
-    assert max(writes[1:]) <= 100
+    assert writing.n == 1 + SIZE // 100  # and the hash
     cache.close()
     assert parts(tmp_path) == []
     assert entry_file.CHUNK <= 4 << 20
 
 
-def test_closing_writes_what_there_is_time_for_even_while_busy(tmp_path, monkeypatch):
+def test_closing_writes_what_there_is_time_for_even_while_busy(tmp_path):
     cache, prompts = opened(tmp_path)
     cache.set_busy(True)
     add_history(prompts, history(1), SIZE)
@@ -346,46 +364,30 @@ def test_closing_writes_what_there_is_time_for_even_while_busy(tmp_path, monkeyp
     assert not cache._writer._thread.is_alive()
 
 
-def on_write(monkeypatch, act):
-    """Call `act` after each write of the writer with the number of writes so far."""
-    writes = []
-
-    def write_all(file, content, write=entry_file._write_all):
-        write(file, content)
-        writes.append(len(content))
-        act(len(writes))
-
-    monkeypatch.setattr(entry_file, "_write_all", write_all)
-    return writes
-
-
-def test_a_request_that_arrives_while_closing_does_not_hold_it_up(tmp_path, monkeypatch):
-    cache, prompts = opened(tmp_path)
+def test_a_request_that_arrives_while_closing_does_not_hold_it_up(tmp_path):
+    cache, prompts = opened(tmp_path, write=Writing(lambda n: cache.set_busy(True)))
     cache.set_busy(True)
     add_history(prompts, history(1), SIZE)
-    on_write(monkeypatch, lambda n: cache.set_busy(True))
     cache.close(20)
     assert len(files(tmp_path)) == 3
 
 
-def test_a_tail_that_is_replaced_while_it_is_written_is_abandoned(tmp_path, monkeypatch):
+def test_a_tail_that_is_replaced_while_it_is_written_is_abandoned(tmp_path):
     tokens = history(1, 3)
     filled(tmp_path, tokens[:64])
-    cache, prompts = opened(tmp_path)
-    monkeypatch.setattr(entry_file, "CHUNK", 100)
-    writes = on_write(monkeypatch, lambda n: n == 1 and add_history(prompts, tokens[:80], SIZE))
+    writing = Writing(lambda n: n == 1 and add_history(prompts, tokens[:80], SIZE), chunk_bytes=100)
+    cache, prompts = opened(tmp_path, write=writing)
     add_history(prompts, tokens[:70], SIZE)
-    wait_until(lambda: len(writes) > 1)
+    wait_until(lambda: writing.n > 1)
     cache.close()
-    assert len(writes) == 1 + 12
+    assert writing.n == 1 + 11
     assert len(files(tmp_path)) == 3
     assert found_length(opened(tmp_path)[1], tokens) == 80
 
 
-def test_the_folder_is_cleared_while_a_file_is_written(tmp_path, monkeypatch):
+def test_the_folder_is_cleared_while_a_file_is_written(tmp_path):
     lines = []
-    cache, prompts = opened(tmp_path, log=lines)
-    on_write(monkeypatch, lambda n: n == 1 and folder.clear(tmp_path))
+    cache, prompts = opened(tmp_path, log=lines, write=Writing(lambda n: n == 1 and folder.clear(tmp_path)))
     add_history(prompts, history(1, 1), SIZE)
     written(cache)
     assert files(tmp_path) == []
@@ -396,17 +398,14 @@ def test_the_folder_is_cleared_while_a_file_is_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
-def test_a_disk_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch, code):
-    def write_all(file, content, write=entry_file._write_all):
-        write(file, content[:10])
-        if len(content) > SIZE // 2:
-            raise OSError(code, os.strerror(code))
+def test_a_disk_that_cannot_be_written_is_left_alone(tmp_path, code):
+    def fail(n):
+        raise OSError(code, os.strerror(code))
 
     lines = []
-    cache, prompts = opened(tmp_path, log=lines)
+    cache, prompts = opened(tmp_path, log=lines, write=Writing(fail))
     cache.set_busy(True)
     add_history(prompts, history(1), SIZE)
-    monkeypatch.setattr(entry_file, "_write_all", write_all)
     cache.set_busy(False)
     written(cache)
     wait_until(lambda: lines)
@@ -517,7 +516,7 @@ def test_the_cache_is_cleared_while_it_is_used(tmp_path):
 
 def test_the_default_limit_is_a_share_of_the_free_space(tmp_path, monkeypatch):
     for free, limit in [(1 << 30, (1 << 30) // 20), (1 << 40, 2 << 30)]:
-        monkeypatch.setattr(folder.shutil, "disk_usage", lambda path, free=free: os_usage(path, free))
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: os_usage(path, free))
         assert folder.default_limit(tmp_path / "not" / "there") == limit
     assert folder.default_folder().name == "prompts"
 

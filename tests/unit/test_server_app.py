@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import random
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.models.head_versions import HeadVersion
-from spec_local.server import app, guard, run
+from spec_local.server import app, run
 from spec_local.server.learning.idle_training import IdleTraining, Learner
 from spec_local.server.metrics import Metrics
 from spec_local.server.protocols import errors, request_body, responding
@@ -508,14 +509,36 @@ def test_a_body_compressed_twice():
     assert len(send(gzip.compress(zlib.compress(BODY), mtime=0), "deflate, gzip").json()["texts"]) == 2
 
 
-def test_a_small_body_that_becomes_large_is_cut(monkeypatch):
-    read = []
-    original = request_body._inflated
-    monkeypatch.setattr(request_body, "_inflated", lambda *a: read.append(original(*a)) or read[-1])
+class Inflater:
+    """zlib's, which counts the bytes that it is given, and those that are taken from it."""
+
+    given, taken, real = 0, 0, staticmethod(zlib.decompressobj)
+
+    def __init__(self, *arguments):
+        self._inflater = self.real(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self._inflater, name)
+
+    def decompress(self, data, limit):
+        found = self._inflater.decompress(data, limit)
+        Inflater.given += len(data)
+        Inflater.taken += len(found)
+        return found
+
+
+@pytest.fixture
+def counting_zlib(monkeypatch):
+    monkeypatch.setattr(zlib, "decompressobj", Inflater)
+    Inflater.given = Inflater.taken = 0
+    return Inflater
+
+
+def test_a_small_body_that_becomes_large_is_cut(counting_zlib):
     bomb = gzip.compress(b" " * (64 << 20))
     assert len(bomb) < 1 << 20
     assert send(bomb, "gzip", max_body=1 << 20).status_code == 413
-    assert len(read[0][0]) == (1 << 20) + 1
+    assert counting_zlib.taken == (1 << 20) + 1
 
 
 @pytest.mark.parametrize("body", [BODY, packed("gzip")[:-9], b"", packed("zlib")])
@@ -543,39 +566,25 @@ def test_encodings_of_other_packages(encoding, module):
     assert send(library.compress(BODY)[:-3], encoding).status_code == 400
 
 
-class Inflater:
-    """zlib's, which counts the bytes that it is given."""
-
-    given, real = 0, staticmethod(zlib.decompressobj)
-
-    def __init__(self, *arguments):
-        self._inflater = self.real(*arguments)
-
-    def __getattr__(self, name):
-        return getattr(self._inflater, name)
-
-    def decompress(self, data, limit):
-        Inflater.given += len(data)
-        return self._inflater.decompress(data, limit)
-
-
 @pytest.mark.parametrize("member", [b"", b"x" * 3000])
-def test_a_member_takes_as_long_as_its_own_bytes(monkeypatch, member):
-    monkeypatch.setattr(request_body.zlib, "decompressobj", Inflater)
+def test_a_member_takes_as_long_as_its_own_bytes(counting_zlib, member):
     read = {}
     for n in (1000, 4000):
-        Inflater.given = 0
+        counting_zlib.given = 0
         assert request_body.decoded(gzip.compress(member) * n, "gzip", 1 << 30) == member * n
-        read[n] = Inflater.given
+        read[n] = counting_zlib.given
     assert read[4000] < 5 * read[1000]
 
 
-def test_pieces_of_any_size_are_decompressed(monkeypatch):
-    whole = bytes(range(256)) * 99
-    packs = [gzip.compress(whole) + gzip.compress(b"") * 3 + gzip.compress(whole, 0), zlib.compress(whole)]
-    for first, piece in ((1, 1), (1, 7), (512, 65536)):
-        monkeypatch.setattr(request_body, "_FIRST_PIECE", first)
-        monkeypatch.setattr(request_body, "_PIECE", piece)
+def test_pieces_of_any_size_are_decompressed():
+    """Bodies that end at, before and after the ends of the first pieces that are read."""
+    noise = random.Random(0).randbytes(1 << 18)
+    for size in (0, 1, *range(480, 520), *range(1500, 1540), 25_344, 1 << 16, len(noise)):
+        whole = noise[:size]
+        packs = [
+            gzip.compress(whole) + gzip.compress(b"") * 3 + gzip.compress(whole, 0),
+            zlib.compress(whole),
+        ]
         assert request_body.decoded(packs[0], "gzip", 1 << 20) == whole * 2
         assert request_body.decoded(packs[1], "deflate", 1 << 20) == whole
         for pack, name in zip(packs, ("gzip", "deflate"), strict=True):
@@ -751,12 +760,11 @@ def test_a_client_that_goes_cancels_its_answers(script, stream):
     asyncio.run(main())
 
 
-def test_a_client_that_does_not_read_is_cut(monkeypatch):
-    monkeypatch.setattr(guard, "_STALL_S", 0.05)
+def test_a_client_that_does_not_read_is_cut():
 
     async def main():
         engine = ScriptedEngine(STARTED, Delta("a"), Delta("b"), "wait")
-        created = app.create(alone(engine), app.Access(), {"/v1/echo": Echo})
+        created = app.create(alone(engine), app.Access(stall_s=0.05), {"/v1/echo": Echo})
         messages: asyncio.Queue = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b'{"stream": true}'})
 
@@ -771,14 +779,13 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch):
     asyncio.run(main())
 
 
-def test_a_body_that_does_not_arrive(monkeypatch):
-    monkeypatch.setattr(guard, "_BODY_S", 0.05)
+def test_a_body_that_does_not_arrive():
 
     async def body():
         yield b"{"
         await asyncio.sleep(1)
 
-    assert fetch("POST", "/v1/echo", content=body()).status_code == 408
+    assert fetch("POST", "/v1/echo", content=body(), access={"body_s": 0.05}).status_code == 408
 
 
 def test_addresses_that_others_reach_need_a_key():

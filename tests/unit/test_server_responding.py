@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -30,11 +31,7 @@ REQUESTS = [
 BROKEN = BackendError("it failed: try again")
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr(responding, "_HEADERS_S", 0.03)
-    monkeypatch.setattr(responding, "_SIGN_S", 0.05)
-    monkeypatch.setattr(responding, "_WHOLE_S", 0.06)
+SHORT = responding.Waits(headers=0.06, sign=0.05, whole=0.06)
 
 
 async def respond(exchange, *script, stream=True):
@@ -50,10 +47,10 @@ async def respond(exchange, *script, stream=True):
 
     playing = asyncio.create_task(play())
     if stream:
-        response = await responding.stream(exchange, answers, lambda: ends.append(1))
+        response = await responding.stream(exchange, answers, lambda: ends.append(1), SHORT)
     else:
         making = responding.whole(exchange, answers, lambda: ends.append(1))
-        response = await responding.with_signs(making, type(exchange), "/v1/chat/completions")
+        response = await responding.with_signs(making, type(exchange), "/v1/chat/completions", waits=SHORT)
     parts = []
     if hasattr(response, "body_iterator"):
         async for part in response.body_iterator:
@@ -101,7 +98,7 @@ def test_an_error_that_is_known_at_once_is_a_status(kind, body, before):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1])
-def test_headers_wait_until_all_prompts_are_checked(monkeypatch, seconds):
+def test_headers_wait_until_all_prompts_are_checked(seconds):
     """An agent shortens its prompt if the status is 400; but no client waits for headers without an end."""
 
     async def status():
@@ -110,12 +107,12 @@ def test_headers_wait_until_all_prompts_are_checked(monkeypatch, seconds):
         answers.check(5)
         answers.put(0, STARTED)
         exchange = LlamaCompletion({"prompt": ["a", "b"], "stream": True}, LOADED)
-        making = asyncio.create_task(responding.stream(exchange, answers, lambda: None))
+        making = asyncio.create_task(responding.stream(exchange, answers, lambda: None, waits))
         await asyncio.sleep(0.2)
         answers.put(1, Refused(ContextOverflow("too long: shorten it")))
         return (await making).status_code
 
-    monkeypatch.setattr(responding, "_CHECKED_S", seconds or 5.0)
+    waits = replace(SHORT, checked=seconds or 5.0)
     if seconds:
         assert asyncio.run(status()) == 200
     else:
@@ -133,7 +130,7 @@ def test_headers_come_before_the_first_event():
     async def main():
         answers = AnswerEvents(1)
         begun = time.monotonic()
-        response = await responding.stream(ChatCompletions(MESSAGES, LOADED), answers, lambda: None)
+        response = await responding.stream(ChatCompletions(MESSAGES, LOADED), answers, lambda: None, SHORT)
         first = await anext(response.body_iterator)
         return time.monotonic() - begun, first
 
@@ -152,12 +149,12 @@ class Loading:
     async def make(self):
         await self.made
         self.loaded.set_result(None)
-        return await responding.stream(self.exchange, self.answers, lambda: self.ends.append(1))
+        return await responding.stream(self.exchange, self.answers, lambda: self.ends.append(1), SHORT)
 
     def response(self):
         kind = type(self.exchange)
         path = "/v1/messages" if kind is Messages else "/v1/chat/completions"
-        return responding.with_signs(self.make(), kind, path, begun=self.loaded, model="m")
+        return responding.with_signs(self.make(), kind, path, begun=self.loaded, model="m", waits=SHORT)
 
 
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)

@@ -26,11 +26,15 @@ async def slow(scope, receive, send):
     await send({"type": "http.response.body", "body": b"ok"})
 
 
+class Short(run._Protocol):
+    headers_s = LIMIT_S
+
+
 def converse(talk):
     """The result of a coroutine that gets both ends of a connection, and the seconds that it took."""
 
     async def main():
-        config = uvicorn.Config(slow, lifespan="off", log_level="error", http=run._Protocol)
+        config = uvicorn.Config(slow, lifespan="off", log_level="error", http=Short)
         server = uvicorn.Server(config)
         with run.listening("127.0.0.1", 0) as opened:
             serving = asyncio.create_task(server._serve(sockets=opened))
@@ -45,11 +49,6 @@ def converse(talk):
         return result, seconds
 
     return asyncio.run(main())
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(run, "_HEADERS_S", LIMIT_S)
 
 
 @pytest.mark.parametrize("data", [b"", b"G", REQUEST[:-2]], ids=["silent", "a letter", "headers"])
@@ -139,7 +138,7 @@ def test_a_machine_without_ipv6(monkeypatch, code):
                 raise OSError(code, "no IPv6")
             super().__init__(family, *more, **options)
 
-    monkeypatch.setattr(run.socket, "socket", WithoutIPv6)
+    monkeypatch.setattr(socket, "socket", WithoutIPv6)
     ((host, port),) = addresses("localhost")
     assert host == "127.0.0.1"
     assert addresses("127.0.0.1", port) == [(host, port)]

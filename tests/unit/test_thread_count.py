@@ -1,9 +1,12 @@
 """The number of threads on a simulated machine, whose cores other programs use, too."""
 
+import os
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
 from spec_local.llama.thread_count import ThreadCount, Threads
-from spec_local.system import machine
 
 CALL = 0.05  # seconds
 
@@ -112,8 +115,9 @@ def test_threads_that_all_have_other_cores_are_enough():
 
 
 def test_other_programs_are_counted_since_the_last_time(monkeypatch):
-    processor_seconds = iter([10.0] + 4 * [11.5])
-    monkeypatch.setattr(machine, "_used_by_others", lambda: next(processor_seconds))
+    used = iter([10.0] + 4 * [11.5])
+    monkeypatch.setattr(os, "times", lambda: (0.0, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=next(used)))
     threads = Threads(2)
     threads._other_programs._start -= 1.0
     assert threads.count._others() == pytest.approx(1.5, rel=0.1)

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from spec_local.errors import InvalidRequest
-from spec_local.training import bfloat16, dataset, shards
+from spec_local.training import bfloat16, shards
 from spec_local.training.dataset import Dataset, batches, select_tokens
 from spec_local.training.shards import Shard
 from tests.training_data import EMBEDDINGS, N_VOCAB, WIDTH, chain, document
 
 
-def read(folder, documents, n_drafted=N_VOCAB):
+def read(folder, documents, n_drafted=N_VOCAB, **options):
     shards.write(folder, 0, Shard(documents, 1))
-    return Dataset(folder, N_VOCAB, (n_drafted,))
+    return Dataset(folder, N_VOCAB, (n_drafted,), **options)
 
 
 def varied(n, seed=0):
@@ -120,9 +120,8 @@ def test_samples_are_aligned(tmp_path):
     assert samples.embeddings.shape == samples.targets.shape == (6, WIDTH)
 
 
-def test_a_sample_is_no_larger_than_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "_SAMPLE", 100)
-    data = read(tmp_path, list(chain(50, 1)))
+def test_a_sample_is_no_larger_than_asked_for(tmp_path):
+    data = read(tmp_path, list(chain(50, 1)), n_sample=100)
     assert 100 <= len(data.samples(100, EMBEDDINGS, np.random.default_rng(0)).states) < 130
     n = [len(document.top_ids) for document in data.held_out_sample]
     assert sum(n[:-1]) <= 100 <= sum(n)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spec_local.errors import InvalidRequest
-from spec_local.training import distillation, shards
+from spec_local.training import shards
 from spec_local.training.dataset import Dataset
 from spec_local.training.distillation import Hyperparameters, TrainingRun, steps_per_second, train
 from spec_local.training.evaluation import Evaluation, Score
@@ -118,12 +118,11 @@ def whole(data):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_with_identical_results(data, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(distillation, "_SAVE_EVERY", 0.0)
+def test_a_killed_run_resumes_with_identical_results(data, whole, tmp_path):
     path = tmp_path / "run.pt"
     for step in (10, 17):
         with pytest.raises(Killed):
-            run(data, checkpoint=path, on_progress=killed_at(step))
+            run(data, checkpoint=path, save_every=0.0, on_progress=killed_at(step))
     rest = []
     result = run(data, checkpoint=path, on_progress=rest.append)
     assert rest[0].step == 18
@@ -197,7 +196,7 @@ def test_training_speed_is_measured_without_changing_the_weights(data):
     assert all((start[name] == before[name]).all() for name in start)
 
 
-def test_the_users_answers_count_unless_others_suffer(data, monkeypatch):
+def test_the_users_answers_count_unless_others_suffer(data):
     """Evaluations whose agreement on the user's answers and on others is made up."""
     dataset, main = data
     rates = [(0.5, 0.5), (0.7, 0.485), (0.6, 0.495), (0.55, 0.9)]  # at the start, and after each step
@@ -208,8 +207,7 @@ def test_the_users_answers_count_unless_others_suffer(data, monkeypatch):
         both = Score(400, 0.25 * own + 0.75 * others, 0.0)
         return Evaluation(both, {"your answers": Score(100, own, 0.0), "other": Score(300, others, 0.0)}, [])
 
-    monkeypatch.setattr(distillation, "evaluate", evaluate)
-    training = TrainingRun(random_weights(), SHAPE, main, dataset, HYPERPARAMETERS)
+    training = TrainingRun(random_weights(), SHAPE, main, dataset, HYPERPARAMETERS, evaluate=evaluate)
     scores = []
     for step in range(len(rates)):
         training.evaluate()
@@ -218,11 +216,10 @@ def test_the_users_answers_count_unless_others_suffer(data, monkeypatch):
     assert scores == [(0.5, 0), (0.5, 0), (0.6, 2), (0.6, 2)]
 
 
-def test_weights_between_the_first_and_the_last_ones_are_tried(data, monkeypatch):
+def test_weights_between_the_first_and_the_last_ones_are_tried(data):
     """Where only half of the way is not too far: made-up agreement on others, which falls with the way."""
     dataset, main = data
     start = random_weights()
-    training = TrainingRun(start, SHAPE, main, dataset, replace(HYPERPARAMETERS, n_steps=3, eval_every=3))
     name = "fc.weight"
     ways = []
 
@@ -234,7 +231,8 @@ def test_weights_between_the_first_and_the_last_ones_are_tried(data, monkeypatch
         both = Score(400, 0.25 * own + 0.75 * others, 0.0)
         return Evaluation(both, {"your answers": Score(100, own, 0.0), "other": Score(300, others, 0.0)}, [])
 
-    monkeypatch.setattr(distillation, "evaluate", evaluate)
+    short = replace(HYPERPARAMETERS, n_steps=3, eval_every=3)
+    training = TrainingRun(start, SHAPE, main, dataset, short, evaluate=evaluate)
     whole = 1e9
     training.evaluate()
     for _ in range(3):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spec_local.training import bfloat16, evaluation, shards
+from spec_local.training import bfloat16, shards
 from spec_local.training.dataset import Dataset
 from spec_local.training.evaluation import DEPTH, evaluate
 from spec_local.training.head_shape import HeadShape, tensor_shapes
@@ -65,11 +65,10 @@ def dataset(parameters, tmp_path_factory):
     return Dataset(folder, N_VOCAB, (N_DRAFTED,))
 
 
-def test_scores_and_chains_are_plain_counts(parameters, dataset, monkeypatch):
-    monkeypatch.setattr(evaluation, "_BATCH", 200)
+def test_scores_and_chains_are_plain_counts(parameters, dataset):
     output = torch.tensor(OUTPUT[dataset.drafted])
     embeddings = torch.tensor(bfloat16.decode(EMBEDDINGS))
-    found = evaluate(parameters, SHAPE, output, embeddings, dataset, dataset.held_out)
+    found = evaluate(parameters, SHAPE, output, embeddings, dataset, dataset.held_out, 200)
 
     hits, overlaps, kinds = [], [], []
     tested, accepted = [0] * DEPTH, [0] * DEPTH

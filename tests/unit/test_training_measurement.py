@@ -4,44 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from spec_local.training import measurement
-from spec_local.training.measurement import expected_gain, measure_calls
+from spec_local.training.measurement import expected_gain
 
 
-@pytest.fixture
-def gain(monkeypatch, tmp_path):
+def gain(seconds, head_seconds, acceptance):
     """The gain of a head, from the seconds of calls with 1, 2, … tokens and of a call of the head."""
-    closed = []
-
-    class Model:
-        def __init__(self, path, gpu_layers):
-            self.path = path
-
-        def n_ctx(self, wanted):
-            return wanted
-
-        def close(self):
-            closed.append(self.path)
-
-    monkeypatch.setattr(measurement, "Model", Model)
-    monkeypatch.setattr(measurement, "choose_head", lambda main, draft: "head")
-
-    def find(seconds, head_seconds, acceptance):
-        def tune(model, threads, *, head, **_):
-            assert (head, threads) == ("head", [3])
-            main = SimpleNamespace(seconds=lambda n: seconds(n))
-            yield SimpleNamespace(costs=main, head=SimpleNamespace(seconds=lambda n: head_seconds))
-
-        monkeypatch.setattr(measurement, "tune", tune)
-        calls = measure_calls(tmp_path / "main", tmp_path / "head", threads=3)
-        found = expected_gain(calls, acceptance)
-        assert len(closed) == 2
-        return found
-
-    return find
+    calls = SimpleNamespace(seconds=seconds), SimpleNamespace(seconds=lambda n: head_seconds)
+    return expected_gain(calls, acceptance)
 
 
-def test_the_gain_is_tokens_per_step_over_cost_per_step(gain):
+def test_the_gain_is_tokens_per_step_over_cost_per_step():
     """0.5 and then 0.8 of the draft tokens are accepted; every token costs 0.1 more, the head 0.05."""
     found = gain(lambda n: 2 * (0.9 + 0.1 * n), 2 * 0.05, [0.5, 0.8])
     tokens, product, best = 1.0, 1.0, []
@@ -55,10 +27,10 @@ def test_the_gain_is_tokens_per_step_over_cost_per_step(gain):
     assert found.rate == pytest.approx(max(best) / 2)
 
 
-def test_a_head_that_costs_more_than_it_brings(gain):
+def test_a_head_that_costs_more_than_it_brings():
     found = gain(lambda n: float(n), 0.5, [0.5])
     assert (found.n_draft, found.speedup) == (1, pytest.approx(1.5 / 2.5))
 
 
-def test_there_is_a_limit(gain):
+def test_there_is_a_limit():
     assert gain(lambda n: 1.0, 0.0, [1.0]).n_draft < 100

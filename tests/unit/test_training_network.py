@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from spec_local.training import loss as losses
 from spec_local.training import network
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from spec_local.training.loss import cross_entropy
@@ -39,13 +38,12 @@ def loss_inputs():
     return states.requires_grad_(), output, ids, weights
 
 
-def test_the_chunked_loss_and_gradient_match_full_logits(loss_inputs, monkeypatch):
-    monkeypatch.setattr(losses, "_ROWS", 3)
+def test_the_chunked_loss_and_gradient_match_full_logits(loss_inputs):
     states, output, ids, weights = loss_inputs
     logs = torch.log_softmax(states @ output.T, -1)
     plain = -(weights * logs.gather(1, ids)).sum()
     (expected,) = torch.autograd.grad(2 * plain, states)
-    loss = cross_entropy(states, output, ids, weights)
+    loss = cross_entropy(states, output, ids, weights, at_a_time=3)
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
     (found,) = torch.autograd.grad(2 * loss, states)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

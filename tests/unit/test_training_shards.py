@@ -48,7 +48,7 @@ def test_states_are_written_before_their_archive(tmp_path, monkeypatch):
         assert [path.name for path in tmp_path.glob("*.states")] == ["00000.states"]
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(shards.np, "savez", fails)
+    monkeypatch.setattr(np, "savez", fails)
     with pytest.raises(OSError, match="no space"):
         shards.write(tmp_path, 0, Shard(list(chain(1, 1)), 1))
     assert list(shards.read(tmp_path)) == []

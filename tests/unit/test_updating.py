@@ -415,5 +415,6 @@ def test_no_other_file_repeats_the_version():
 def test_the_requirement_is_that_of_the_metadata(monkeypatch):
     from spec_local.llama.setup import build
 
-    monkeypatch.setattr(build, "requires", lambda name: ["numpy>=1", "llama-cpp-python==9.8.7; extra"])
+    requirements = ["numpy>=1", "llama-cpp-python==9.8.7; extra"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: requirements)
     assert build._requirement() == "llama-cpp-python==9.8.7"

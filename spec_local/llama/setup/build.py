@@ -5,6 +5,7 @@ that fault when used (AMX tiles), and a cached wheel may have been built on a ne
 therefore tested in a child process before it is used.
 """
 
+import importlib.metadata
 import os
 import platform
 import shlex
@@ -12,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import requires
 
 from spec_local.system import machine
 from spec_local.system.processors import usable_processors
@@ -93,7 +93,11 @@ def _cmake_args(options: tuple[str, ...]) -> str:
 
 def _requirement() -> str:
     """Return this package's requirement for llama-cpp-python, including its version."""
-    return next(r.split(";")[0] for r in requires("spec-local") or [] if r.startswith("llama-cpp-python"))
+    return next(
+        r.split(";")[0]
+        for r in importlib.metadata.requires("spec-local") or []
+        if r.startswith("llama-cpp-python")
+    )
 
 
 def _install_command() -> list[str]:

@@ -40,23 +40,39 @@ def probe_build() -> ChildResult:
 
 
 def probe_file(
-    path: Path, gpu_layers: int = -1, *, without_kernels: bool = False, main: Path | None = None
+    path: Path,
+    gpu_layers: int = -1,
+    *,
+    without_kernels: bool = False,
+    main: Path | None = None,
+    seconds: float | None = None,
 ) -> ChildResult:
     """Test a model file: load it, evaluate a few tokens and read its vocabulary.
 
     Args:
         main: the main model of a head, which cannot be evaluated without it.
+        seconds: time after which the child process is killed; by default, `deadline`.
     """
-    return probe_files([path], gpu_layers, without_kernels=without_kernels, main=main)[0]
+    return probe_files([path], gpu_layers, without_kernels=without_kernels, main=main, seconds=seconds)[0]
 
 
 def probe_files(
-    paths: Sequence[Path], gpu_layers: int = -1, *, without_kernels: bool = False, main: Path | None = None
+    paths: Sequence[Path],
+    gpu_layers: int = -1,
+    *,
+    without_kernels: bool = False,
+    main: Path | None = None,
+    seconds: float | None = None,
 ) -> list[ChildResult]:
     """As `probe_file`, with several files at the same time."""
     options = [_WITHOUT_KERNELS] * without_kernels + [f"{_MAIN}{main}"] * (main is not None)
     calls = [(str(path), str(gpu_layers), *options) for path in paths]
-    return _run_children(calls, deadline=DEADLINE_S + sum(map(_size, paths)) / _SLOWEST_DISK)
+    return _run_children(calls, deadline=seconds or deadline(paths))
+
+
+def deadline(paths: Sequence[Path]) -> float:
+    """Seconds for testing some files, on the slowest disk."""
+    return DEADLINE_S + sum(map(_size, paths)) / _SLOWEST_DISK
 
 
 def _size(path: Path) -> int:

@@ -8,6 +8,7 @@ before a JSON object.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -19,12 +20,27 @@ from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.supervision.events import Event, Reading, Refused
 from spec_local.server.supervision.supervisor import AnswerEvents
 
-_HEADERS_S = 0.15  # until the headers of a stream: an error that is known by then has a status of its own
-_CHECKED_S = 5.0  # the same while a long prompt or a grammar is checked: agents shorten prompts on a 400
-_SIGN_S = 5.0  # between two signs of life: the strictest clients wait 10 s
-_WHOLE_S = 15.0  # until those of a JSON object, which fix its status at 200
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _Arrived = list[tuple[int, Event]]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds that pass before something is written.
+
+    headers: until the headers of a stream; an error that is known by then has a status of its own. checked:
+    the same while a long prompt or a grammar is checked, since agents shorten prompts on a 400. whole: until
+    the headers of a JSON object, which fix its status at 200. sign: between two signs of life, of which the
+    strictest clients wait for one for 10 s.
+    """
+
+    headers: float = 0.15
+    checked: float = 5.0
+    whole: float = 15.0
+    sign: float = 5.0
+
+
+WAITS = Waits()
 
 
 async def with_signs(
@@ -34,6 +50,7 @@ async def with_signs(
     *,
     begun: "asyncio.Future[None] | None" = None,
     model: str = "",
+    waits: Waits = WAITS,
 ) -> Response:
     """The response that a coroutine makes, or one that has signs of life until it is made.
 
@@ -46,7 +63,7 @@ async def with_signs(
     making = asyncio.create_task(make)
     first: list[asyncio.Future[Any]] = [making] if begun is None else [making, begun]
     try:
-        seconds = _WHOLE_S if begun is None else _HEADERS_S
+        seconds = waits.whole if begun is None else waits.headers
         await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if any(each.done() for each in first):
             return await making
@@ -57,7 +74,7 @@ async def with_signs(
     async def write() -> AsyncIterator[str | bytes]:
         while not making.done():
             yield " " if begun is None else kind.sign_of_life(f"loading {model}", model)
-            await asyncio.wait([making], timeout=_SIGN_S)
+            await asyncio.wait([making], timeout=waits.sign)
         try:
             response = making.result()
         except SpecLocalError as error:  # too late for its status
@@ -103,14 +120,16 @@ async def whole(exchange: Exchange, answers: AnswerEvents, end: Callable[[], Non
     return JSONResponse(exchange.whole(found))
 
 
-async def stream(exchange: Exchange, answers: AnswerEvents, end: Callable[[], None]) -> Response:
+async def stream(
+    exchange: Exchange, answers: AnswerEvents, end: Callable[[], None], waits: Waits = WAITS
+) -> Response:
     """The response with the events of all answers; an error at the start is a response of its own.
 
     Args:
         end: called when the response has ended, or the client has gone.
     """
     try:
-        first = await _first(answers)
+        first = await _first(answers, waits)
     except BaseException:
         end()
         raise
@@ -122,7 +141,7 @@ async def stream(exchange: Exchange, answers: AnswerEvents, end: Callable[[], No
 
     async def write() -> AsyncIterator[str]:
         arrived, parts, state = first, [*exchange.begin()], "waiting"
-        written = time.monotonic() if begun else -_SIGN_S
+        written = time.monotonic() if begun else -waits.sign
         while True:
             for index, event in arrived:
                 if isinstance(event, Refused):
@@ -135,7 +154,7 @@ async def stream(exchange: Exchange, answers: AnswerEvents, end: Callable[[], No
                 else:
                     state = "generating"
                     parts += exchange.write(index, event)
-            if not parts and time.monotonic() >= written + _SIGN_S:
+            if not parts and time.monotonic() >= written + waits.sign:
                 parts = [exchange.sign_of_life(state, exchange.model)]
             if parts:
                 async for part in _apart(parts, exchange):
@@ -143,7 +162,7 @@ async def stream(exchange: Exchange, answers: AnswerEvents, end: Callable[[], No
                 written, parts = time.monotonic(), []
             if answers.are_done:
                 break
-            arrived = await answers.next(written + _SIGN_S - time.monotonic())
+            arrived = await answers.next(written + waits.sign - time.monotonic())
         yield "".join(exchange.end())
 
     return _Parts(write(), end, exchange.media_type)
@@ -156,13 +175,13 @@ async def _apart(parts: Sequence[str], exchange: Exchange) -> AsyncIterator[str]
         await asyncio.sleep(0)  # then it is known whether it has
 
 
-async def _first(answers: AnswerEvents) -> _Arrived:
+async def _first(answers: AnswerEvents, waits: Waits) -> _Arrived:
     """The events that arrive before the headers must be sent."""
     begun, first = time.monotonic(), _Arrived()
     while not any(isinstance(event, Refused) for _, event in first):
         if not answers.unchecked and not all(isinstance(event, Reading) for _, event in first):
             break
-        limit = _CHECKED_S if answers.unchecked else _HEADERS_S
+        limit = waits.checked if answers.unchecked else waits.headers
         if (left := begun + limit - time.monotonic()) <= 0:
             break
         first += await answers.next(left)
