@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_local.calibration import cost_store
+from spec_local.calibration import measure as timing
 from spec_local.calibration.cost_store import Conditions
+from spec_local.core.calls import run
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.model import Model
-from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Session
@@ -95,13 +96,7 @@ def test_an_answer_begins_with_estimates_and_the_next_one_with_what_its_calls_to
     answer, measure, own_cache, monkeypatch
 ):
     calls = []
-    call = LlamaSequence.call
-
-    def recorded(context, *arguments, **options):
-        calls.append(len(arguments[0]))
-        return call(context, *arguments, **options)
-
-    monkeypatch.setattr(LlamaSequence, "call", recorded)
+    monkeypatch.setattr(timing, "run", lambda call: calls.append(len(call.tokens)) or run(call))
     answer("draft", {"max_tokens": 40, "proposer": "draft"})
     # Twice each, and timed once; again where a call of one token seems slower than one of four.
     assert calls[:4] == [1, 4, 1, 4]
@@ -141,13 +136,7 @@ def test_a_measurement_that_was_stopped_leaves_estimates(open_session, own_cache
 def test_the_timed_calls_evaluate_a_text(open_session, own_cache, monkeypatch):
     """In a mixture of experts, calls of equal tokens are faster than those of an answer."""
     calls = []
-    call = LlamaSequence.call
-
-    def recorded(context, tokens, *arguments, **options):
-        calls.append(tuple(tokens))
-        return call(context, tokens, *arguments, **options)
-
-    monkeypatch.setattr(LlamaSequence, "call", recorded)
+    monkeypatch.setattr(timing, "run", lambda call: calls.append(tuple(call.tokens)) or run(call))
     with open_session("draft") as session:
         session.costs()
     assert all(len(set(call)) >= 5 for call in calls if len(call) >= 8)

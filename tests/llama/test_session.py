@@ -7,6 +7,7 @@ import pytest
 
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
+from spec_local.core import calls
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Prefilled
@@ -118,11 +119,11 @@ def check_caches(session, history, tolerance=GAP):
             context.truncate(len(cached))
         n_vocab = context.limits.n_vocab
         probe = history[len(cached)] if len(cached) < len(history) else 7
-        ours = run(context.call([probe], n_logits=1)).copy()
+        ours = calls.run(context.call([probe], n_logits=1)).copy()
         fresh = open_sequence(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
         for start in range(0, len(cached), 64):
-            run(fresh.call(cached[start : start + 64], n_logits=0))
-        theirs = run(fresh.call([probe], n_logits=1)).copy()
+            calls.run(fresh.call(cached[start : start + 64], n_logits=0))
+        theirs = calls.run(fresh.call([probe], n_logits=1)).copy()
         fresh.close()
         assert ours.shape == (1, n_vocab)
         np.testing.assert_allclose(ours, theirs, atol=tolerance)
@@ -141,7 +142,7 @@ def check_equal_except_near_ties(session, prompt, ours, theirs, sampling=GREEDY,
     context = open_sequence(
         session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1
     )
-    logits = run(context.call([*prompt, *theirs[:at]], n_logits=1))[0].copy()
+    logits = calls.run(context.call([*prompt, *theirs[:at]], n_logits=1))[0].copy()
     context.close()
     for favourite, other in ((ours[at], theirs[at]), (theirs[at], ours[at])):
         moved = logits.copy()
@@ -254,7 +255,7 @@ def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context
     context = make_context(models["main"], n_ctx=512)
     unread, expected = prompt, []
     for _ in range(40):
-        token = int(run(context.call(unread, n_logits=1))[0].argmax())
+        token = int(calls.run(context.call(unread, n_logits=1))[0].argmax())
         expected.append(token)
         unread = [token]
     check_equal_except_near_ties(session, prompt, tokens, expected)

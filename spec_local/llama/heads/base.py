@@ -143,7 +143,7 @@ class HeadSequence(NativeSequence, RollsBack, ABC):
             max_logits or context.max_logits,
             max_branches,
             max_rollback=context.n_ctx,
-            max_draft=max_draft,
+            max_draft=min(max_draft, context.n_ctx),
             drafts_blocks=drafts_blocks,
             draft_tokens=context.model.draft_tokens,
         )
