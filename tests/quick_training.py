@@ -4,9 +4,9 @@ from itertools import count
 from types import SimpleNamespace
 
 from spec_local.training import data_stage, distillation, measurement, precision
-from spec_local.training.recipe import Limits, Recipe
+from spec_local.training.recipe import Recipe, RunLimits
 
-LIMITS = Limits(n_parallel=16, answer=48, built_in=6, evaluations=6)
+LIMITS = RunLimits(n_parallel=16, answer=48, built_in=6, evaluations=6)
 
 
 def shorten(patch):

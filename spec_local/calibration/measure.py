@@ -5,6 +5,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from spec_local.core.calls import run
@@ -60,60 +61,79 @@ def measure(
     """
     if not sizes or min(sizes) < 1 or rounds < 1:
         raise ValueError(f"cannot measure {rounds} rounds of {list(sizes)} tokens")
-    cached = model.cached
     limits = model.limits
-    room = limits.n_ctx - len(cached)
+    room = limits.n_ctx - len(model.cached)
     largest = min(limits.max_tokens, room, limits.max_logits if rows is None else limits.max_tokens)
     if largest < 1:
         raise ContextOverflow(
             f"no room to measure: all {limits.n_ctx} tokens of the context are used; measure before prefill"
         )
-    tokens = itertools.cycle(text or [cached[-1] if cached else 0])
-    costs = CostModel()
     model.commit(())
     model.checkpoint()
-
-    def call(n: int) -> float:
-        called = list(itertools.islice(tokens, n))
-        start = clock()
-        try:
-            run(model.call(called, range(-1, n - 1), rows))
-            return clock() - start
-        finally:
-            model.commit(())
-
     sizes = list(dict.fromkeys(min(n, largest) for n in sizes))
-    started = clock()
+    calls = _Calls(model, text, rows, clock, clock() + budget, stopped)
     for n in {sizes[0], sizes[min(2, len(sizes) - 1)]}:
-        call(n)
-    times: dict[int, list[float]] = defaultdict(list)
-
-    def measure_round(chosen: Sequence[int], n_certain: int = 0) -> None:
-        """Time a call of each size; after the first ones, only within the budget."""
-        for i, n in enumerate(chosen):
-            if stopped() or (i >= n_certain and clock() - started > budget):
-                return
-            times[n].append(call(n))
-            costs.observe(n, times[n][-1])
-
+        calls.call(n)
     for number in range(rounds):
-        measure_round(sizes, 3 if number == 0 else 0)
+        calls.round(sizes, 3 if number == 0 else 0)
+    times = calls.times
     for number in range(1, _REPEATS + 1):
         unclear = _slower_than_larger(times) | _imprecise(times, precision)
-        if not unclear or stopped() or clock() - started > budget:
+        if not unclear or calls.ends:
             break
         log(
             f"the times of {len(unclear)} of {len(sizes)} call sizes are unclear: measuring them again "
             f"({number} of at most {_REPEATS})"
         )
         for _ in range(rounds):
-            measure_round([sizes[0], *sorted(unclear - {sizes[0]})])
+            calls.round([sizes[0], *sorted(unclear - {sizes[0]})])
     uncertain = _imprecise(times, precision)
     impossible = _slower_than_larger(times, ratio=2)
     if impossible or uncertain:
         log(_still_unclear(sorted(impossible)))
+    costs = calls.costs
     possible = without_falls(costs.costs, uncertain)
     return CostModel(possible) if possible != costs.costs else costs
+
+
+@dataclass
+class _Calls:
+    """Timed calls of a model, until a time of the clock or a signal."""
+
+    model: ModelSequence
+    text: Sequence[int]
+    rows: int | None
+    clock: Callable[[], float]
+    end: float
+    stopped: Callable[[], bool]
+    times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    costs: CostModel = field(default_factory=CostModel)
+
+    def __post_init__(self) -> None:
+        cached = self.model.cached
+        self._tokens = itertools.cycle(self.text or [cached[-1] if cached else 0])
+
+    @property
+    def ends(self) -> bool:
+        return self.stopped() or self.clock() > self.end
+
+    def call(self, n: int) -> float:
+        """Make a call of n tokens, and return its seconds."""
+        called = list(itertools.islice(self._tokens, n))
+        start = self.clock()
+        try:
+            run(self.model.call(called, range(-1, n - 1), self.rows))
+            return self.clock() - start
+        finally:
+            self.model.commit(())
+
+    def round(self, sizes: Sequence[int], n_certain: int = 0) -> None:
+        """Time a call of each size; after the first ones, only within the budget."""
+        for i, n in enumerate(sizes):
+            if self.stopped() or (i >= n_certain and self.clock() > self.end):
+                return
+            self.times[n].append(self.call(n))
+            self.costs.observe(n, self.times[n][-1])
 
 
 def _slower_than_larger(times: Mapping[int, Sequence[float]], ratio: int = 1) -> set[int]:

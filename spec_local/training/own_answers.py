@@ -28,7 +28,7 @@ from spec_local.training.dataset import OWN
 from spec_local.training.generation import LONGEST_CALL, DataGenerator, top_logprobs
 from spec_local.training.parallel_rows import n_that_fit
 from spec_local.training.prompts import TrainingPrompt
-from spec_local.training.recipe import LIMITS, Limits
+from spec_local.training.recipe import LIMITS, RunLimits
 from spec_local.training.shards import TOP_K, Document, Shard
 
 MIN_ANSWERS = 10
@@ -42,7 +42,7 @@ _CALL_TOKENS = 64  # in a call, each with its logits: 40 MB for the largest voca
 _DONE = "complete"  # file that exists once there are enough further answers
 
 
-def usable(answers: Sequence[KeptAnswer], limits: Limits = LIMITS) -> list[KeptAnswer]:
+def usable(answers: Sequence[KeptAnswer], limits: RunLimits = LIMITS) -> list[KeptAnswer]:
     """Return the latest answers that a head can learn from, within the limits, the oldest first.
 
     Raises:
@@ -72,7 +72,7 @@ def read_again(
     folder: Path,
     *,
     layers: tuple[int, ...],
-    limits: Limits = LIMITS,
+    limits: RunLimits = LIMITS,
     threads: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Document]:
@@ -124,7 +124,7 @@ def answer_again(
     layers: tuple[int, ...],
     seconds: float,
     seed: int,
-    limits: Limits = LIMITS,
+    limits: RunLimits = LIMITS,
     threads: int | None = None,
     clock: Callable[[], float] = time.monotonic,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -204,7 +204,7 @@ def _batches(answers: Sequence[KeptAnswer], shard_tokens: int) -> Iterator[Seque
             start, n_tokens = i + 1, 0
 
 
-def _document(row: LlamaSequence, answer: KeptAnswer, limits: Limits) -> Document:
+def _document(row: LlamaSequence, answer: KeptAnswer, limits: RunLimits) -> Document:
     """Read an answer and its prompt; the beginning that is still in the cache only as far as needed."""
     tokens = answer.tokens[: answer.n_prompt + limits.own_answer].tolist()
     first = max(0, answer.n_prompt - limits.own_prompt)  # of the tokens whose states are kept

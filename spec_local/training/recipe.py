@@ -31,7 +31,7 @@ _USER_ROUNDS = 4  # how often a user prompt is used; the answers differ in tempe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """What a run does at most; in tokens unless it says otherwise.
 
     n_parallel: texts that are generated at the same time; more are hardly faster. answer: of a generated
@@ -57,7 +57,7 @@ class Limits:
     unsaved: float = 60.0
 
 
-LIMITS = Limits()
+LIMITS = RunLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Recipe:
     device: str = "cpu"
     threads: int | None = None
     gpu_layers: int = -1
-    limits: Limits = LIMITS
+    limits: RunLimits = LIMITS
 
     @property
     def folder(self) -> Path:

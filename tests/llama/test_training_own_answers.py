@@ -13,11 +13,11 @@ from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import shards
 from spec_local.training.built_in import answers_to_built_in
 from spec_local.training.own_answers import answer_again, read_again, usable
-from spec_local.training.recipe import Limits
+from spec_local.training.recipe import RunLimits
 from tests.llama.test_training_generation import check_candidates, check_states
 
 LAYERS = (0, 2, 1)
-SHORT = Limits(own_shard=60, answer=8)  # a shard for two answers
+SHORT = RunLimits(own_shard=60, answer=8)  # a shard for two answers
 
 
 def answer(number, n_prompt=20, n=12, seed=None):
@@ -50,7 +50,7 @@ def test_the_states_of_long_prompts_are_cut_but_all_of_it_is_read(model, tmp_pat
     """Also where the beginning is in the cache, from the answer before."""
     answers = [answer(i, 150, 20, seed=7) for i in (1, 2)]
     whole = read(answers[:1], model, tmp_path / "whole")[0]
-    for cut in read(answers, model, tmp_path / "cut", limits=Limits(own_prompt=30, own_answer=15)):
+    for cut in read(answers, model, tmp_path / "cut", limits=RunLimits(own_prompt=30, own_answer=15)):
         assert cut.n_prompt == 30
         assert cut.tokens.tolist() == whole.tokens[120:165].tolist()
         assert cut.states.shape == whole.states[120:164].shape
@@ -115,7 +115,7 @@ def test_nothing_is_written_once_the_folder_is_gone(model, tmp_path, work, at):
 
 
 def test_the_same_prompts_are_answered_again(model, make_context, tmp_path):
-    limits = Limits(own_prompt=60, answer=8)
+    limits = RunLimits(own_prompt=60, answer=8)
     answers, seen = [answer(1), answer(2, 61), answer(5, 60)], []
     documents = again(
         answers, model, tmp_path / "again", limits=limits, on_progress=lambda *each: seen.append(each)
@@ -140,7 +140,7 @@ def test_the_same_prompts_are_answered_again(model, make_context, tmp_path):
 def test_answering_again_ends_in_time_with_the_latest_prompts(model, tmp_path):
     answers, ends = [answer(i) for i in range(1, 31)], iter([0, *range(900, 960), 1000])
     # The first call takes 900 s, as the process was suspended, and each of the others one.
-    limits = Limits(n_parallel=4, answer=24)
+    limits = RunLimits(n_parallel=4, answer=24)
     documents = again(answers, model, tmp_path / "again", limits=limits, clock=lambda: next(ends))
     assert list(ends) == [*range(931, 960), 1000]
     latest = [each.tokens[:20].tolist() for each in answers[-12:]]
@@ -152,7 +152,7 @@ def test_the_latest_answers_are_used():
     short, long, empty = answer(50, 5, 3), answer(51, 9000, 10), answer(52, 0, 40)
     answers = [*(answer(i) for i in range(1, 31)), short, long, empty]
     assert [each.number for each in usable(answers)] == list(range(1, 31))
-    assert [each.number for each in usable(answers, Limits(own=20 * 32 + 10))] == list(range(11, 31))
+    assert [each.number for each in usable(answers, RunLimits(own=20 * 32 + 10))] == list(range(11, 31))
     with pytest.raises(InvalidRequest, match="9 answers of this model are kept, too few to learn from"):
         usable([answer(i) for i in range(9)])
 
