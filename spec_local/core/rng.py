@@ -100,7 +100,7 @@ class SeededRng:
             p_found.append(p * probs)
         indices, probs = np.concatenate(found), np.concatenate(p_found)
         # The first of the first block stays first.
-        order = np.append(0, 1 + np.argsort(-probs[1:], kind="stable")[: k - 1])
+        order = np.append(0, 1 + (-probs[1:]).argsort(kind="stable")[: k - 1])
         return indices[order], probs[order]
 
     def _keys(self, position: int) -> tuple[bytes, bytes]:
@@ -119,7 +119,7 @@ def _first(times: NDArray[np.float64], k: int) -> tuple[NDArray[np.intp], NDArra
     If the logarithms of two weights differ by Gumbel noise of scale 1, the first index of one is distributed
     as 1/time of the other. This fits a 0.5B draft model of a 1.5B main model (docs/notes/experiments.md).
     """
-    order = np.argsort(times)[:k]
+    order = times.argsort()[:k]
     order = order[times[order] < np.inf]
     shares = times[order[0]] / times
     return order, shares[order] / shares.sum()

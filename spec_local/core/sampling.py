@@ -396,7 +396,7 @@ def _top_choices(logits: NDArray[np.float32], top: float, threshold: float) -> N
     """
     probs = _softmax(logits, top)
     reach = ((probs.astype(np.float32) >= np.float32(threshold)) & (logits > -np.inf)).nonzero()[0]
-    return reach[np.argsort(-logits[reach], kind="stable")][:-1]
+    return reach[(-logits[reach]).argsort(kind="stable")][:-1]
 
 
 def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
@@ -417,7 +417,7 @@ def _top(weights: NDArray[np.floating], k: int) -> NDArray[np.intp]:
         # A block is every n_blocks-th entry: NumPy finds the maxima of columns ten times as fast as of rows.
         maxima = weights[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks).max(axis=0)
         candidates = (weights >= np.partition(maxima, n_blocks - k)[n_blocks - k]).nonzero()[0]
-    return candidates[np.argsort(-weights[candidates], kind="stable")[:k]]
+    return candidates[(-weights[candidates]).argsort(kind="stable")[:k]]
 
 
 _BLOCK = 64
@@ -435,6 +435,6 @@ def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
     while threshold > 0 and weights[candidates].sum(dtype=np.float64) < wanted:
         threshold = threshold / 8 if threshold > 1e-12 else 0.0
         candidates = (weights >= np.float32(threshold)).nonzero()[0]
-    order = candidates[np.argsort(-weights[candidates])]
+    order = candidates[(-weights[candidates]).argsort()]
     n = int(weights[order].cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     return np.sort(order[:n])
