@@ -8,17 +8,21 @@ import pytest
 from tests.unit.test_rooms import ROOT, modules
 
 CORE = ("core", "engine", "proposers", "verifiers", "policies")
-MOST_CORE_LINES = 6_000
+MOST_CORE_LINES = 7_000
 MOST_LINES, MOST_PARAMETERS = 80, 10
 """Of a function, with its docstring."""
-LONG_SIGNATURES = {
-    "Session.open": "documented keyword arguments, as are those below",
-    "Session.generate_many": "",
+LONG = {
+    "Session.open": "documented keyword arguments",
+    "Session.generate_many": "documented keyword arguments",
     "Llama.generate": "has the parameters of the class that it stands in for",
+    "LlamaContext.__init__": "each parameter is one of llama.cpp's",
     "write_tiny_model": "each parameter is a property of the model that one test needs",
+    "FakeModel.__init__": "each parameter is a property of a model that one test needs",
+    "Request.__init__": "all that one answer has",
+    "DataGenerator.__init__": "all that one set of data has",
 }
-"""Functions that may have more parameters, and why."""
-MOST_LAZY_IMPORTS = 50
+"""Functions that may be longer, and have more parameters, and why."""
+MOST_LAZY_IMPORTS = 30
 """Imports inside functions of the command: its signatures load nothing, and each body loads what it needs."""
 
 
@@ -45,29 +49,18 @@ def test_a_public_class_name_is_used_once(sources):
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
 
 
-def test_functions_are_short(sources):
-    long = {
-        f"{module}.{name}": node.end_lineno - node.lineno + 1
-        for module, tree in sources
-        for name, node in functions(tree)
-        if node.end_lineno - node.lineno >= MOST_LINES and name not in LONG_SIGNATURES
-    }
-    assert long == {}
-
-
-def test_functions_have_few_parameters(sources):
-    many, unneeded = {}, set(LONG_SIGNATURES)
+def test_functions_fit_on_a_screen(sources):
+    too_long = {}
     for module, tree in sources:
         for name, node in functions(tree):
             arguments = node.args
             n = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
             n -= bool(arguments.args) and arguments.args[0].arg in ("self", "cls")
-            if n > MOST_PARAMETERS and name not in LONG_SIGNATURES:
-                many[f"{module}.{name}"] = n
-            elif n > MOST_PARAMETERS:
-                unneeded.discard(name)
-    assert many == {}
-    assert unneeded == set()
+            n_lines = node.end_lineno - node.lineno + 1
+            if n_lines > MOST_LINES or n > MOST_PARAMETERS:
+                too_long[name] = f"{module}: {n_lines} lines, {n} parameters"
+    assert {name: what for name, what in too_long.items() if name not in LONG} == {}
+    assert LONG.keys() <= too_long.keys()  # an exception that is no longer needed
 
 
 def test_the_command_imports_at_the_top():
