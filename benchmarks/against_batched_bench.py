@@ -22,24 +22,24 @@ from spec_local.bench.prompts import load
 _BATCH = 512  # tokens per call, of llama.cpp's program only: it reads prompts with it
 
 
-def specdec(session: Session, n_rows: int, options: Any) -> float:
+def specdec(session: Session, n_parallel: int, options: Any) -> float:
     """Tokens per second of all rows while all of them generate."""
     text = "\n\n".join(prompt.text for prompt in load())
     tokens = tokens_of(session.main.model, text)
-    prompts = [tokens[i * options.n_prompt : (i + 1) * options.n_prompt] for i in range(n_rows)]
+    prompts = [tokens[i * options.n_prompt : (i + 1) * options.n_prompt] for i in range(n_parallel)]
     vocabulary = session.main.model.vocabulary
     ends = {token: -1e9 for token in range(vocabulary.n_tokens) if vocabulary.is_end(token)}
     sampling = SamplingSettings(temperature=0, logit_bias=ends)
     settings = GenerationSettings(sampling, max_tokens=options.n, proposer="none")
     started, n_tokens, rate = 0.0, 0, 0.0
-    for number, event in session.generate_many(prompts, settings, max_rows=n_rows):
+    for number, event in session.generate_many(prompts, settings, n_parallel=n_parallel):
         assert not isinstance(event, Failed)
         if isinstance(event, Done):
             assert event.statistics.predicted_n == options.n
             break  # fewer rows from now on
         if isinstance(event, Text):
             n_tokens += len(event.tokens)
-            if number == n_rows - 1:  # the last one to begin, and the last one of a step
+            if number == n_parallel - 1:  # the last one to begin, and the last one of a step
                 now = time.perf_counter()
                 if started:
                     rate = n_tokens / (now - started)
@@ -48,11 +48,21 @@ def specdec(session: Session, n_rows: int, options: Any) -> float:
     return rate
 
 
-def llama_cpp(n_rows: int, options: Any) -> float:
+def llama_cpp(n_parallel: int, options: Any) -> float:
     """The same, as the program reports it in the column S_TG."""
     n_ctx = max(options.rows) * (options.n_prompt + options.n)
     command = [options.llama_batched_bench, "-m", options.main, "-c", n_ctx, "-b", _BATCH, "-ub", _BATCH]
-    command += ["-npp", options.n_prompt, "-ntg", options.n, "-npl", n_rows, "-t", options.threads, "-kvu"]
+    command += [
+        "-npp",
+        options.n_prompt,
+        "-ntg",
+        options.n,
+        "-npl",
+        n_parallel,
+        "-t",
+        options.threads,
+        "-kvu",
+    ]
     child = subprocess.run([*map(str, command), "-ngl", "0"], capture_output=True, text=True, check=True)
     rows = re.findall(r"^\|\s+\d+ \|.*$", child.stdout, re.MULTILINE)
     if len(rows) != 1:
@@ -82,13 +92,14 @@ def main() -> None:
     ) as session:
         specdec(session, parallel, options)  # warm-up
         found: list[list[object]] = []
-        for n_rows in options.rows:
+        for n_parallel in options.rows:
             pairs = [
-                (specdec(session, n_rows, options), llama_cpp(n_rows, options)) for _ in range(options.rounds)
+                (specdec(session, n_parallel, options), llama_cpp(n_parallel, options))
+                for _ in range(options.rounds)
             ]
             ours, theirs = zip(*pairs, strict=True)
             medians = [f"{sorted(rates)[len(rates) // 2]:.1f}" for rates in (ours, theirs)]
-            found.append([str(n_rows), *medians, interval(ratio(ours, theirs))])
+            found.append([str(n_parallel), *medians, interval(ratio(ours, theirs))])
     table(["rows", "specdec, tokens/s", "llama.cpp, tokens/s", "ratio"], found)
 
 

@@ -72,13 +72,13 @@ def measure(server: Server, prompts: Sequence[str], n_clients: int, n: int) -> R
 
 
 def _servers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Server]]:
-    n_rows, threads = str(max(options.clients)), str(options.threads)
+    n_parallel, threads = str(max(options.clients)), str(options.threads)
     with_draft = ("-md", str(options.draft)) if options.draft else ()
     for name, more in LLAMA_SERVER.items():
         if ("draft" in name and not options.draft) or name not in options.variants:
             continue
         command = [
-            *(options.llama_server, "-m", options.main, "-np", n_rows),
+            *(options.llama_server, "-m", options.main, "-np", n_parallel),
             *("-c", options.ctx * max(options.clients), "-t", threads, "-kvu", "--no-webui", *more),
             *(with_draft if "draft" in name else ()),
         ]
@@ -86,7 +86,7 @@ def _servers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, S
     for name, more in {"plain": ("--draft", "none"), "adaptive": with_draft}.items():
         command = [
             *(sys.executable, "-m", "specdec_cli", "serve", options.main),
-            *("--parallel", n_rows, "-c", options.ctx, "-t", threads, *more),
+            *("--parallel", n_parallel, "-c", options.ctx, "-t", threads, *more),
             *(("--no-spec",) if name == "plain" else ()),
         ]
         yield f"specdec, {name}", Server(command, folder / f"specdec-{name}.log")

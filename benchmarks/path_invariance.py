@@ -103,13 +103,13 @@ def main() -> None:
     for path in options.models:
         model = Model(path)
         text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)[:1000]
-        for n_rows in options.rows:
+        for n_parallel in options.rows:
             size = {"n_ctx": 2 * _CONTEXT, "threads": options.threads, "max_tokens": 2 * _CONTEXT}
-            rows = open_sequences(model, n_rows, max_branches=_NODES, max_logits=64, **size)
+            rows = open_sequences(model, n_parallel, max_branches=_NODES, max_logits=64, **size)
             alone = [open_sequence(model, **size) for _ in rows]
             found = walk(rows, alone, text, options.steps)
             same = f"{found.n_identical / found.n:.4%}"
-            lines.append([path.stem, n_rows, found.n, f"{found.top:.2g}", f"{found.all:.2g}", same])
+            lines.append([path.stem, n_parallel, found.n, f"{found.top:.2g}", f"{found.all:.2g}", same])
             for context in (rows[0], *alone):
                 context.close()
         model.close()

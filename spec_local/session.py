@@ -136,7 +136,7 @@ class Session:
         return model
 
     @property
-    def n_rows(self) -> int:
+    def n_parallel(self) -> int:
         """Maximum number of answers at the same time."""
         return len(self._slots)
 
@@ -500,7 +500,7 @@ class Session:
         *,
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
-        max_rows: Int32 | None = None,
+        n_parallel: Int32 | None = None,
         keep_caches: bool = False,
         totals: Statistics | None = None,
         cancelled: Callable[[int], bool] | None = None,
@@ -508,7 +508,7 @@ class Session:
         clock: Callable[[], float] | None = None,
         **changes: Any,
     ) -> Answer[RowEvent]:
-        """Generate answers to several prompts, up to `n_rows` at the same time.
+        """Generate answers to several prompts, up to `n_parallel` at the same time.
 
         Each answer has exactly the main model's distribution. All of them share each call of the models, so
         that the weights are read once for all. A beginning that prompts share is evaluated once.
@@ -521,7 +521,7 @@ class Session:
             settings: the settings of all answers, whose seed increases by one from answer to answer; or an
                 iterable with those of each answer, which advances together with `prompts`.
             tools, tool_choice: of the prompts that are chats, as for `chat`.
-            max_rows: maximum number of answers at the same time; None: `n_rows`.
+            n_parallel: maximum number of answers at the same time; None: `n_parallel`.
             keep_caches: leave the tokens of each answer in the caches until a row is needed for another one,
                 for later prompts that begin with them.
             totals: receives the counts over all answers, and the time of the calls that they share.
@@ -537,14 +537,14 @@ class Session:
             `Failed`; the others go on.
 
         Raises:
-            InvalidRequest: the session is closed or in use, or `max_rows` is out of range.
+            InvalidRequest: the session is closed or in use, or `n_parallel` is out of range.
             BackendError: a model call failed.
         """
         _check_several(prompts)
-        n_rows = self.n_rows if max_rows is None else max_rows
-        if not 1 <= n_rows <= self.n_rows:
+        n_parallel = self.n_parallel if n_parallel is None else n_parallel
+        if not 1 <= n_parallel <= self.n_parallel:
             raise InvalidRequest(
-                f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
+                f"n_parallel is {n_parallel}: give 1 to {self.n_parallel}, as the session was opened for"
             )
         clock, chats = clock or time.perf_counter, dict[int, AnswerReader]()
 
@@ -562,7 +562,7 @@ class Session:
             Engine(self._factory.planner, clock, totals),
             zip(prompts, _of_each(settings, changes), strict=False),
             read,
-            n_rows,
+            n_parallel,
             cancelled,
             on_read or ignore,
             clock,
@@ -628,12 +628,12 @@ class Session:
         return self._lock.run(lambda: self._factory.lookups(settings))
 
     def best_rows(self) -> int:
-        """The number of answers at the same time, up to `n_rows`, that gives the most tokens per second.
+        """The number of answers at the same time, up to `n_parallel`, that gives the most tokens per second.
 
         Measures the cost of calls, or reads it from disk. The result is the smallest number within 5 % of the
         best, because more answers at the same time make each one take longer.
         """
-        return best_parallel(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
+        return best_parallel(self.costs()[0], self.n_parallel) if self.n_parallel > 1 else 1
 
     @property
     def plain_seconds(self) -> float | None:

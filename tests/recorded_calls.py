@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Recorded(NamedTuple):
     """A call: its number of rows (running answers), of tokens, and of rows of logits."""
 
-    n_rows: int
+    n_parallel: int
     n_tokens: int
     n_logits: int
 

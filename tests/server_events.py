@@ -18,7 +18,7 @@ from spec_local.server.supervision.events import (
     Token,
 )
 
-LOADED = Loaded("tiny.gguf", "draft.gguf", n_ctx=512, n_rows=2, template="{{ messages }}")
+LOADED = Loaded("tiny.gguf", "draft.gguf", n_ctx=512, n_parallel=2, template="{{ messages }}")
 WEATHER = Call("call_1", "weather", '{"city": "Bern"}')
 TIME = Call("call_2", "time", "{}")
 

@@ -118,9 +118,9 @@ def _tensors(
     yield _matrix("output", n_vocab, n, 3.0)  # peaked distributions, as in `spec_local.llama.tiny`
 
 
-def _matrix(name: str, n_rows: int, n_columns: int, gain: float = 1.0) -> Tensor:
+def _matrix(name: str, n_parallel: int, n_columns: int, gain: float = 1.0) -> Tensor:
     """Return a matrix that multiplies the standard deviation of activations by `gain`."""
-    return f"{name}.weight", (n_rows, n_columns), gain * n_columns**-0.5
+    return f"{name}.weight", (n_parallel, n_columns), gain * n_columns**-0.5
 
 
 def _vector(name: str, n: int, scale: float = 1.0) -> Tensor:

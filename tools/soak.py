@@ -197,7 +197,7 @@ def many_answers(rng, session, log):
     events = session.generate_many(
         prompts,
         each,
-        max_rows=rng.choice([None, rng.randrange(1, session.n_rows + 1)]),
+        n_parallel=rng.choice([None, rng.randrange(1, session.n_parallel + 1)]),
         cancelled=lambda i: steps[i] > limits[i],
     )
     for _, (number, event) in zip(range(left), events, strict=False):

@@ -77,7 +77,7 @@ def _print_text(asked: Asked, events: Iterator[Prefilled | Text | Done], request
     return event
 
 
-def print_answers(asked: Asked, n_answers: int, n_rows: int, totals: Statistics) -> list[Done]:
+def print_answers(asked: Asked, n_answers: int, n_parallel: int, totals: Statistics) -> list[Done]:
     """Print several answers, whose seeds increase by one, and return their last events.
 
     As text, they are printed in order and without reasoning: the first one as it is generated, and each of
@@ -85,7 +85,7 @@ def print_answers(asked: Asked, n_answers: int, n_rows: int, totals: Statistics)
     they are complete: one for each answer, or one for each step of each answer.
 
     Args:
-        n_rows: maximum number of answers at the same time.
+        n_parallel: maximum number of answers at the same time.
         totals: receives the statistics of all.
 
     Raises:
@@ -103,7 +103,7 @@ def print_answers(asked: Asked, n_answers: int, n_rows: int, totals: Statistics)
         return asked.session.generate_many(
             [prompt] * n_answers,
             asked.settings,
-            max_rows=n_rows,
+            n_parallel=n_parallel,
             totals=totals,
             cancelled=lambda index: asked.cancelled(),
             on_read=lambda index, n_read, n_cached: on_read(n_read, n_prompt, 0),

@@ -17,7 +17,7 @@ from spec_local.system.files import check_encoding
 from spec_local.text import counted
 from specdec_cli import exits, progress, render
 from specdec_cli.given_files import STANDARD, read_given
-from specdec_cli.sessions import n_rows, opened_for
+from specdec_cli.sessions import n_parallel, opened_for
 from specdec_cli.signatures.generate import GenerateOptions
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def answer_all(options: GenerateOptions, settings: GenerationSettings) -> None:
         n_cut = len(answers.cut_short)
         if left:
             with opened_for(options.models, files, len(left), options.parallel) as session:
-                at_a_time = n_rows(session, len(left), options.parallel)
+                at_a_time = n_parallel(session, len(left), options.parallel)
                 n_cut += _answer(session, left, len(entries), answers, at_a_time, figures)
         if n_cut and settings.constrained:
             render.note(
@@ -72,7 +72,7 @@ def _answer(
         started = time.perf_counter()
         lines = not answers.durable and sys.stdout.isatty()
         with progress.bar("answering", n_entries, done=n_entries - len(left), visible=not lines) as advance:
-            for outcome in batch.run(session, left, answers, max_rows=at_a_time, cancelled=cancelled):
+            for outcome in batch.run(session, left, answers, n_parallel=at_a_time, cancelled=cancelled):
                 advance(1)
                 n_failed += bool(outcome.error)
                 if outcome.statistics:

@@ -264,7 +264,7 @@ class _Benchmark:
 def _batch_line(batch: CategoryRun) -> str:
     """Format a batch as one line."""
     return (
-        f"{batch.category}, {batch.variant}, {batch.n_rows} at the same time: "
+        f"{batch.category}, {batch.variant}, {batch.n_parallel} at the same time: "
         f"{batch.tokens_per_second:.1f} tokens/s in all"
     )
 

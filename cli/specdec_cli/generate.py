@@ -21,7 +21,7 @@ from specdec_cli import answer_output, exits, facts, render
 from specdec_cli.answer_output import Asked
 from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.given_files import STANDARD, read_given
-from specdec_cli.sessions import generation_settings, n_rows, opened_for
+from specdec_cli.sessions import generation_settings, n_parallel, opened_for
 from specdec_cli.signatures.generate import GenerateOptions
 
 _MAX_PROMPT = 1 << 24  # bytes
@@ -124,7 +124,7 @@ def _answer(options: GenerateOptions, settings: GenerationSettings, request: Cha
             _explain(asked, [done], done.statistics)
         else:
             totals = Statistics()
-            at_a_time = n_rows(session, n, options.parallel)
+            at_a_time = n_parallel(session, n, options.parallel)
             _explain(asked, answer_output.print_answers(asked, n, at_a_time, totals), totals)
 
 

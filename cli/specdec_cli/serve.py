@@ -50,7 +50,9 @@ def serve(options: ServeOptions) -> None:
 
         def on_ready(loaded: Loaded) -> None:
             with_draft = f", draft {loaded.draft}" if loaded.draft else ""
-            at_a_time = f"{loaded.n_rows} answers at a time" if loaded.n_rows > 1 else "one answer at a time"
+            at_a_time = (
+                f"{loaded.n_parallel} answers at a time" if loaded.n_parallel > 1 else "one answer at a time"
+            )
             others = f"; when asked for: {', '.join(names[1:])}" if names[1:] else ""
             render.note(
                 f"specdec: {address} serves {names[0]}{with_draft}; {at_a_time}{others}; Ctrl-C ends it"

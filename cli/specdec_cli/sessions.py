@@ -68,9 +68,9 @@ def opened_for(
     return open_session(models, files, parallel=parallel)
 
 
-def n_rows(session: "Session", n_prompts: int, parallel: int | None) -> int:
+def n_parallel(session: "Session", n_prompts: int, parallel: int | None) -> int:
     """The number of answers to generate at the same time."""
-    return min(session.best_rows() if parallel is None else session.n_rows, n_prompts)
+    return min(session.best_rows() if parallel is None else session.n_parallel, n_prompts)
 
 
 def session_arguments(

@@ -220,7 +220,7 @@ class RunningAnswers:
         engine: Engine,
         prompts: Iterator[tuple[Any, GenerationSettings]],
         read: Callable[[int, Any, GenerationSettings], tuple[Prompt, GenerationSettings]],
-        n_rows: int,
+        n_parallel: int,
         cancelled: Callable[[int], bool] | None,
         on_read: Callable[[int, int, int], None],
         clock: Callable[[], float],
@@ -233,11 +233,11 @@ class RunningAnswers:
             engine: without requests.
             prompts: prompt and settings of each answer; taken when a slot is free.
             read: converts them, with the number of the answer; its errors end that answer.
-            n_rows: number of slots to use.
+            n_parallel: number of slots to use.
             cancelled: called with the number of an answer.
             on_read: called with the number of an answer, and tokens of its prompt: read, and cached.
         """
-        free = list(self._slots[:n_rows])  # the one that was used last is the last one
+        free = list(self._slots[:n_parallel])  # the one that was used last is the last one
         running: dict[Request, Running] = {}
         n_started, ready = 0, True
         try:

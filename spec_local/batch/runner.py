@@ -147,7 +147,7 @@ def run(
     entries: Iterable[BatchPrompt],
     answers: BatchOutput,
     *,
-    max_rows: int | None = None,
+    n_parallel: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[BatchOutcome]:
     """Answer prompts, several at the same time; yields outcomes in the order in which they are complete.
@@ -156,7 +156,7 @@ def run(
 
     Args:
         entries: as given by `BatchOutput.unanswered`.
-        max_rows: maximum number of answers at the same time; None: as many as the session was opened for.
+        n_parallel: maximum number of answers at the same time; None: as many as the session was opened for.
         cancelled: returns True to stop; unfinished answers are dropped.
 
     Raises:
@@ -194,7 +194,7 @@ def run(
     events = session.generate_many(
         prompts(),
         (started[-1].settings for _ in itertools.count()),  # of the prompt that was taken last
-        max_rows=max_rows,
+        n_parallel=n_parallel,
         cancelled=lambda index: cancelled(),
     )
     with contextlib.closing(events):

@@ -27,7 +27,7 @@ class CategoryRun:
     """The answers to all prompts of a category.
 
     Args:
-        n_rows: maximum number of answers at the same time.
+        n_parallel: maximum number of answers at the same time.
         number: 1, 2, … for this category, variant and number of rows.
         seconds: from the first prompt to the end of the last answer.
         statistics: counts of all answers, and the times of the calls that they share.
@@ -36,7 +36,7 @@ class CategoryRun:
 
     category: str
     variant: str
-    n_rows: int
+    n_parallel: int
     number: int
     seconds: float
     statistics: Statistics
@@ -141,13 +141,13 @@ def measure(
         first = i % len(variants)
         found: dict[Key, list[CategoryRun]] = {(variant.name, n): [] for n in rows for variant in variants}
         for number in range(1, runs + 1):
-            for n_rows in rows:
+            for n_parallel in rows:
                 for variant in [*variants[first:], *variants[:first]]:
                     pause(delay, cancelled)
-                    batch = _batch(session, chosen, variant, n_rows, number, cancelled, on_progress)
+                    batch = _batch(session, chosen, variant, n_parallel, number, cancelled, on_progress)
                     if not batch:
                         return
-                    found[variant.name, n_rows].append(batch)
+                    found[variant.name, n_parallel].append(batch)
                     yield batch
         yield CategoryOutcome(category, found, _differences(session, chosen, found))
 
@@ -156,7 +156,7 @@ def _batch(
     session: Session,
     prompts: Sequence[TokenizedPrompt],
     variant: Variant,
-    n_rows: int,
+    n_parallel: int,
     number: int,
     cancelled: Callable[[], bool],
     on_progress: Callable[[float], None],
@@ -174,7 +174,7 @@ def _batch(
     events = session.generate_many(
         [prompt.tokens for prompt in prompts],
         settings,
-        max_rows=n_rows,
+        n_parallel=n_parallel,
         totals=totals,
         cancelled=lambda i: cancelled(),
     )
@@ -196,19 +196,19 @@ def _batch(
         Run(prompt.prompt, variant.name, number, tokens[i], texts[i], ends[i].reason, ends[i].statistics)
         for i, prompt in enumerate(prompts)
     ]
-    return CategoryRun(prompts[0].prompt.category, variant.name, n_rows, number, seconds, totals, answers)
+    return CategoryRun(prompts[0].prompt.category, variant.name, n_parallel, number, seconds, totals, answers)
 
 
 def _differences(
     session: Session, prompts: Sequence[TokenizedPrompt], found: Mapping[Key, Sequence[CategoryRun]]
 ) -> dict[Key, list[tuple[Prompt, Difference]]]:
     differences: dict[Key, list[tuple[Prompt, Difference]]] = {}
-    for (variant, n_rows), batches in found.items():
+    for (variant, n_parallel), batches in found.items():
         if variant == PLAIN:
             continue
-        differences[variant, n_rows] = []
+        differences[variant, n_parallel] = []
         for i, prompt in enumerate(prompts):
-            plain, other = ([batch.runs[i] for batch in each] for each in (found[PLAIN, n_rows], batches))
+            plain, other = ([batch.runs[i] for batch in each] for each in (found[PLAIN, n_parallel], batches))
             if difference := first_difference(session.main, prompt.tokens, plain, other):
-                differences[variant, n_rows].append((prompt.prompt, difference))
+                differences[variant, n_parallel].append((prompt.prompt, difference))
     return differences

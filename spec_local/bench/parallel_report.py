@@ -36,7 +36,7 @@ class ParallelFigures:
     """
 
     variant: str
-    n_rows: int
+    n_parallel: int
     tokens_per_second: float
     speedup: Estimate
     by_category: Mapping[str, float]
@@ -75,7 +75,7 @@ class ParallelResults(Measured):
 
 
 def _summarise(outcomes: Sequence[CategoryOutcome], key: Key) -> ParallelFigures:
-    variant, n_rows = key
+    variant, n_parallel = key
     batches = [batch for outcome in outcomes for batch in outcome.batches[key]]
     statistics = [run.statistics for batch in batches for run in batch.runs]
     by_category = {outcome.category: _speedup(outcome, key) for outcome in outcomes}
@@ -84,7 +84,7 @@ def _summarise(outcomes: Sequence[CategoryOutcome], key: Key) -> ParallelFigures
     total = sum((batch.statistics for batch in batches), Statistics())
     return ParallelFigures(
         variant=variant,
-        n_rows=n_rows,
+        n_parallel=n_parallel,
         tokens_per_second=n_tokens / sum(batch.seconds for batch in batches),
         speedup=geometric_mean(list(by_category.values())),
         by_category=by_category,
@@ -122,7 +122,7 @@ def markdown(results: ParallelResults, *, width: int | None = None) -> str:
     ]
     parts.append(table(["", "value"], report.conditions(results, prompts, results.runs), width))
     parts.append("## Tokens per second of all answers")
-    rates = {(each.variant, each.n_rows): f"{each.tokens_per_second:.1f}" for each in figures}
+    rates = {(each.variant, each.n_parallel): f"{each.tokens_per_second:.1f}" for each in figures}
     numbers = [[str(n), *(rates[name, n] for name in names)] for n in results.rows]
     parts.append(table(["answers at the same time", *names], numbers, width))
     parts.append("The whole time counts, with that of reading the prompts.")
@@ -148,7 +148,7 @@ def markdown(results: ParallelResults, *, width: int | None = None) -> str:
 
 
 def _named(each: ParallelFigures) -> str:
-    return f"{each.variant}, {each.n_rows} at the same time"
+    return f"{each.variant}, {each.n_parallel} at the same time"
 
 
 def _speedups(figures: Sequence[ParallelFigures], width: int | None) -> str:
@@ -157,14 +157,14 @@ def _speedups(figures: Sequence[ParallelFigures], width: int | None) -> str:
         for category in figures[0].by_category
     ]
     rows.append(["**all**", *(interval(each.speedup) for each in figures)])
-    return table(["category", *(f"{each.n_rows} at the same time" for each in figures)], rows, width)
+    return table(["category", *(f"{each.n_parallel} at the same time" for each in figures)], rows, width)
 
 
 def _answer(each: ParallelFigures) -> list[str]:
     accepted = f"{each.draft_n_accepted / each.draft_n:.0%} of {each.draft_n}" if each.draft_n else ""
     return [
         each.variant,
-        str(each.n_rows),
+        str(each.n_parallel),
         f"{each.seconds_per_token * 1000:.1f} ms",
         f"{each.first_token_s:.2f} s",
         f"{each.tokens_per_step:.2f}",
@@ -174,7 +174,7 @@ def _answer(each: ParallelFigures) -> list[str]:
 
 
 def _gap(outcomes: Sequence[CategoryOutcome], each: ParallelFigures) -> str:
-    key = each.variant, each.n_rows
+    key = each.variant, each.n_parallel
     gaps = [d.gap for outcome in outcomes for _, d in outcome.differences[key]]
     if not gaps:
         return ""
@@ -242,14 +242,14 @@ def summary_object(results: ParallelResults) -> dict[str, Any]:
 
 def _figures_object(figures: ParallelFigures) -> dict[str, Any]:
     found = asdict(figures)
-    return {"variant": found.pop("variant"), "parallel": found.pop("n_rows")} | found
+    return {"variant": found.pop("variant"), "parallel": found.pop("n_parallel")} | found
 
 
 def _batch_object(batch: CategoryRun) -> dict[str, Any]:
     return {
         "category": batch.category,
         "variant": batch.variant,
-        "parallel": batch.n_rows,
+        "parallel": batch.n_parallel,
         "run": batch.number,
         "seconds": batch.seconds,
         "tokens_per_second": batch.tokens_per_second,

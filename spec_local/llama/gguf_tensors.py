@@ -114,10 +114,10 @@ def floats(path: Path, name: str, width: int, rows: NDArray[np.integer] | None =
         start = gguf.gguf_get_data_offset(file) + gguf.gguf_get_tensor_offset(file, number)
         n_bytes = gguf.gguf_get_tensor_size(file, number)
     block, block_bytes = package.GGML_QUANT_SIZES[kind]
-    row_bytes = width // block * block_bytes
-    if width % block or n_bytes % row_bytes:
+    sequence_bytes = width // block * block_bytes
+    if width % block or n_bytes % sequence_bytes:
         raise ValueError(f"{name} does not have {width} columns")
-    data = np.memmap(path, np.uint8, "r", start, (n_bytes // row_bytes, row_bytes))
+    data = np.memmap(path, np.uint8, "r", start, (n_bytes // sequence_bytes, sequence_bytes))
     try:
         values = package.quants.dequantize(np.array(data if rows is None else data[rows]), kind)
     except NotImplementedError as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
-_ROW_TOKENS = 8  # of them for each row: there is room for a draft
+_SEQUENCE_TOKENS = 8  # of them for each row: there is room for a draft
 _MAX_ROWS = 8  # unless more are asked for
 _MAX_TRIED = 3  # drafters that nobody has asked for: the first test of each takes some seconds
 _OF_THE_FILE = (ModelFileError, ModelError, VocabularyMismatch)  # errors that another try would repeat
@@ -167,11 +167,13 @@ def _load_rows(
         elif found and not found.is_of_pair and (why := difference(*(m.vocabulary for m in models))):
             raise VocabularyMismatch(f"another vocabulary ({why})")
         lengths = [model.n_ctx(wanted) for model in models]
-        n_rows = settings.parallel
-        if n_rows is None:
-            n_rows = rows_that_fit(row_bytes(models, lengths, settings.cache_type), free_memory())
-        mains, *others = _contexts(models, lengths, n_rows, head, settings, stack)
-        drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_rows
+        n_parallel = settings.parallel
+        if n_parallel is None:
+            n_parallel = sequences_that_fit(
+                sequence_bytes(models, lengths, settings.cache_type), free_memory()
+            )
+        mains, *others = _contexts(models, lengths, n_parallel, head, settings, stack)
+        drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_parallel
         if head:
             drafts = head.open(mains)
             stack.callback(drafts[0].close)
@@ -202,7 +204,7 @@ def _model(
 def _contexts(
     models: Sequence[Model],
     lengths: Sequence[int],
-    n_rows: int,
+    n_parallel: int,
     head: Chosen | None,
     settings: LoadSettings,
     stack: ExitStack,
@@ -212,13 +214,13 @@ def _contexts(
     for model, length in zip(models, lengths, strict=True):
         create = open_reproducible_sequences if settings.reproducible and not found else open_sequences
         least = max(settings.branches, MAX_STAGED + 1) if found else MAX_DRAFT + 1
-        max_tokens = max(_MAX_TOKENS, _ROW_TOKENS * n_rows)
+        max_tokens = max(_MAX_TOKENS, _SEQUENCE_TOKENS * n_parallel)
         opened = create(
             model,
-            n_rows,
+            n_parallel,
             n_ctx=length,
             # Rows of logits take memory: the draft model needs one per branch or per staged token.
-            max_logits=least if n_rows == 1 else max(least, min(max_tokens, least * n_rows)),
+            max_logits=least if n_parallel == 1 else max(least, min(max_tokens, least * n_parallel)),
             max_tokens=max_tokens,
             max_branches=settings.branches,
             threads=settings.threads,
@@ -232,7 +234,7 @@ def _contexts(
     return found
 
 
-def row_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
+def sequence_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
     """Return the bytes of a row's caches, with so many tokens of context; states need loaded weights."""
     return sum(
         model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + 2 * model.state_bytes
@@ -240,6 +242,6 @@ def row_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) 
     )
 
 
-def rows_that_fit(row: int, free: int) -> int:
+def sequences_that_fit(row: int, free: int) -> int:
     """Return the number of rows whose caches, of `row` bytes, fit into half of the free memory: 1 to 8."""
     return max(1, min(_MAX_ROWS, free // (2 * row) if row else _MAX_ROWS))

@@ -17,9 +17,9 @@ from spec_local.system.child_process import child_main, run_child
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """n_rows: answers at the same time. needed: bytes of the models, of their caches, and of the rest."""
+    """n_parallel: answers at the same time. needed: bytes of the models, of their caches, and of the rest."""
 
-    n_rows: int
+    n_parallel: int
     needed: int
 
 
@@ -56,7 +56,7 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     from spec_local.llama.model import Model
     from spec_local.models.pairs import OVERHEAD
     from spec_local.opening.drafters import find_drafters
-    from spec_local.opening.loading import DEFAULT_CONTEXT, row_bytes, rows_that_fit
+    from spec_local.opening.loading import DEFAULT_CONTEXT, sequence_bytes, sequences_that_fit
     from spec_local.system.machine import default_threads
 
     draft, wanted = session["draft"], session["n_ctx"] or DEFAULT_CONTEXT
@@ -76,9 +76,9 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     elif draft not in (FOUND_DRAFT, NO_DRAFT):
         models.append(Model(draft, weights=False))
     fixed = sum(model.size for model in models) + OVERHEAD
-    row = row_bytes(models, [model.n_ctx(wanted) for model in models], session["cache_type"])
-    n_rows = session["parallel"] or rows_that_fit(row, memory - fixed)
-    return {"n_rows": n_rows, "needed": fixed + n_rows * row}
+    row = sequence_bytes(models, [model.n_ctx(wanted) for model in models], session["cache_type"])
+    n_parallel = session["parallel"] or sequences_that_fit(row, memory - fixed)
+    return {"n_parallel": n_parallel, "needed": fixed + n_parallel * row}
 
 
 if __name__ == "__main__":

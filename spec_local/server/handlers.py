@@ -86,8 +86,8 @@ class Handlers:
                 "model": loaded.name,
                 "draft": loaded.draft,
                 "n_ctx": loaded.n_ctx,
-                "n_rows": loaded.n_rows,
-                "total_slots": loaded.n_rows,
+                "n_rows": loaded.n_parallel,
+                "total_slots": loaded.n_parallel,
                 "chat_template": loaded.template,
                 "default_generation_settings": {
                     "n_ctx": loaded.n_ctx,

@@ -79,7 +79,7 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
     list(session.generate("a", settings))
     chat.save("chat.json")
     opening = {"main": tiny_model.path, "n_ctx": 64, "threads": 1, "parallel": 2, "log": lambda line: None}
-    many = {"prompts": ["a", [300]], "settings": settings, "max_rows": 1, "totals": Statistics()}
+    many = {"prompts": ["a", [300]], "settings": settings, "n_parallel": 1, "totals": Statistics()}
 
     def ask(content):
         conversation.clear()

@@ -66,11 +66,11 @@ def begin(main, head, prompt=PROMPT):
 
 
 @pytest.mark.parametrize(
-    ("kind", "n_rows"), [*((kind, 3) for kind in FILES), ("all tokens", 1), ("window", 1), ("chain", 1)]
+    ("kind", "n_parallel"), [*((kind, 3) for kind in FILES), ("all tokens", 1), ("window", 1), ("chain", 1)]
 )
-def test_logits_are_those_of_a_reference(open_pair, kind, n_rows):
+def test_logits_are_those_of_a_reference(open_pair, kind, n_parallel):
     name, options = FILES[kind]
-    walk_together(open_pair(name, **options), n_rows, random.Random(n_rows), n_drafts=(0, 1, 2, 7))
+    walk_together(open_pair(name, **options), n_parallel, random.Random(n_parallel), n_drafts=(0, 1, 2, 7))
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

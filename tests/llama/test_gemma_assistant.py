@@ -53,13 +53,15 @@ class BranchedWalk(Walk):
         self.tokens += [*accepted, token]
 
 
-@pytest.mark.parametrize(("n_rows", "n_branches"), [(1, 2), (3, 2), (3, 4)])
-def test_logits_are_those_of_a_reference(pair, n_rows, n_branches):
+@pytest.mark.parametrize(("n_parallel", "n_branches"), [(1, 2), (3, 2), (3, 4)])
+def test_logits_are_those_of_a_reference(pair, n_parallel, n_branches):
     """Over random patterns of acceptance, of trees in the main model's cache, too.
 
     The prompts are longer than the sliding window, and the main model's last layers share others' caches.
     """
-    walk_together(pair, n_rows, random.Random(n_rows), n_steps=20, kind=BranchedWalk, max_branches=n_branches)
+    walk_together(
+        pair, n_parallel, random.Random(n_parallel), n_steps=20, kind=BranchedWalk, max_branches=n_branches
+    )
 
 
 def test_drafting_leaves_the_main_models_logits_unchanged(pair):

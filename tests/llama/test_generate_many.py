@@ -103,8 +103,8 @@ def test_reproducible_answers_are_the_same_alone_and_together(open_session, sett
     session = open_session(reproducible=True)
     each = [replace(settings, max_tokens=20 + 3 * i, seed=i) for i in range(len(PROMPTS))]
     expected = [alone(session, prompt, own) for prompt, own in zip(PROMPTS, each, strict=True)]
-    for max_rows in (None, 2):
-        tokens, _, _ = collect(session.generate_many(PROMPTS, each, max_rows=max_rows))
+    for n_parallel in (None, 2):
+        tokens, _, _ = collect(session.generate_many(PROMPTS, each, n_parallel=n_parallel))
         assert tokens == expected
 
 
@@ -115,12 +115,12 @@ def test_answers_of_one_prompt_differ_by_their_seeds(open_session):
     assert tokens[2] == alone(session, "one two", replace(DRAWN, seed=DRAWN.seed + 2))
 
 
-@pytest.mark.parametrize(("max_rows", "expected"), [(None, 3), (2, 2), (1, 1)])
-def test_a_call_has_as_many_rows_as_allowed(open_session, max_rows, expected):
+@pytest.mark.parametrize(("n_parallel", "expected"), [(None, 3), (2, 2), (1, 1)])
+def test_a_call_has_as_many_rows_as_allowed(open_session, n_parallel, expected):
     session = open_session()
     calls = record_calls(session.main)
-    collect(session.generate_many(PROMPTS, GREEDY, max_rows=max_rows))
-    assert max(call.n_rows for call in calls) == expected
+    collect(session.generate_many(PROMPTS, GREEDY, n_parallel=n_parallel))
+    assert max(call.n_parallel for call in calls) == expected
 
 
 def test_answers_are_complete_in_the_order_in_which_they_end(open_session):
@@ -132,20 +132,20 @@ def test_answers_are_complete_in_the_order_in_which_they_end(open_session):
     assert order == [1, 2, 0]
 
 
-@pytest.mark.parametrize("max_rows", [None, 1])
-def test_a_shared_beginning_is_read_once(open_session, max_rows):
+@pytest.mark.parametrize("n_parallel", [None, 1])
+def test_a_shared_beginning_is_read_once(open_session, n_parallel):
     session = open_session()
     beginning = session.main.model.vocabulary.tokenize(" ".join(["one two three four five"] * 4))
     assert len(beginning) > 20
     prompts = [[*beginning, token] for token in (300, 301, 302, 303)]
-    _, last, _ = collect(session.generate_many(prompts, GREEDY, max_rows=max_rows))
+    _, last, _ = collect(session.generate_many(prompts, GREEDY, n_parallel=n_parallel))
     read = [last[i].statistics.prompt_n for i in range(4)]
     cached = [last[i].statistics.cached_n for i in range(4)]
     assert sum(read) < len(beginning) + 3 * 4
     # The last token is evaluated in the first step.
     assert {r + c for r, c in zip(read, cached, strict=True)} == {len(beginning)}
     expected = [alone(session, prompt, GREEDY) for prompt in prompts]
-    tokens, _, _ = collect(session.generate_many(prompts, GREEDY, max_rows=max_rows))
+    tokens, _, _ = collect(session.generate_many(prompts, GREEDY, n_parallel=n_parallel))
     assert tokens == expected
 
 
@@ -230,10 +230,10 @@ def test_a_number_of_rows_that_is_impossible(paths, parallel):
         Session.open(*paths, n_ctx=64, threads=1, parallel=parallel)
 
 
-@pytest.mark.parametrize("max_rows", [0, -1, 4])
-def test_more_rows_than_the_session_has(open_session, max_rows):
-    with pytest.raises(InvalidRequest, match=rf"max_rows is {max_rows}: give 1 to 3, as the session"):
-        open_session().generate_many(PROMPTS, GREEDY, max_rows=max_rows)
+@pytest.mark.parametrize("n_parallel", [0, -1, 4])
+def test_more_rows_than_the_session_has(open_session, n_parallel):
+    with pytest.raises(InvalidRequest, match=rf"n_parallel is {n_parallel}: give 1 to 3, as the session"):
+        open_session().generate_many(PROMPTS, GREEDY, n_parallel=n_parallel)
 
 
 def test_too_little_memory_for_so_many(paths, free_memory):
@@ -249,7 +249,7 @@ def test_too_little_memory_for_so_many(paths, free_memory):
 def test_the_number_of_rows_that_fit(paths, monkeypatch, free, expected):
     monkeypatch.setattr("spec_local.opening.loading.free_memory", lambda: free)
     with Session.open(paths[0], n_ctx=128, threads=1, parallel=None) as session:
-        assert session.n_rows == expected
+        assert session.n_parallel == expected
         assert 1 <= session.best_rows() <= expected
 
 

@@ -194,12 +194,12 @@ class Walk:
             self.accept(row)
 
 
-@pytest.mark.parametrize("n_rows", [1, 3])
-def test_logits_are_those_of_a_reference(pair, n_rows, monkeypatch):
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_logits_are_those_of_a_reference(pair, n_parallel, monkeypatch):
     """The reference evaluates each path from the beginning, token by token."""
-    mains, heads = pair.open(n_rows, max_branches=BRANCHES, n_ctx=N_CTX, max_tokens=48)
+    mains, heads = pair.open(n_parallel, max_branches=BRANCHES, n_ctx=N_CTX, max_tokens=48)
     assert heads[0].limits.max_branches == BRANCHES
-    walk = Walk(mains, heads, pair.reference(mains[0]), random.Random(n_rows), monkeypatch)
+    walk = Walk(mains, heads, pair.reference(mains[0]), random.Random(n_parallel), monkeypatch)
     for _ in range(N_STEPS):
         walk.step()
     assert min(walk.counts[name] for name in ("reused", "failed", "failed in a tree")), walk.counts
@@ -247,12 +247,12 @@ def test_a_level_is_one_call(pair, monkeypatch):
         head.commit([])
 
 
-@pytest.mark.parametrize("n_rows", [1, 2, 8, 40])
-def test_the_widest_trees_of_many_rows(pair, n_rows):
+@pytest.mark.parametrize("n_parallel", [1, 2, 8, 40])
+def test_the_widest_trees_of_many_rows(pair, n_parallel):
     """llama.cpp ends the process where it has less room for logits than sequences."""
-    _, heads = pair.open(n_rows, max_branches=64, n_ctx=128, max_tokens=96)
+    _, heads = pair.open(n_parallel, max_branches=64, n_ctx=128, max_tokens=96)
     width = heads[0].limits.max_branches
-    assert n_rows * width <= 96
+    assert n_parallel * width <= 96
 
     async def draft(head):
         await head.call(PROMPT[:2], n_logits=1)

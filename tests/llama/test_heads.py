@@ -74,11 +74,11 @@ class Pair:
         self.reads_layers, self.is_block = bool(self.chosen.hidden.layers), kind in ("dflash", "dspark")
         self.made = []
 
-    def open(self, n_rows=1, max_branches=1, **options):
+    def open(self, n_parallel=1, max_branches=1, **options):
         """Rows of the main model and of the head; a recurrent main model's head has branches nevertheless."""
         usual = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "flash_attention": False}
         usual |= {"hidden": self.chosen.hidden, "max_branches": max_branches}
-        mains = open_sequences(self.main, n_rows, **usual | options)
+        mains = open_sequences(self.main, n_parallel, **usual | options)
         mains[0].context.max_branches = max_branches  # read by the head only
         heads = self.chosen.open(mains)
         self.made += [heads[0], mains[0]]
@@ -269,12 +269,12 @@ class Walk:
         self.tokens += [*self.drafted[:n], token]
 
 
-def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind=Walk, **options):
+def walk_together(pair, n_parallel, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind=Walk, **options):
     """Random patterns of acceptance, with rows that draft different numbers of tokens at once.
 
     kind: of walk. options: of `Pair.open`.
     """
-    mains, heads = pair.open(n_rows, **options)
+    mains, heads = pair.open(n_parallel, **options)
     reference = pair.reference(mains[0])
     walks = []
     for i, (main, head) in enumerate(zip(mains, heads, strict=True)):
@@ -303,9 +303,9 @@ def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind=Wal
             walk.accept(call, rng.randint(0, len(walk.drafted)), rng.randrange(5, 800))
 
 
-@pytest.mark.parametrize("n_rows", [1, 3])
-def test_logits_are_those_of_a_reference(pair, n_rows):
-    walk_together(pair, n_rows, random.Random(n_rows))
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_logits_are_those_of_a_reference(pair, n_parallel):
+    walk_together(pair, n_parallel, random.Random(n_parallel))
 
 
 def test_logits_do_not_depend_on_how_calls_are_made(pair):

@@ -26,14 +26,14 @@ def test_it_is_the_sum_of_weights_caches_and_overhead(paths):
     models = [Model(path, weights=False) for path in paths]
     weights, rows = ([model.size for model in models], [model.kv_bytes(512) for model in models])
     alone = plan_memory(session(paths[0], parallel=3), 0)
-    assert (alone.n_rows, alone.needed) == (3, weights[0] + 3 * rows[0] + OVERHEAD)
+    assert (alone.n_parallel, alone.needed) == (3, weights[0] + 3 * rows[0] + OVERHEAD)
     pair = plan_memory(session(*paths, parallel=3), 0)
     assert pair.needed == sum(weights) + 3 * sum(rows) + OVERHEAD
     smaller = plan_memory(session(paths[0], parallel=1, n_ctx=256, cache_type="q8_0"), 0)
     assert smaller.needed < weights[0] + rows[0] / 2 + OVERHEAD
     fixed = sum(weights) + OVERHEAD
     for free, expected in ((0, 1), (2 * 5 * sum(rows), 5), (1 << 40, 8)):
-        assert plan_memory(session(*paths), fixed + free).n_rows == expected
+        assert plan_memory(session(*paths), fixed + free).n_parallel == expected
 
 
 def test_files_that_cannot_be_used(paths, tmp_path):

@@ -49,11 +49,11 @@ def open_pair(folder, architecture, n_mtp=1, **options):
     return Pair("mtp", path, path)
 
 
-@pytest.mark.parametrize(("architecture", "n_layers", "n_rows"), LAYERS_AND_ROWS)
-def test_logits_are_those_of_a_reference(folder, architecture, n_layers, n_rows):
+@pytest.mark.parametrize(("architecture", "n_layers", "n_parallel"), LAYERS_AND_ROWS)
+def test_logits_are_those_of_a_reference(folder, architecture, n_layers, n_parallel):
     pair = open_pair(folder, architecture, n_layers)
     n_drafts = range(n_layers + 1) if n_layers > 1 else (0, 1, 2, 5)
-    walk_together(pair, n_rows, random.Random(n_rows), n_steps=15, n_drafts=n_drafts)
+    walk_together(pair, n_parallel, random.Random(n_parallel), n_steps=15, n_drafts=n_drafts)
     pair.close()
 
 

@@ -54,9 +54,9 @@ def make_rows(f32_caches):
     """A function that creates contexts whose cache is in F32; they are closed after the test."""
     made = []
 
-    def make(model, n_rows=N_ROWS, **options):
+    def make(model, n_parallel=N_ROWS, **options):
         usual = {"n_ctx": N_CTX, "max_tokens": 160, "max_logits": 160, "threads": 1, "flash_attention": False}
-        rows = open_sequences(model, n_rows, **usual | options)
+        rows = open_sequences(model, n_parallel, **usual | options)
         made.append(rows[0])
         return rows
 
@@ -308,13 +308,13 @@ def test_random_steps(model, make_rows, monkeypatch):
     check_empty(rows[0].context)
 
 
-@pytest.mark.parametrize("n_rows", [1, 4])
+@pytest.mark.parametrize("n_parallel", [1, 4])
 @pytest.mark.parametrize("model", ["llama", "gemma3", "mamba", "lfm2", "qwen35", "falcon-h1"], indirect=True)
-def test_random_steps_with_a_prompt_cache(model, make_rows, monkeypatch, n_rows, tmp_path):
+def test_random_steps_with_a_prompt_cache(model, make_rows, monkeypatch, n_parallel, tmp_path):
     """Texts that no row has any more come back from memory or disk, with the logits that they had."""
     monkeypatch.setattr("spec_local.llama.saved.BLOCK", 16)
     monkeypatch.setattr("spec_local.llama.sequence._MIN_RESTORED", 2)
-    rows = make_rows(model, n_rows, max_branches=4)
+    rows = make_rows(model, n_parallel, max_branches=4)
     saved = rows[0].context.saved
     cache = PromptCache(1 << 19, folder=tmp_path, limit=1 << 22)
     saved.prompts, saved.saves_all = cache.prompts("the model", saved.block), True
@@ -322,7 +322,7 @@ def test_random_steps_with_a_prompt_cache(model, make_rows, monkeypatch, n_rows,
     restored = []
     put = SavedParts._set
     monkeypatch.setattr(SavedParts, "_set", lambda *given: restored.append(put(*given)) or restored[-1])
-    for i in range((4 if n_rows == 1 else 1) * N_STEPS):
+    for i in range((4 if n_parallel == 1 else 1) * N_STEPS):
         walk.step()
         if i % 50 == 49:  # another session
             cache.close()

@@ -96,7 +96,7 @@ def test_answers_are_those_of_a_session(arguments):
 
     async def main():
         async with running(arguments) as engine:
-            assert engine.check_ready().n_rows == 2
+            assert engine.check_ready().n_parallel == 2
             found = await collect(engine.answer([AnswerRequest(GREEDY, prompt=p) for p in prompts]))
             tokens = await engine.ask("tokenize", ("one two", False, True))
             assert b"".join(await engine.ask("pieces", tokens)).decode().strip() == "one two"

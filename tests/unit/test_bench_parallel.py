@@ -34,10 +34,10 @@ class Scripted:
         self.main, self.calls = FakeModel(), []
         self._fails, self._answer = fails, answer
 
-    def generate_many(self, prompts, settings, *, max_rows, totals, cancelled):
+    def generate_many(self, prompts, settings, *, n_parallel, totals, cancelled):
         each = [next(settings) for _ in prompts]
         seeds = [own.seed for own in each]
-        self.calls.append((each[0].proposer, max_rows, [p[-1] for p in prompts], seeds, each[0].max_tokens))
+        self.calls.append((each[0].proposer, n_parallel, [p[-1] for p in prompts], seeds, each[0].max_tokens))
         assert not self.main.cached
         run(self.main.call([1], n_logits=0))
         totals.predicted_n = 3 * len(prompts)
@@ -125,16 +125,16 @@ def test_impossible_numbers_of_answers(text):
 def test_each_category_needs_enough_prompts():
     prompts = [each.prompt for each in PROMPTS]
     check_prompts(prompts, [1, 2])
-    with pytest.raises(InvalidRequest, match=r"'two' has too few prompts \(2\) for 3 .* --parallel up to 2"):
+    with pytest.raises(InvalidRequest, match=r"'two' has too few prompts \(2\) for 3 .* `parallel` up to 2"):
         check_prompts(prompts, [1, 3])
 
 
-def batch(category, variant, n_rows, seconds, **statistics):
+def batch(category, variant, n_parallel, seconds, **statistics):
     prompts = [each.prompt for each in PROMPTS if each.prompt.category == category]
     one = {"predicted_n": 10, "predicted_s": seconds, "n_steps": 10, "first_token_s": 0.25}
     runs = [Run(p, variant, 1, [1], "a|b", "length", Statistics(**(one | statistics))) for p in prompts]
     totals = sum((run.statistics for run in runs), Statistics())
-    return CategoryRun(category, variant, n_rows, 1, seconds, totals, runs)
+    return CategoryRun(category, variant, n_parallel, 1, seconds, totals, runs)
 
 
 DRAFTING = {"draft_n": 8, "draft_n_accepted": 5, "tested_at": [4, 4], "accepted_at": [3, 2], "n_steps": 5}
@@ -169,7 +169,7 @@ def results(**changes):
 
 def test_figures():
     plain, speculative, *_ = figures = results().figures()
-    assert [(each.variant, each.n_rows) for each in figures] == [
+    assert [(each.variant, each.n_parallel) for each in figures] == [
         (variant, n) for n in (1, 4) for variant in ("plain", "speculative")
     ]
     assert plain.speedup.value == pytest.approx(1.0)

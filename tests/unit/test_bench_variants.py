@@ -48,7 +48,7 @@ def test_invalid_variants(varied, what):
 
 
 def test_plain_decoding_only_is_refused():
-    with pytest.raises(InvalidRequest, match="--no-spec"):
+    with pytest.raises(InvalidRequest, match="`no_spec`"):
         variants(GenerationSettings(proposer="none"), {})
 
 

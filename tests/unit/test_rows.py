@@ -139,9 +139,11 @@ def test_one_main_call_per_step_for_all_rows(kind):
 
 
 @pytest.mark.parametrize(
-    ("depths", "n_rows"), [((4, 4, 4), [3, 3, 3, 3]), ((1, 2, 5), [3, 2, 1, 1, 1])], ids=["equal", "unequal"]
+    ("depths", "n_parallel"),
+    [((4, 4, 4), [3, 3, 3, 3]), ((1, 2, 5), [3, 2, 1, 1, 1])],
+    ids=["equal", "unequal"],
 )
-def test_draft_calls_are_shared(depths, n_rows):
+def test_draft_calls_are_shared(depths, n_parallel):
     """One call for each position; rows that draft less drop out."""
     main, small = models()
     engine = Engine()
@@ -152,7 +154,7 @@ def test_draft_calls_are_shared(depths, n_rows):
     for _ in range(3):
         small.context.calls.clear()
         engine.step()
-        assert [len(call) for call in small.context.calls] == n_rows
+        assert [len(call) for call in small.context.calls] == n_parallel
     engine.close()
 
 

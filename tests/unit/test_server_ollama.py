@@ -32,7 +32,7 @@ from tests.server_events import (
 QUESTION = {"role": "user", "content": "Why?"}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": {}}}
 NOTE = "[image left out: this model reads text only]"
-BASE = Loaded("base", None, n_ctx=512, n_rows=2, template=None)
+BASE = Loaded("base", None, n_ctx=512, n_parallel=2, template=None)
 
 
 def chat(**more):

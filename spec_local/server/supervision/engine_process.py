@@ -108,7 +108,7 @@ class EngineProcess:
         self._connection, self._sender = connection, send
         self._session, self._name = session, name
         self._model = session.main.model
-        self._chats: deque[Conversation] = deque(maxlen=_CHATS_PER_ROW * session.n_rows)
+        self._chats: deque[Conversation] = deque(maxlen=_CHATS_PER_ROW * session.n_parallel)
         """Those that were answered last, with the tokens of their answers as generated: the cache has those,
         and to tokenize the text of an answer again could split it differently. Empty: no chat template."""
         if self._model.chat_template:
@@ -160,7 +160,7 @@ class EngineProcess:
             name=self._name,
             draft=session.draft.model.name if session.draft else None,
             n_ctx=session.main.n_ctx,
-            n_rows=session.n_rows,
+            n_parallel=session.n_parallel,
             template=self._model.chat_template,
             properties={"version": __version__, "n_vocab": session.main.limits.n_vocab},
             draft_path=session.draft.model.path if session.draft else None,
@@ -325,7 +325,7 @@ class EngineProcess:
                 return str(chat.rendered), len(chat.prompt())
             case "slots":
                 running = [_slot(running) for running in list(self._running.values())]
-                return [*running, *[None] * (self._session.n_rows - len(running))]
+                return [*running, *[None] * (self._session.n_parallel - len(running))]
             case "costs":
                 return {
                     name: table and sorted(table.costs.items())

@@ -183,7 +183,7 @@ class Loaded:
 
     Attributes:
         name: of the main model, as clients name it. draft: of the draft model or head; None: there is none.
-        n_ctx: context length of an answer in tokens. n_rows: answers at the same time.
+        n_ctx: context length of an answer in tokens. n_parallel: answers at the same time.
         template: the chat template; None: the model has none.
         properties: what /props tells besides.
         draft_path: the file of `draft`. gpu_layers: of the main model; negative: all.
@@ -192,7 +192,7 @@ class Loaded:
     name: str
     draft: str | None
     n_ctx: int
-    n_rows: int
+    n_parallel: int
     template: str | None
     properties: Mapping[str, Any] = field(default_factory=dict)
     draft_path: Path | None = None

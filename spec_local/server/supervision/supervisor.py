@@ -152,7 +152,7 @@ class Supervisor:
     @property
     def n_running(self) -> int:
         """Answers that run."""
-        return min(len(self._answers), self.loaded.n_rows if self.loaded else 0)
+        return min(len(self._answers), self.loaded.n_parallel if self.loaded else 0)
 
     async def run(self, *, persist: bool = False) -> None:
         """Keep a process with the models until `stop` is called.
@@ -334,10 +334,10 @@ class Supervisor:
         """
         loaded = self.check_ready()
         n_others = self.n_unfinished - len(self._cancelled)
-        if n_others and n_others + len(requests) > loaded.n_rows + self._max_waiting:
+        if n_others and n_others + len(requests) > loaded.n_parallel + self._max_waiting:
             usual = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
             retry_s = max(1, min(_LONGEST_WAIT_S, round(usual)))
-            n_waiting = n_others - loaded.n_rows
+            n_waiting = n_others - loaded.n_parallel
             raise Busy(
                 f"{counted(n_waiting, 'answer')} {'waits' if n_waiting == 1 else 'wait'} already, as many as "
                 f"the server's option --queue allows: try again in {retry_s} s",
