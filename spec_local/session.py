@@ -521,7 +521,7 @@ class Session:
             settings: the settings of all answers, whose seed increases by one from answer to answer; or an
                 iterable with those of each answer, which advances together with `prompts`.
             tools, tool_choice: of the prompts that are chats, as for `chat`.
-            n_parallel: maximum number of answers at the same time; None: `n_parallel`.
+            n_parallel: maximum number of answers at the same time; None: as many as the session allows.
             keep_caches: leave the tokens of each answer in the caches until a row is needed for another one,
                 for later prompts that begin with them.
             totals: receives the counts over all answers, and the time of the calls that they share.
