@@ -355,7 +355,7 @@ class Session:
             InvalidRequest: a setting is not possible with these models, the grammar cannot be used, or the
                 session is closed or in use.
             BackendError: a model call failed, or the grammar allows no token.
-            ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
+            ContextOverflow: the prompt is too long; see `spec_local.engine.request.Request`.
         """
         if _is_chat(prompt):
             return self.chat(
@@ -648,7 +648,7 @@ class Session:
             self.plain_seconds,
             settings.policy,
             is_asked=bool(self.proposers(settings)),
-            has_draft=self.draft is not None,
+            has_draft=self.draft is not None or settings.proposer not in ("auto", "suffix", "lookup"),
         )
 
     @property

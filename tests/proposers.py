@@ -237,7 +237,7 @@ for _name in PROPOSERS:
     if _name in ("greedy draft", "best first"):
         CASES |= {f"{_name}, {rule}": (PROPOSERS[_name], rule) for rule in _KINDS}
     elif f"{_name}, block" not in CASES:
-        _rule = _KINDS[len(CASES) % len(_KINDS)]
+        _rule = _KINDS[(len(CASES) - len(VERIFIERS) + 1) % len(_KINDS)]  # the same with another verifier
         CASES[f"{_name}, {_rule}"] = PROPOSERS[_name], _rule
 for _rule, _drawing in DRAWN.items():
     PROPOSERS[_drawing] = draft(0.5, partial(Drawn, _drawing, 3, 2))

@@ -35,7 +35,7 @@ def gain_of(
         plain: seconds of a plain step on this machine, if they have been measured.
         policy: which decided what to draft.
         is_asked: whether anything might have drafted.
-        has_draft: whether there is a draft model or a head.
+        has_draft: whether something can draft after any text: a draft model, a head, or another proposer.
     """
     if not plain or s.predicted_n < _FEWEST or not s.predicted_s or not is_asked:
         return None

@@ -62,6 +62,9 @@ class InstalledLookup:
             found = self._lookup.find(history, limit)
             if not isinstance(found, Proposal):
                 raise TypeError(f"find returned {found!r:.40}")
+            n = len(found.tokens)
+            if n > limit.nodes or found.depth > limit.depth or len(found.confidence) != n:
+                raise ValueError("find exceeded its limit, or a token has no confidence")
             return found
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:

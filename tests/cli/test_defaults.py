@@ -16,7 +16,7 @@ from spec_local.llama.devices import DeviceOption
 from spec_local.llama.quantize import KINDS
 from spec_local.policies import POLICY_NAMES
 from spec_local.prompt_cache.folder import default_folder, default_limit
-from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.proposers import SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import options
 from specdec_cli.options import ModelOptions, SamplingOptions
@@ -88,7 +88,6 @@ def write_header(path, sampling):
 def test_choices():
     assert get_args(options.VerifierChoice) == VERIFIER_NAMES
     assert get_args(options.ShapeChoice) == SHAPE_NAMES
-    assert get_args(options.ProposerChoice) == PROPOSER_NAMES
     assert get_args(options.PolicyChoice) == POLICY_NAMES
     assert set(get_args(options.CacheChoice)) == set(CACHE_TYPES)
     assert get_args(options.KernelsChoice) == tuple(kernels.MODES)

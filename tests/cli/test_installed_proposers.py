@@ -11,7 +11,7 @@ import pytest
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
-from spec_local.proposers import installed
+from spec_local.proposers import PROPOSER_NAMES, installed
 from spec_local.server.protocols import sampling_body
 from spec_local.server.protocols.sampling_body import SamplingBody
 from spec_local.session import Done, Session, Text
@@ -110,7 +110,7 @@ def test_the_command_takes_its_name(specdec, inside, main, example, packages):
     assert (drafted.returncode, drafted.stdout) == (0, plain.stdout)
     assert b"proposers: period" in drafted.stderr
     line = inside.one_line(inside(*words, "--proposer", "perod"), 2)
-    assert "'perod' is not one of 'auto', 'draft', 'suffix', 'lookup', 'recycling', 'none', 'period'" in line
+    assert f"'perod' is not one of {', '.join(map(repr, [*PROPOSER_NAMES, 'period']))}" in line
 
 
 def test_chat_server_and_completion_take_its_name(inside, main, example):
