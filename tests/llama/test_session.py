@@ -548,7 +548,7 @@ def test_invalid_settings(wrong):
 def test_invalid_requests(make_session):
     session = make_session(draft=None)
     for kwargs, what in [
-        ({"proposer": "draft"}, "--draft"),
+        ({"proposer": "draft"}, "`draft=FILE`"),
         ({"sampling": unfiltered(logit_bias={10**6: 1.0})}, "1000000"),
     ]:
         with pytest.raises(InvalidRequest, match=what):

@@ -325,7 +325,7 @@ def test_main_models_whose_states_cannot_be_used_are_refused_at_once(recipe, mon
 def test_too_little_disk_space_is_refused_at_once(recipe):
     with pytest.raises(InvalidRequest, match="disk space are too little") as error:
         material.check(replace(recipe, max_bytes=1000 * BYTES_PER_TOKEN))
-    wanted = float(str(error.value).split("--disk ")[1].split()[0])
+    wanted = float(str(error.value).split("`disk=")[1].split("`")[0])
     material.check(replace(recipe, max_bytes=round(wanted * 1e9)))
 
 
