@@ -627,7 +627,7 @@ class Session:
         """The lookups among the proposers in use."""
         return self._lock.run(lambda: self._factory.lookups(settings))
 
-    def best_rows(self) -> int:
+    def best_parallel(self) -> int:
         """The number of answers at the same time, up to `n_parallel`, that gives the most tokens per second.
 
         Measures the cost of calls, or reads it from disk. The result is the smallest number within 5 % of the

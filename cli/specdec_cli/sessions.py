@@ -70,7 +70,7 @@ def opened_for(
 
 def n_parallel(session: "Session", n_prompts: int, parallel: int | None) -> int:
     """The number of answers to generate at the same time."""
-    return min(session.best_rows() if parallel is None else session.n_parallel, n_prompts)
+    return min(session.best_parallel() if parallel is None else session.n_parallel, n_prompts)
 
 
 def session_arguments(

@@ -28,7 +28,6 @@ _GEMMA_QUOTE, _GEMMA_END = '<|"|>', "<tool_call|>"
 _FLOATS = {"minimum": -(2**53), "maximum": 2**53}  # otherwise, exponents could be too large for a float
 _GEMMA_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
-_TOKEN = re.compile(r"[\"'()\[\]{},]")
 
 
 class Tags(NamedTuple):

@@ -30,7 +30,7 @@ class CallCosts(Protocol):
 
     @property
     def drafts_blocks(self) -> bool:
-        """True if these are of a draft model that drafts n tokens in one call; see `Head.drafts_blocks`."""
+        """True if these are of a draft model that drafts n tokens in one call; see `Limits.drafts_blocks`."""
 
     def seconds(self, n: int) -> float:
         """Seconds of a call of n tokens."""

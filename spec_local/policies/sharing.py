@@ -118,7 +118,7 @@ class SharedCosts:
 
     Args:
         costs: seconds of a call with one sequence, by number of tokens; kept up to date.
-        max_rollback: see `LanguageModel`. More draft tokens are priced as if all of them had to be evaluated
+        max_rollback: see `Limits` in `core/sequence.py`. More draft tokens are priced as if all had to be evaluated
             again, since that can happen to the accepted ones.
     """
 

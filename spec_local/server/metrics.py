@@ -28,7 +28,7 @@ class Metrics:
     """Counts answers as they end.
 
     Args:
-        running, waiting: return the number of answers that run, and that wait for a row.
+        running, waiting: return the number of answers that run, and that wait for their turn.
     """
 
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
@@ -39,7 +39,7 @@ class Metrics:
 
         for name, text, function in (
             ("num_requests_running", "Answers that are being generated.", running),
-            ("num_requests_waiting", "Answers that wait for a row.", waiting),
+            ("num_requests_waiting", "Answers that wait for their turn.", waiting),
         ):
             Gauge(f"specdec:{name}", text, registry=registry).set_function(function)
         self._answers = counter(

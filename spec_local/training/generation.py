@@ -112,7 +112,7 @@ class DataGenerator:
         threads: number of threads; None: one per physical core.
 
     Raises:
-        ContextOverflow, BackendError: as `spec_local.llama.sequence.open_sequences`.
+        ContextOverflow, BackendError: as `spec_local.llama.open.open_sequences`.
         InvalidRequest: a shard is damaged.
         ModelError: the chat template leaves no room for a prompt and an answer.
     """

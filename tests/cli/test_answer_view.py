@@ -50,10 +50,6 @@ def piece(token):
     return WORDS[token]
 
 
-def text_of(tokens):
-    return b"".join(map(piece, tokens)).decode("utf-8", "surrogateescape")
-
-
 def events(steps, stops=()):
     """Yield a session's events of steps: (tokens, proposal, number of accepted tokens)."""
     stream = TextStream(piece, stops)

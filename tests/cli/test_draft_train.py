@@ -280,13 +280,6 @@ def test_sigterm_saves_the_training_data(quick, inside, short_main, target, trai
     assert list((training / "data").glob("*.npz"))
 
 
-def test_a_partial_copy_that_a_kill_left_is_deleted(instant, inside, short_main, target, training):
-    training.mkdir(parents=True)
-    (training / "main-BF16.gguf").write_bytes(b"GGUF")
-    assert inside("draft", "train", short_main, "-o", target, *SHORT).returncode == 0
-    assert not list(training.glob("*.gguf"))
-
-
 def test_a_full_disk_is_one_line(quick, inside, short_main, target, training):
     with full_disk(5000):  # also for children, which must not cut what Python compiles
         env = {"PYTHONDONTWRITEBYTECODE": "1"}

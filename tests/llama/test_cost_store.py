@@ -217,7 +217,6 @@ def test_an_interrupted_answer_saves_costs(open_session, own_cache):
     assert len(files(own_cache)) == 2
 
 
-OTHER_FIELDS = {"model": "main.gguf", "seconds": {"1": 0.1}, "watts": 3}
 DAMAGED = {
     "empty": b"",
     "half": b'{"model":"main.gguf","seconds":{"1":0.00',

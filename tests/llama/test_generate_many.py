@@ -250,7 +250,7 @@ def test_the_number_of_rows_that_fit(paths, monkeypatch, free, expected):
     monkeypatch.setattr("spec_local.opening.loading.free_memory", lambda: free)
     with Session.open(paths[0], n_ctx=128, threads=1, parallel=None) as session:
         assert session.n_parallel == expected
-        assert 1 <= session.best_rows() <= expected
+        assert 1 <= session.best_parallel() <= expected
 
 
 @pytest.mark.parametrize("policy", ["off", "fixed", "adaptive"])

@@ -169,7 +169,7 @@ def test_only_some_things_change_the_bytes(models, make_context, tmp_path):
         *((what, {}) for what in ("model", "llama.cpp", "kernels")),
     ],
 )
-def test_what_changes_the_bytes(models, make_context, monkeypatch, what, options):
+def test_what_changes_the_bytes(models, make_context, pretend, pretend_kernels, what, options):
     def found(path, gpu_layers=-1, **options):
         model = Model(path)
         model.gpu_layers, model.n_ctx_original = gpu_layers, 200
@@ -177,9 +177,9 @@ def test_what_changes_the_bytes(models, make_context, monkeypatch, what, options
 
     before = found(models["dense"][0])
     if what == "llama.cpp":
-        monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another")
+        pretend(llama_cpp_build="another")
     elif what == "kernels":
-        monkeypatch.setattr("spec_local.kernels.identity", lambda: "another")
+        pretend_kernels("another")
     after = found(models["dense"][what == "model"], **options)
     assert {name for name in before if before[name] != after[name]} == {what}
 

@@ -12,7 +12,7 @@ import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama import hidden_states
+from spec_local.llama import hidden_states, runtime
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import material, measurement, shards
@@ -280,6 +280,21 @@ def test_a_run_that_is_killed_in_every_stage_resumes(recipe, own_cache):
     assert [path.name for path in recipe.target.parent.glob("head*") if path.is_file()] == ["head.gguf"]
 
 
+def test_a_partial_copy_that_a_kill_left_is_deleted_before_copies_are_measured(quick, recipe):
+    recipe.folder.mkdir(parents=True)
+    (recipe.folder / "main-BF16.gguf").write_bytes(b"GGUF")
+    left = []
+
+    def stop(event):
+        if event == Stage("measuring"):
+            left.extend(recipe.folder.glob("*.gguf"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, UserTexts(), stop)
+    assert left == []
+
+
 def test_concurrent_runs_and_other_main_models_are_refused(quick, recipe):
     def run_again(event):
         with pytest.raises(InvalidRequest, match="another run is using"):
@@ -329,9 +344,20 @@ def test_too_little_disk_space_is_refused_at_once(recipe):
     material.check(replace(recipe, max_bytes=round(wanted * 1e9)))
 
 
-def test_a_head_is_measured(main_path, trained, own_cache):
+def test_a_head_is_measured(main_path, trained, own_cache, monkeypatch):
     recipe, _, _ = trained
-    calls = measurement.measure_calls(main_path, recipe.target, threads=1)
+    lib, threads, freed = runtime.library(), set(), []
+    create, free = lib.llama_init_from_model, lib.llama_model_free
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            lib,
+            "llama_init_from_model",
+            lambda model, params: threads.add(params.n_threads) or create(model, params),
+        )
+        patch.setattr(lib, "llama_model_free", lambda model: freed.append(model) or free(model))
+        calls = measurement.measure_calls(main_path, recipe.target, threads=3)
+    assert threads == {3}
+    assert len(freed) >= 2  # the main model and the head
     gain = measurement.expected_gain(calls, [0.7, 0.6])
     assert 0 < gain.cost < 5
     assert 1 <= gain.n_draft <= 7

@@ -177,7 +177,7 @@ def test_progress_with_a_long_prompt(arguments):
 
 
 def test_a_request_that_waits_loses_its_place_at_once(arguments):
-    """It need not wait for a row to be told that its client has gone."""
+    """It need not wait for its turn to be told that its client has gone."""
 
     async def main():
         async with running(arguments, max_waiting=1) as engine:

@@ -43,7 +43,6 @@ def steps(draw, least=0):
 
 
 COSTS = st.dictionaries(st.integers(2, 65), SECONDS, max_size=5)
-LENGTHS = st.lists(st.integers(0, 70), max_size=50)
 
 
 @given(

@@ -6,6 +6,7 @@ import pytest
 
 from spec_local.calibration.placement import PLACEMENTS, DeviceCosts, Placement, choose
 from spec_local.errors import InvalidRequest
+from spec_local.llama import runtime
 from spec_local.llama.devices import fixed_gpu_layers, has_metal
 from spec_local.policies.cost_model import CostModel
 from spec_local.system import machine
@@ -133,9 +134,10 @@ def test_which_machines_are_macs_with_apple_silicon(monkeypatch, system, machine
     assert machine.is_apple_silicon() == is_apple
 
 
-def test_elsewhere_auto_is_what_it_was(a_mac, pretend):
-    """On other systems the GPU, if any, holds all layers."""
+def test_elsewhere_auto_is_what_it_was(pretend, monkeypatch):
+    """On other systems the GPU, if any, holds all layers, and llama.cpp is not asked."""
     pretend(is_apple_silicon=False)
+    monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", None)
     assert fixed_gpu_layers("auto") == -1
     assert fixed_gpu_layers("auto", 7) == 7
     assert fixed_gpu_layers("cpu") == 0

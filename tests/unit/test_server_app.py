@@ -592,6 +592,18 @@ def test_pieces_of_any_size_are_decompressed():
                 request_body.decoded(pack[:-1], name, 1 << 20)
 
 
+@pytest.mark.parametrize("n", [0, 1, *range(470, 520), *range(1500, 1530), 100_000])
+def test_pieces_without_text_are_read_on(n):
+    """A file name in the header may be longer than the first pieces, and few bytes may be much text."""
+    whole = b"abc" * 50_000
+    plain = gzip.compress(whole)
+    named = plain[:3] + b"\x08" + plain[4:10] + b"n" * n + b"\0" + plain[10:]
+    assert request_body.decoded(named * 2, "gzip", 1 << 20) == whole * 2
+    for cut in (1, 8, 9, len(plain) - 10):  # the last one: in the header
+        with pytest.raises(InvalidRequest, match="cut short"):
+            request_body.decoded(named[:-cut], "gzip", 1 << 20)
+
+
 @pytest.mark.parametrize(
     ("body", "encoding", "message"),
     [

@@ -285,3 +285,10 @@ def test_as_rows_join_each_drafts_less():
     assert sorted(drafted, reverse=True) == drafted
     assert drafted[0] > 0.8
     assert drafted[-1] < 0.05
+
+
+def test_the_usual_gain_is_that_at_a_number_of_answers():
+    main, draft = (CostModel(costs) for costs in MACHINES["kernels"])
+    policy = adaptive(main, draft, Experience())
+    assert policy._drafting.usual_gain(1) > 0.1
+    assert policy._drafting.usual_gain(8) == 0.0

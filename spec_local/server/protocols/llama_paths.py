@@ -58,7 +58,7 @@ def routes(use: Use, max_body: int) -> list[Route]:
         with await use(request) as engine:
             loaded, rows = engine.check_ready(), await engine.ask("slots")
         if request.query_params.get("fail_on_no_slot") and None not in rows:
-            message = f"all {loaded.n_parallel} rows are in use: try again soon"
+            message = f"all {loaded.n_parallel} places are in use: try again soon"
             return errors.response(request.url.path, HTTPStatus.SERVICE_UNAVAILABLE, message)
         return JSONResponse(
             [
@@ -69,7 +69,7 @@ def routes(use: Use, max_body: int) -> list[Route]:
         )
 
     async def not_here(request: Request) -> Response:
-        message = "this server only generates text: embeddings, ranking and saved rows need another server, "
+        message = "this server only generates text: embeddings, ranking and saved slots need another server, "
         message += "such as llama-server"
         return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
 

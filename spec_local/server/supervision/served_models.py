@@ -84,7 +84,7 @@ class ServedModels:
         memory: bytes that models may take together; one that needs more is loaded alone.
         keep_alive: seconds after its last use when a model is unloaded, unless a request says otherwise;
             None: it stays until another one needs its memory.
-        max_waiting: requests that may wait for a model, and answers that may wait for a row of each.
+        max_waiting: requests that may wait for a model, and answers that may wait for their turn in each.
         keep_headers: see `EngineProcess`.
         log: called with a line for each slow operation.
         create, plan, call_later: the usual ones, except in tests.
@@ -169,7 +169,7 @@ class ServedModels:
 
     @property
     def n_waiting(self) -> int:
-        """Answers that wait for a row, and requests that wait for a model."""
+        """Answers that wait for their turn, and requests that wait for a model."""
         return self._n_waiting + sum(engine.n_unfinished - engine.n_running for engine in self._engines())
 
     @property

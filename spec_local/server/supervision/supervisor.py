@@ -104,7 +104,7 @@ class Supervisor:
     Args:
         session: arguments of `Session.open`.
         name: of the main model, as clients name it.
-        max_waiting: answers that may wait for a row.
+        max_waiting: answers that may wait for their turn.
         keep_headers: see `EngineProcess`.
         log: called with a line for each slow operation.
 
@@ -212,13 +212,7 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "spec_local.server.supervision.engine_process",
-                    str(theirs.fileno()),
-                ],
+                [sys.executable, "-P", "-m", ENGINE_PROCESS, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # nothing but the server's own output goes to stdout
                 pass_fds=[theirs.fileno()],
