@@ -118,8 +118,8 @@ class SharedCosts:
 
     Args:
         costs: seconds of a call with one sequence, by number of tokens; kept up to date.
-        max_rollback: see `Limits` in `core/sequence.py`. More draft tokens are priced as if all had to be evaluated
-            again, since that can happen to the accepted ones.
+        max_rollback: see `Limits` in `core/sequence.py`. More draft tokens are priced as if all had to be
+            evaluated again, since that can happen to the accepted ones.
     """
 
     def __init__(self, costs: CostModel, max_rollback: int = sys.maxsize) -> None:
