@@ -164,7 +164,7 @@ def first_use(machine: Machine, *, measured: bool) -> Learned:
     def timed(role: Role, budget: float) -> CostModel:
         row, rows = Replay(ReplayContext(role, machine), nothing), None if role == "main" else 1
         if measured:
-            return measure(row, rows=rows, budget=budget, clock=machine.clock)
+            return measure(row, n_logits=rows, budget=budget, clock=machine.clock)
         one = measure(row, FIRST_MAIN if role == "main" else FIRST_DRAFT, 1, rows, clock=machine.clock)
         return CostModel(one.costs, ON_CPU)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spec_local.core.sampling_settings import SamplingSettings
     from spec_local.engine.events import Failed, Prefilled, Statistics
     from spec_local.errors import SpecLocalError
-    from spec_local.session import Done, RowEvent, Session, Text
+    from spec_local.session import Done, NumberedEvent, Session, Text
     from spec_local.settings import GenerationSettings
 
 __version__ = "0.1.0"
@@ -39,8 +39,8 @@ __all__ = [
     "Failed",
     "GenerationSettings",
     "MessagesDropped",
+    "NumberedEvent",
     "Prefilled",
-    "RowEvent",
     "SamplingSettings",
     "Session",
     "SpecLocalError",
@@ -57,7 +57,7 @@ _HOMES = {
     "spec_local.chat.call_reading": ("ToolCall",),
     "spec_local.chat.template": ("ChatTemplate",),
     "spec_local.settings": ("GenerationSettings",),
-    "spec_local.session": ("Done", "RowEvent", "Session", "Text"),
+    "spec_local.session": ("Done", "NumberedEvent", "Session", "Text"),
     "spec_local.engine.events": ("Failed", "Prefilled", "Statistics"),
     "spec_local.core.sampling": ("TokenLogprob",),
     "spec_local.core.sampling_settings": ("SamplingSettings",),

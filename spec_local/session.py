@@ -23,7 +23,7 @@ from spec_local.answers.gain import Gain, gain_of
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import ChatPrompt, OnRead, Prompt, RunningAnswers
 from spec_local.answers.saving import PromptSaver, memory_budget
-from spec_local.answers.text import Done, RowEvent, Text
+from spec_local.answers.text import Done, NumberedEvent, Text
 from spec_local.arguments import Int32, Printable, checked, ignore
 from spec_local.calibration import experience_store
 from spec_local.calibration.known_costs import KnownCosts
@@ -60,7 +60,7 @@ from spec_local.settings import GenerationSettings
 if TYPE_CHECKING:  # SQLite is loaded at its first use
     from spec_local.datastore.answer_store import AnswerStore
 
-__all__ = ["ChatPrompt", "Done", "RowEvent", "Session", "Text"]
+__all__ = ["ChatPrompt", "Done", "NumberedEvent", "Session", "Text"]
 
 Messages = Sequence[Mapping[str, object]]
 """The messages of a chat."""
@@ -88,7 +88,7 @@ class Session:
 
     Args:
         main, draft: contexts; a draft may also be a head, which reads the main model's hidden states.
-        more: further rows of both models, for several answers at the same time.
+        more: further sequences of both models, for several answers at the same time.
     """
 
     @checked
@@ -143,8 +143,8 @@ class Session:
     @property
     def device(self) -> str:
         """The device that runs the main model, as llama.cpp names it; if it differs, also the draft's."""
-        rows = [row for row in (self.main, self.draft) if row]
-        names = [runtime.devices()[0 if row.model.gpu_layers else -1] for row in rows]
+        models = [sequence.model for sequence in (self.main, self.draft) if sequence]
+        names = [runtime.devices()[0 if model.gpu_layers else -1] for model in models]
         return f"{names[0]} (draft: {names[1]})" if len(set(names)) > 1 else names[0]
 
     @property
@@ -306,7 +306,7 @@ class Session:
         self._resources.close()
 
     def __repr__(self) -> str:
-        names = " + ".join(row.model.path.name for row in (self.main, self.draft) if row)
+        names = " + ".join(sequence.model.path.name for sequence in (self.main, self.draft) if sequence)
         return f"<Session: {names}{', closed' if self._lock.is_closed else ''}>"
 
     def __reduce__(self) -> NoReturn:
@@ -507,7 +507,7 @@ class Session:
         on_read: Callable[[int, int, int], None] | None = None,
         clock: Callable[[], float] | None = None,
         **changes: Any,
-    ) -> Answer[RowEvent]:
+    ) -> Answer[NumberedEvent]:
         """Generate answers to several prompts, up to `n_parallel` at the same time.
 
         Each answer has exactly the main model's distribution. All of them share each call of the models, so
@@ -515,14 +515,14 @@ class Session:
 
         Args:
             prompts: each as for `generate`: the messages of a chat, text or token ids. The next one is taken
-                when there is a free row. A None stands for a prompt that is not known yet: the running
+                when there is a free slot. A None stands for a prompt that is not known yet: the running
                 answers go on, and the iterator is asked again after their next step. It may block only if no
                 answer is running.
             settings: the settings of all answers, whose seed increases by one from answer to answer; or an
                 iterable with those of each answer, which advances together with `prompts`.
             tools, tool_choice: of the prompts that are chats, as for `chat`.
             n_parallel: maximum number of answers at the same time; None: as many as the session allows.
-            keep_caches: leave the tokens of each answer in the caches until a row is needed for another one,
+            keep_caches: leave the tokens of each answer in the caches until a slot is needed for another one,
                 for later prompts that begin with them.
             totals: receives the counts over all answers, and the time of the calls that they share.
             cancelled: called with the index of an answer between model calls; True ends that answer.
@@ -532,7 +532,7 @@ class Session:
             changes: single settings by name, as for `generate`, unless each answer has its own.
 
         Yields:
-            `RowEvent`: for each answer the events of `generate`, in the order in which they happen. The
+            `NumberedEvent`: for each answer the events of `generate`, in the order in which they happen. The
             `message` of `Done` is the answer to a chat. An answer that cannot be generated ends with
             `Failed`; the others go on.
 
@@ -569,7 +569,7 @@ class Session:
             keep_caches=keep_caches,
         )
 
-        def start() -> Answer[RowEvent]:
+        def start() -> Answer[NumberedEvent]:
             self._end_answer()
             return self._lock.start(_answered(many, chats))
 
@@ -700,20 +700,20 @@ def _item(
 
 
 def _answered(
-    events: Generator[RowEvent, None, None], chats: dict[int, AnswerReader]
-) -> Generator[RowEvent, None, None]:
+    events: Generator[NumberedEvent, None, None], chats: dict[int, AnswerReader]
+) -> Generator[NumberedEvent, None, None]:
     """The events of several answers; those of chats end with a message."""
     with closing(events):
         for each in events:
             chat = chats.get(each.number)
-            yield RowEvent(each.number, chat.read(each.event)) if chat else each
+            yield NumberedEvent(each.number, chat.read(each.event)) if chat else each
             if isinstance(each.event, Done | Failed):
                 chats.pop(each.number, None)
 
 
 def _is_left(event: object) -> bool:
     """True for the events with which answers end: the last text, and the end."""
-    return isinstance(event.event if isinstance(event, RowEvent) else event, Text | Done | Failed)
+    return isinstance(event.event if isinstance(event, NumberedEvent) else event, Text | Done | Failed)
 
 
 def _of_each(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spec_local.answers import json as answer_json
 from spec_local.answers.running import ChatPrompt, OnRead
-from spec_local.answers.text import Done, RowEvent, Text
+from spec_local.answers.text import Done, NumberedEvent, Text
 from spec_local.chat.request import ChatRequest
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.reasoning.markers import Splitter
@@ -99,7 +99,7 @@ def print_answers(asked: Asked, n_answers: int, n_parallel: int, totals: Statist
         texts = _Texts([asked.splitter() for _ in range(n_answers)])
     ends: list[Done] = []
 
-    def generate(on_read: OnRead) -> Iterator[RowEvent]:
+    def generate(on_read: OnRead) -> Iterator[NumberedEvent]:
         return asked.session.generate_many(
             [prompt] * n_answers,
             asked.settings,

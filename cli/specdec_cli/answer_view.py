@@ -15,7 +15,7 @@ from rich.text import Text as Styled
 
 from spec_local.answers.marked import MarkedText, Span
 from spec_local.answers.running import OnRead
-from spec_local.answers.text import RowEvent, Text
+from spec_local.answers.text import NumberedEvent, Text
 from specdec_cli import render, terminal, waiting
 from specdec_cli.code_fences import Fences
 from specdec_cli.wrapping import Unwrapped, Wrapped
@@ -39,7 +39,7 @@ def reading(
 
     with waiting.line("preparing the answer …"):
         for event in generate(on_read):
-            of_answer = event.event if isinstance(event, RowEvent) else event
+            of_answer = event.event if isinstance(event, NumberedEvent) else event
             if isinstance(of_answer, Text):
                 n_tokens += len(of_answer.tokens)
                 waiting.say(f"generating: {n_tokens:,} tokens" if in_one_piece else "")

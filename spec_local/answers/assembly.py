@@ -38,9 +38,9 @@ from spec_local.verifiers import VERIFIERS
 class Slot:
     """The caches for one answer, and what is learned from one to the next.
 
-    main, draft: rows of both models. drafter: the draft model; it reads and drafts tokens of the main model's
-    vocabulary. recycling: knows this row's history. experience: by kind of answer. window: the part of the
-    history that the draft model has read.
+    main, draft: sequences of both models. drafter: the draft model; it reads and drafts tokens of the main
+    model's vocabulary. recycling: knows the main sequence's history. experience: by kind of answer. window:
+    the part of the history that the draft model has read.
     """
 
     main: LlamaSequence
@@ -57,9 +57,9 @@ class Slot:
 
     def clear(self) -> None:
         """Free all cells."""
-        for row in (self.main, self.draft):
-            if row and row.cached:
-                row.truncate(0)
+        for sequence in (self.main, self.draft):
+            if sequence and sequence.cached:
+                sequence.truncate(0)
 
 
 class ProposerFactory:
@@ -147,7 +147,7 @@ class ProposerFactory:
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             if slot.head and slot.head.limits.max_branches < 2 <= self._main.limits.max_branches:
                 raise InvalidRequest("this head drafts chains only: use the shape chain")
-            if any(row.model.is_recurrent for row in (self._main, self._draft) if row):
+            if any(sequence.model.is_recurrent for sequence in (self._main, self._draft) if sequence):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: use the shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
         policy = self._policy(settings, clock, slot)
@@ -242,7 +242,7 @@ class ProposerFactory:
     @property
     def _branches(self) -> int:
         """Maximum number of branches that both contexts support."""
-        return min(row.limits.max_branches for row in (self._main, self._draft) if row)
+        return min(sequence.limits.max_branches for sequence in (self._main, self._draft) if sequence)
 
     def _may_branch(self, settings: GenerationSettings) -> bool:
         """Return whether the policy may choose trees instead of chains."""

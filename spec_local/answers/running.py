@@ -13,7 +13,7 @@ from pydantic import InstanceOf
 
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.saving import PromptSaver
-from spec_local.answers.text import AnswerText, Done, RowEvent, Text
+from spec_local.answers.text import AnswerText, Done, NumberedEvent, Text
 from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.rng import SeededRng
@@ -226,7 +226,7 @@ class RunningAnswers:
         clock: Callable[[], float],
         *,
         keep_caches: bool = False,
-    ) -> Generator[RowEvent, None, None]:
+    ) -> Generator[NumberedEvent, None, None]:
         """The events of several answers, in the order in which they happen: see `Session.generate_many`.
 
         Args:
@@ -254,7 +254,7 @@ class RunningAnswers:
                         started = self.begin(prepared, slot, clock)
                         engine.add(started.request)
                     except Exception as error:
-                        yield RowEvent(index, Failed(as_failure(error), Statistics()))
+                        yield NumberedEvent(index, Failed(as_failure(error), Statistics()))
                         continue
                     free.remove(slot)
                     running[started.request] = started
@@ -286,7 +286,7 @@ class RunningAnswers:
                 self._release([answer.slot for answer in running.values()])
 
     def _release(self, slots: Sequence[Slot]) -> None:
-        """Free the slots' parts of the cache; other rows have what they share with them."""
+        """Free the slots' parts of the cache; other sequences have what they share with them."""
         if len(self._slots) > 1:
             with suppress(InvalidRequest):  # closed in the meantime, which has freed them
                 for slot in slots:
@@ -385,13 +385,13 @@ class RunningAnswers:
         return grammar
 
 
-def _fed(answer: Running, event: Event) -> Sequence[RowEvent]:
+def _fed(answer: Running, event: Event) -> Sequence[NumberedEvent]:
     """The events that follow from one of the engine; a defect in their making ends this answer only."""
     try:
-        return [RowEvent(answer.prompt.index, each) for each in answer.text.feed(event)]
+        return [NumberedEvent(answer.prompt.index, each) for each in answer.text.feed(event)]
     except Exception as error:
         answer.text.is_done = True
-        return [RowEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))]
+        return [NumberedEvent(answer.prompt.index, Failed(as_failure(error), Statistics()))]
 
 
 def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:

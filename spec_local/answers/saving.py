@@ -83,17 +83,17 @@ class PromptSaver:
             self._cache.set_busy(paused)
 
     def step(self) -> bool:
-        """Save a part of a row, in some milliseconds; returns whether more can be saved at once."""
+        """Save a part of a sequence, in some milliseconds; returns whether more can be saved at once."""
         if not self._cache:
             return False
         waits = self._cache.n_unwritten > 0  # for room in memory
         drafts = (slot.draft for slot in self._slots if not slot.window.start)
-        rows = [*(slot.main for slot in self._slots), *drafts]
+        sequences = [*(slot.main for slot in self._slots), *drafts]
         has_room = True
         with suppress(InvalidRequest):  # the models were closed in mid-answer
-            for row in rows:
-                if isinstance(row, LlamaSequence | CachingSequence):
-                    progress = row.save(most=1)
+            for sequence in sequences:
+                if isinstance(sequence, LlamaSequence | CachingSequence):
+                    progress = sequence.save(most=1)
                     if progress == "some":
                         return True
                     has_room &= progress == "all"
@@ -117,26 +117,26 @@ class PromptSaver:
 
 
 def _attach(
-    rows: Sequence[LlamaSequence | HeadSequence | None], cache: PromptCache, facts: dict[str, object]
+    sequences: Sequence[LlamaSequence | HeadSequence | None], cache: PromptCache, facts: dict[str, object]
 ) -> list[SavedParts]:
-    """Let the contexts of rows look up prompts from now on; facts: on which the bytes depend."""
+    """Let the contexts of sequences look up prompts from now on; facts: on which the bytes depend."""
     identity, found = json.dumps(facts, sort_keys=True), list[SavedParts]()
-    for context in dict.fromkeys(row.context for row in rows if row):
+    for context in dict.fromkeys(sequence.context for sequence in sequences if sequence):
         context.saved.prompts = cache.prompts(identity, context.saved.block, context.model.name)
         found.append(context.saved)
     return found
 
 
-def conditions(row: LlamaSequence) -> dict[str, object]:
+def conditions(sequence: LlamaSequence) -> dict[str, object]:
     """Everything that the bytes of a cache depend on. They do not depend on `n_ctx` and `max_branches`."""
-    model = row.model
+    model = sequence.model
     return {
         "model": content_key(model.path),
         "llama.cpp": machine.llama_cpp_build(),
         "kernels": kernels.identity(),
-        "cache type": row.cache_type,
-        "flash attention": row.flash_attention,
+        "cache type": sequence.cache_type,
+        "flash attention": sequence.flash_attention,
         "gpu layers": model.gpu_layers,
-        "is extended": row.n_ctx > (model.n_ctx_original or row.n_ctx),
-        "padded calls": bool(row.pad_to),
+        "is extended": sequence.n_ctx > (model.n_ctx_original or sequence.n_ctx),
+        "padded calls": bool(sequence.pad_to),
     }

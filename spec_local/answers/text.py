@@ -60,7 +60,7 @@ class Done:
         return self.reason != "stop" or bool(self.stopping_word)
 
 
-class RowEvent(NamedTuple):
+class NumberedEvent(NamedTuple):
     """An event of one of several answers, and the number of its prompt, from 0.
 
     The last event of an answer is `Done`, or `Failed` if it could not be generated.
@@ -71,7 +71,7 @@ class RowEvent(NamedTuple):
 
 
 class AnswerText:
-    """Converts the events of one row.
+    """Converts the events of one answer.
 
     Args:
         vocabulary: the main model's.

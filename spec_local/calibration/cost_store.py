@@ -71,19 +71,19 @@ class Conditions:
     n_first: int = 0
 
     @classmethod
-    def of(cls, row: LlamaSequence | HeadSequence) -> "Conditions":
+    def of(cls, sequence: LlamaSequence | HeadSequence) -> "Conditions":
         """The conditions of a context."""
         return cls(
-            row.model.path,
-            row.model.gpu_layers,
-            row.threads,
-            row.n_ctx,
-            row.cache_type,
-            row.limits.max_tokens,
-            row.limits.max_branches > 1,
-            isinstance(row, HeadSequence),
-            row.model.workers,
-            row.draft_vocabulary.n_first if row.draft_vocabulary else 0,
+            sequence.model.path,
+            sequence.model.gpu_layers,
+            sequence.threads,
+            sequence.n_ctx,
+            sequence.cache_type,
+            sequence.limits.max_tokens,
+            sequence.limits.max_branches > 1,
+            isinstance(sequence, HeadSequence),
+            sequence.model.workers,
+            sequence.draft_vocabulary.n_first if sequence.draft_vocabulary else 0,
         )
 
 

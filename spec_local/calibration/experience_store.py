@@ -103,7 +103,7 @@ def save(main: LlamaSequence, draft: LlamaSequence | HeadSequence | None, learne
 
 def _path(main: LlamaSequence, draft: LlamaSequence | HeadSequence | None) -> Path:
     """A file for each pair and each condition of its costs, which decide what is gained."""
-    paths = [cost_store.path_of(row) for row in (main, draft) if row]
+    paths = [cost_store.path_of(sequence) for sequence in (main, draft) if sequence]
     return paths[0].parent.with_name("learned") / ("-".join(path.stem for path in paths) + ".json")
 
 

@@ -29,7 +29,7 @@ _BUSY_CHECKED_FOR = 600.0  # the same for costs that were measured while other p
 
 
 class KnownCosts:
-    """Seconds per call of the main and the draft model, which all of a session's rows share.
+    """Seconds per call of the main and the draft model, which all of a session's sequences share.
 
     Attributes:
         calls: of both models; None: not known yet. The adaptive policy keeps them up to date.
@@ -47,7 +47,9 @@ class KnownCosts:
     ) -> tuple[CostModel, CostModel | None]:
         """`calls`; if need be, from disk or estimated from a few calls in these contexts, not in use."""
         if not self.calls:
-            known = [_known(row, rows) for row, rows in ((main, None), (draft, 1)) if row]
+            known = [
+                _known(sequence, n_logits) for sequence, n_logits in ((main, None), (draft, 1)) if sequence
+            ]
             self._since = known
             self.calls = known[0].costs, known[1].costs if draft else None
         return self.calls
@@ -67,10 +69,10 @@ class KnownCosts:
         costs, draft_costs = self.of(main, draft)
         log = (lambda line: None) if stopped else self.log
         stopped = stopped or (lambda: False)
-        for row, table, rows, budget in ((main, costs, None, 1.5), (draft, draft_costs, 1, 0.5)):
-            if row and table and table.estimates and not stopped():
-                log(f"measuring {row.model.path.name} (first use with these settings)")
-                found = _measured(row, rows, budget=budget, stopped=stopped)
+        for sequence, table, n_logits, budget in ((main, costs, None, 1.5), (draft, draft_costs, 1, 0.5)):
+            if sequence and table and table.estimates and not stopped():
+                log(f"measuring {sequence.model.path.name} (first use with these settings)")
+                found = _measured(sequence, n_logits, budget=budget, stopped=stopped)
                 for n in found.costs:
                     table.observe(1, found.seconds(1))
                     table.observe(n, found.seconds(n))
@@ -83,43 +85,45 @@ class KnownCosts:
         if not self.calls:
             return
         others = self._programs.cores()
-        for row, table, since in zip((main, draft), self.calls, self._since, strict=False):
-            if row and table:
-                cost_store.save(row, table, since.checked, max(since.others, others))
-                if not is_busy(others) and slower_than_measured(row.model, table, kernels.status().times):
-                    kernels.doubt(row.model.bytes_by_type)
+        for sequence, table, since in zip((main, draft), self.calls, self._since, strict=False):
+            if sequence and table:
+                cost_store.save(sequence, table, since.checked, max(since.others, others))
+                if not is_busy(others) and slower_than_measured(
+                    sequence.model, table, kernels.status().times
+                ):
+                    kernels.doubt(sequence.model.bytes_by_type)
         self.calls = None
 
 
-def _known(row: LlamaSequence | HeadSequence, rows: int | None) -> StoredCosts:
+def _known(sequence: LlamaSequence | HeadSequence, n_logits: int | None) -> StoredCosts:
     """Costs of a context. If they were checked now, `others` is 0."""
-    now, estimates = time.time(), _estimates(row)
-    if found := cost_store.read(row):
+    now, estimates = time.time(), _estimates(sequence)
+    if found := cost_store.read(sequence):
         costs = found.costs
         if 0.0 <= now - found.checked < (_BUSY_CHECKED_FOR if is_busy(found.others) else _CHECKED_FOR):
             return found
         # The machine may have been busy then, and sizes that seem expensive are not tried again.
         for _ in range(2):
-            timed = _timed(row, (1, 8), rows)
+            timed = _timed(sequence, (1, 8), n_logits)
             if costs.agrees_with(timed):
                 costs.observe(1, timed.seconds(1))  # scales the costs of all sizes to the current speed
                 return StoredCosts(costs, now, 0.0)
         return StoredCosts(CostModel(timed.costs, estimates), now, 0.0)
-    first = _timed(row, FIRST_MAIN if rows is None else FIRST_DRAFT, rows)
+    first = _timed(sequence, FIRST_MAIN if n_logits is None else FIRST_DRAFT, n_logits)
     return StoredCosts(CostModel(first.costs, estimates), now, 0.0)
 
 
-def _estimates(row: LlamaSequence | HeadSequence) -> dict[int, float]:
-    return ON_GPU if row.model.is_on_gpu else ON_CPU
+def _estimates(sequence: LlamaSequence | HeadSequence) -> dict[int, float]:
+    return ON_GPU if sequence.model.is_on_gpu else ON_CPU
 
 
-def _timed(row: LlamaSequence | HeadSequence, sizes: tuple[int, ...], rows: int | None) -> CostModel:
-    return _measured(row, rows, sizes=sizes, rounds=1)
+def _timed(sequence: LlamaSequence | HeadSequence, sizes: tuple[int, ...], n_logits: int | None) -> CostModel:
+    return _measured(sequence, n_logits, sizes=sizes, rounds=1)
 
 
-def _measured(row: LlamaSequence | HeadSequence, rows: int | None, **options: Any) -> CostModel:
+def _measured(sequence: LlamaSequence | HeadSequence, n_logits: int | None, **options: Any) -> CostModel:
     """`measure` a context; a head evaluates tokens as it does those whose states it has received."""
-    if row.n_ctx - len(row.cached) < MAX_DRAFT:
-        row.truncate(0)  # too little room for a good measurement; the history is evaluated again
-    with row.known_states() if isinstance(row, HeadSequence) else nullcontext():
-        return measure(row, rows=rows, text=sample_tokens(row), **options)
+    if sequence.n_ctx - len(sequence.cached) < MAX_DRAFT:
+        sequence.truncate(0)  # too little room for a good measurement; the history is evaluated again
+    with sequence.known_states() if isinstance(sequence, HeadSequence) else nullcontext():
+        return measure(sequence, n_logits=n_logits, text=sample_tokens(sequence), **options)

@@ -20,7 +20,7 @@ def measure(
     model: ModelSequence,
     sizes: Sequence[int] = (1, 2, 4, 8, 16, 3, 5, 32, 64),
     rounds: int = 3,
-    rows: int | None = None,
+    n_logits: int | None = None,
     text: Sequence[int] = (),
     budget: float = math.inf,
     precision: float = math.inf,
@@ -42,7 +42,7 @@ def measure(
         rounds: counted calls of each size, interleaved so that a disturbance affects all alike. A call of
             the first and one of the third size come before and do not count: they touch memory for the first
             time.
-        rows: rows of logits a call, for its last tokens; None: one for each token.
+        n_logits: number of logits a call, for its last tokens; None: one for each token.
         text: tokens that the calls evaluate in turn, again and again; empty: only the last one of the
             history. In a mixture of experts, equal tokens use the same few experts, so that a call of them
             takes less time than one of a text.
@@ -63,7 +63,7 @@ def measure(
         raise ValueError(f"cannot measure {rounds} rounds of {list(sizes)} tokens")
     limits = model.limits
     room = limits.n_ctx - len(model.cached)
-    largest = min(limits.max_tokens, room, limits.max_logits if rows is None else limits.max_tokens)
+    largest = min(limits.max_tokens, room, limits.max_logits if n_logits is None else limits.max_tokens)
     if largest < 1:
         raise ContextOverflow(
             f"no room to measure: all {limits.n_ctx} tokens of the context are used; measure before prefill"
@@ -71,7 +71,7 @@ def measure(
     model.commit(())
     model.checkpoint()
     sizes = list(dict.fromkeys(min(n, largest) for n in sizes))
-    calls = _Calls(model, text, rows, clock, clock() + budget, stopped)
+    calls = _Calls(model, text, n_logits, clock, clock() + budget, stopped)
     for n in {sizes[0], sizes[min(2, len(sizes) - 1)]}:
         calls.call(n)
     for number in range(rounds):
@@ -102,7 +102,7 @@ class _Calls:
 
     model: ModelSequence
     text: Sequence[int]
-    rows: int | None
+    n_logits: int | None
     clock: Callable[[], float]
     end: float
     stopped: Callable[[], bool]
@@ -122,7 +122,7 @@ class _Calls:
         called = list(itertools.islice(self._tokens, n))
         start = self.clock()
         try:
-            run(self.model.call(called, range(-1, n - 1), self.rows))
+            run(self.model.call(called, range(-1, n - 1), self.n_logits))
             return self.clock() - start
         finally:
             self.model.commit(())

@@ -24,6 +24,6 @@ year, which explains why small owners shared vessels: a loss then ruined none of
 """
 
 
-def sample_tokens(row: LlamaSequence | HeadSequence) -> Sequence[int]:
+def sample_tokens(sequence: LlamaSequence | HeadSequence) -> Sequence[int]:
     """Prose and code as tokens of the context's model; empty for a head, whose file may have no tokenizer."""
-    return () if isinstance(row, HeadSequence) else row.model.vocabulary.tokenize(_TEXT)
+    return () if isinstance(sequence, HeadSequence) else sequence.model.vocabulary.tokenize(_TEXT)

@@ -61,7 +61,7 @@ def tune(
     Args:
         head: drafts for the model, and is measured too.
         n_ctx, max_logits, cache_type: of the contexts; only sessions with the same values use the costs. One
-            row of logits: the model drafts.
+            set of logits: the model drafts.
         rounds: number of calls of each size.
         log: called with a line per number of threads, and about times that are unclear.
 
@@ -71,7 +71,7 @@ def tune(
     for n in threads:
         log(f"measuring {model.path.name} with {n} thread{'s' if n > 1 else ''}")
         with ExitStack() as stack:
-            row = open_sequence(
+            sequence = open_sequence(
                 model,
                 n_ctx=n_ctx,
                 max_logits=max_logits,
@@ -79,19 +79,19 @@ def tune(
                 cache_type=cache_type,
                 hidden=head.hidden if head else None,
             )
-            stack.callback(row.close)
-            rows = None
+            stack.callback(sequence.close)
+            n_logits = None
             if max_logits == 1:
-                rows = 1
-                limit_drafts(row, model.vocabulary)
-            text = sample_tokens(row)
+                n_logits = 1
+                limit_drafts(sequence, model.vocabulary)
+            text = sample_tokens(sequence)
             programs = OtherPrograms()
-            costs = measure(row, SIZES, rounds, rows, text, precision=_PRECISION, log=log)
-            cost_store.save(row, costs, others=programs.cores())
-            prefill = measure_prefill(row, text)
+            costs = measure(sequence, SIZES, rounds, n_logits, text, precision=_PRECISION, log=log)
+            cost_store.save(sequence, costs, others=programs.cores())
+            prefill = measure_prefill(sequence, text)
             of_head = None
             if head:
-                (drafter,) = head.open([row])
+                (drafter,) = head.open([sequence])
                 stack.callback(drafter.close)
                 limit_drafts(drafter, model.vocabulary)
                 with drafter.known_states():

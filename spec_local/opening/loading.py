@@ -1,4 +1,4 @@
-"""Load a session's models, and open a context of each for every row."""
+"""Load a session's models, and open a context of each for every sequence."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
-_SEQUENCE_TOKENS = 8  # of them for each row: there is room for a draft
-_MAX_ROWS = 8  # unless more are asked for
+_SEQUENCE_TOKENS = 8  # of them for each sequence: there is room for a draft
+_MOST_SEQUENCES = 8  # unless more are asked for
 _MAX_TRIED = 3  # drafters that nobody has asked for: the first test of each takes some seconds
 _OF_THE_FILE = (ModelFileError, ModelError, VocabularyMismatch)  # errors that another try would repeat
 OF_A_HEAD = (*_OF_THE_FILE, BackendCrash)
@@ -61,13 +61,13 @@ class LoadSettings:
     find_draft: bool = False
 
 
-Rows = Sequence[tuple[LlamaSequence, LlamaSequence | HeadSequence | None]]
+Sequences = Sequence[tuple[LlamaSequence, LlamaSequence | HeadSequence | None]]
 """A context of the main model, and one of the draft model or head, for each answer at the same time."""
 
 
 def load(
     main: Path, draft: Path | None, settings: LoadSettings, log: Callable[[str], None]
-) -> tuple[Rows, ExitStack]:
+) -> tuple[Sequences, ExitStack]:
     """Load the models, and open their contexts.
 
     Args:
@@ -76,7 +76,7 @@ def load(
         log: called with one line for each slow operation and each decision.
 
     Returns:
-        rows: contexts of both models.
+        sequences: contexts of both models.
         resources: frees contexts and models when it is closed.
 
     Raises:
@@ -89,17 +89,17 @@ def load(
         if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
             log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")
         if settings.find_draft and not draft and not choose_head(model):
-            rows, resources = _load_found(model, wanted, free, settings, log)
+            sequences, resources = _load_found(model, wanted, free, settings, log)
         else:
-            rows, resources = _load_rows(model, draft, wanted, settings, log)
+            sequences, resources = _load_sequences(model, draft, wanted, settings, log)
         stack.push(resources)
-        return rows, stack.pop_all()
+        return sequences, stack.pop_all()
 
 
 def _load_found(
     main: Model, wanted: int, free: int, settings: LoadSettings, log: Callable[[str], None]
-) -> tuple[Rows, ExitStack]:
-    """`_load_rows` with the first drafter on this machine that can be used, or without one.
+) -> tuple[Sequences, ExitStack]:
+    """`_load_sequences` with the first drafter on this machine that can be used, or without one.
 
     free: bytes of memory before the main model was loaded.
     """
@@ -124,7 +124,7 @@ def _load_found(
     quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
     for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
         try:
-            loaded = _load_rows(main, found.path, wanted, settings, quiet, found)
+            loaded = _load_sequences(main, found.path, wanted, settings, quiet, found)
         except SpecLocalError as error:
             if isinstance(error, OF_A_HEAD) and roll_back(main.path, found.path, error, log):
                 continue
@@ -134,20 +134,20 @@ def _load_found(
             continue
         log(f"drafting with {found.path.name} ({found.why}; `draft=none` turns it off)")
         return loaded
-    loaded = _load_rows(main, None, wanted, settings, log)
+    loaded = _load_sequences(main, None, wanted, settings, log)
     if offered := drafters.offer(main.path, spare):
         log(offered)
     return loaded
 
 
-def _load_rows(
+def _load_sequences(
     main: Model,
     draft: Path | None,
     wanted: int,
     settings: LoadSettings,
     log: Callable[[str], None],
     found: "Drafter | None" = None,
-) -> tuple[Rows, ExitStack]:
+) -> tuple[Sequences, ExitStack]:
     """Load the draft, and open the contexts of both; if that fails, only the main model stays loaded.
 
     Args:
@@ -177,9 +177,11 @@ def _load_rows(
         if head:
             drafts = head.open(mains)
             stack.callback(drafts[0].close)
-        for row in drafts:
-            if row:
-                limit_drafts(row, (mains[0] if head else row).model.vocabulary, settings.draft_vocab)
+        for sequence in drafts:
+            if sequence:
+                limit_drafts(
+                    sequence, (mains[0] if head else sequence).model.vocabulary, settings.draft_vocab
+                )
         return list(zip(mains, drafts, strict=True)), stack.pop_all()
 
 
@@ -209,7 +211,7 @@ def _contexts(
     settings: LoadSettings,
     stack: ExitStack,
 ) -> list[Sequence[LlamaSequence]]:
-    """For each model, a context for each row."""
+    """For each model, a context for each sequence."""
     found: list[Sequence[LlamaSequence]] = []
     for model, length in zip(models, lengths, strict=True):
         create = open_reproducible_sequences if settings.reproducible and not found else open_sequences
@@ -219,7 +221,7 @@ def _contexts(
             model,
             n_parallel,
             n_ctx=length,
-            # Rows of logits take memory: the draft model needs one per branch or per staged token.
+            # Logits take memory: the draft model needs one per branch or per staged token.
             max_logits=least if n_parallel == 1 else max(least, min(max_tokens, least * n_parallel)),
             max_tokens=max_tokens,
             max_branches=settings.branches,
@@ -228,20 +230,20 @@ def _contexts(
             # The draft model's calls have one token of a chain: no state before them is kept.
             **{"max_rollback": 0} if found else {"hidden": head.hidden if head else None},
         )
-        for row in opened:
-            stack.callback(row.close)
+        for sequence in opened:
+            stack.callback(sequence.close)
         found.append(opened)
     return found
 
 
 def sequence_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
-    """Return the bytes of a row's caches, with so many tokens of context; states need loaded weights."""
+    """Return the bytes of a sequence's caches, with so many tokens of context; states need loaded weights."""
     return sum(
         model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + 2 * model.state_bytes
         for model, n in zip(models, lengths, strict=True)
     )
 
 
-def sequences_that_fit(row: int, free: int) -> int:
-    """Return the number of rows whose caches, of `row` bytes, fit into half of the free memory: 1 to 8."""
-    return max(1, min(_MAX_ROWS, free // (2 * row) if row else _MAX_ROWS))
+def sequences_that_fit(size: int, free: int) -> int:
+    """Return how many sequences' caches, of `size` bytes each, fit into half of the free memory: 1 to 8."""
+    return max(1, min(_MOST_SEQUENCES, free // (2 * size) if size else _MOST_SEQUENCES))

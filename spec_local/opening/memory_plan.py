@@ -76,9 +76,9 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     elif draft not in (FOUND_DRAFT, NO_DRAFT):
         models.append(Model(draft, weights=False))
     fixed = sum(model.size for model in models) + OVERHEAD
-    row = sequence_bytes(models, [model.n_ctx(wanted) for model in models], session["cache_type"])
-    n_parallel = session["parallel"] or sequences_that_fit(row, memory - fixed)
-    return {"n_parallel": n_parallel, "needed": fixed + n_parallel * row}
+    size = sequence_bytes(models, [model.n_ctx(wanted) for model in models], session["cache_type"])
+    n_parallel = session["parallel"] or sequences_that_fit(size, memory - fixed)
+    return {"n_parallel": n_parallel, "needed": fixed + n_parallel * size}
 
 
 if __name__ == "__main__":

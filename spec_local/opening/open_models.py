@@ -11,10 +11,10 @@ from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
-from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Rows, load
+from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Sequences, load
 from spec_local.opening.placing import placed
 
-_Loaded = tuple[Rows, ExitStack]
+_Loaded = tuple[Sequences, ExitStack]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OpenOptions:
 
 def open_models(
     main: Path | str, draft: Path | str | None, options: OpenOptions, log: Callable[[str], None]
-) -> tuple[Rows, Path | None, ExitStack]:
+) -> tuple[Sequences, Path | None, ExitStack]:
     """Load models by their names, where they are fastest, and open their contexts.
 
     Returns:
@@ -85,10 +85,10 @@ def open_models(
         return load(main, draft, placed(main, draft, settings, log) if fixed is None else settings, log)
 
     if options.learn and not find_draft:
-        draft, (rows, resources) = _load_learned(main, draft, load_with, log)
+        draft, (sequences, resources) = _load_learned(main, draft, load_with, log)
     else:
-        rows, resources = load_with(draft)
-    return rows, draft, resources
+        sequences, resources = load_with(draft)
+    return sequences, draft, resources
 
 
 def _load_learned(

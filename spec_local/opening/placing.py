@@ -62,25 +62,27 @@ def _measured(
     alone = replace(_on(settings, Placement(device, device)), parallel=1, branches=1, draft_vocab="auto")
     programs = OtherPrograms()
     try:
-        rows, resources = load(main, draft, alone, lambda line: None)
+        sequences, resources = load(main, draft, alone, lambda line: None)
         with resources:
-            row = rows[0][1]
-            of_main, of_draft = KnownCosts().measured(*rows[0])
+            sequence = sequences[0][1]
+            of_main, of_draft = KnownCosts().measured(*sequences[0])
     except SpecLocalError as error:
         log(f"`device={device}` cannot be used for these models: {error}")
         return None
     others = programs.cores()
     cost_store.save(_conditions(main, settings, device), of_main, others=others)
-    if not row or not of_draft:
+    if not sequence or not of_draft:
         return DeviceCosts(of_main)
-    if isinstance(row, HeadSequence):
-        key = _of_head(row.model.path, main, settings, device, drafts_blocks=row.limits.drafts_blocks)
-        of_draft.drafts_blocks = row.limits.drafts_blocks
+    if isinstance(sequence, HeadSequence):
+        key = _of_head(
+            sequence.model.path, main, settings, device, drafts_blocks=sequence.limits.drafts_blocks
+        )
+        of_draft.drafts_blocks = sequence.limits.drafts_blocks
     else:
-        key = _conditions(row.model.path, settings, device)
-    n_first = row.draft_vocabulary.n_first if row.draft_vocabulary else 0
+        key = _conditions(sequence.model.path, settings, device)
+    n_first = sequence.draft_vocabulary.n_first if sequence.draft_vocabulary else 0
     cost_store.save(replace(key, n_first=n_first), of_draft, others=others)
-    return DeviceCosts(of_main, of_draft, isinstance(row, HeadSequence))
+    return DeviceCosts(of_main, of_draft, isinstance(sequence, HeadSequence))
 
 
 def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Device) -> DeviceCosts | None:

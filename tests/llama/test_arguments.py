@@ -54,7 +54,16 @@ STRANGE = [
     *(Path("absent"), Path(), GenerationSettings(), SamplingSettings(), SimpleNamespace()),
 ]
 OF_RECORDS = {
-    *("Done", "Failed", "MessagesDropped", "Prefilled", "RowEvent", "Statistics", "Text", "TokenLogprob"),
+    *(
+        "Done",
+        "Failed",
+        "MessagesDropped",
+        "Prefilled",
+        "NumberedEvent",
+        "Statistics",
+        "Text",
+        "TokenLogprob",
+    ),
     "ToolCall",
 }
 """Events and their parts, which the library creates, and users only read."""

@@ -196,7 +196,7 @@ def test_measuring_leaves_no_wrong_states(open_pair):
     head.receive(0, PROMPT[:9], states[:9])
     run(head.call(PROMPT[:10], n_logits=1))
     with head.known_states():
-        costs = measure(head, (1, 8), 1, rows=1)
+        costs = measure(head, (1, 8), 1, n_logits=1)
     assert set(costs.costs) == {1, 8}
     assert (head.cached, head.n_stored) == (PROMPT[:10], 9)
     head.receive(9, PROMPT[9:19], states[9:])
@@ -211,7 +211,7 @@ def test_measured_calls_are_blocks_of_as_many_draft_tokens(open_pair, monkeypatc
         head.context, "decode", lambda calls: sizes.append(calls[0].n_logits) or decode(calls)
     )
     with head.known_states():
-        measure(head, (1, 4, 7, 8, 64), 1, rows=1)
+        measure(head, (1, 4, 7, 8, 64), 1, n_logits=1)
     # With the anchor; after these, unclear sizes may be measured again.
     assert sizes[2:7] == [1 + 1, 4 + 1, 7 + 1, 7 + 1, 7 + 1]
 

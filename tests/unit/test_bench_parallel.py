@@ -15,7 +15,7 @@ from spec_local.core.fake import FakeModel
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.session import Done, RowEvent, Text
+from spec_local.session import Done, NumberedEvent, Text
 from spec_local.settings import GenerationSettings
 from tests.bench_record import RECORD, cells
 
@@ -44,16 +44,16 @@ class Scripted:
         totals.predicted_s = 1.0
         for number in reversed(range(len(prompts))):
             if cancelled(number):
-                yield RowEvent(number, Done("cancelled", Statistics()))
+                yield NumberedEvent(number, Done("cancelled", Statistics()))
                 continue
             if number in self._fails:
-                yield RowEvent(number, Failed(BackendError("broken: repair it"), Statistics()))
+                yield NumberedEvent(number, Failed(BackendError("broken: repair it"), Statistics()))
                 continue
             answer = list(self._answer) if each[0].proposer == "none" else [3, 4, 5]
-            yield RowEvent(number, Text("abc", answer))
+            yield NumberedEvent(number, Text("abc", answer))
             statistics = Statistics(predicted_n=3, predicted_s=0.5, n_steps=3, first_token_s=0.1)
-            yield RowEvent(number, Text("!"))  # what was held back
-            yield RowEvent(number, Done("length", statistics))
+            yield NumberedEvent(number, Text("!"))  # what was held back
+            yield NumberedEvent(number, Done("length", statistics))
 
 
 def test_numbers_and_variants_alternate():

@@ -413,7 +413,7 @@ def test_twice_as_many_tokens_are_never_faster(seconds):
 
 def test_measuring_one_row_of_logits():
     model = TimedModel(lambda n, call: F16.get(n, 2.0), max_logits=1)
-    assert tuple(measure(model, tuple(F16), rows=1, clock=model.clock).costs) == tuple(F16)
+    assert tuple(measure(model, tuple(F16), n_logits=1, clock=model.clock).costs) == tuple(F16)
     assert tuple(measure(model, tuple(F16), clock=model.clock).costs) == (1,)
 
 

@@ -1,4 +1,4 @@
-"""The smaller paths of llama.cpp's server: tokens, the state of the rows, and what does not exist here."""
+"""The smaller paths of llama.cpp's server: tokens, the state of the slots, and what does not exist here."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -56,15 +56,15 @@ def routes(use: Use, max_body: int) -> list[Route]:
 
     async def slots(request: Request) -> Response:
         with await use(request) as engine:
-            loaded, rows = engine.check_ready(), await engine.ask("slots")
-        if request.query_params.get("fail_on_no_slot") and None not in rows:
+            loaded, slots = engine.check_ready(), await engine.ask("slots")
+        if request.query_params.get("fail_on_no_slot") and None not in slots:
             message = f"all {loaded.n_parallel} places are in use: try again soon"
             return errors.response(request.url.path, HTTPStatus.SERVICE_UNAVAILABLE, message)
         return JSONResponse(
             [
                 {"id": i, "id_task": -1, "n_ctx": loaded.n_ctx, "speculative": bool(loaded.draft)}
-                | ({"is_processing": False} if row is None else _in_use(*row))
-                for i, row in enumerate(rows)
+                | ({"is_processing": False} if slot is None else _in_use(*slot))
+                for i, slot in enumerate(slots)
             ]
         )
 
@@ -94,7 +94,7 @@ def routes(use: Use, max_body: int) -> list[Route]:
 
 
 def _in_use(task: int, n_prompt: int, n_generated: int, settings: GenerationSettings) -> dict[str, Any]:
-    """The fields of a row that an answer uses; llama.cpp's server tells no text either."""
+    """The fields of a slot that an answer uses; llama.cpp's server tells no text either."""
     limit = -1 if settings.max_tokens is None else settings.max_tokens
     return {
         "id_task": task,

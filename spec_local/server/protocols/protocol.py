@@ -18,7 +18,7 @@ class Exchange(ABC):
 
     Attributes:
         body: the model that checks bodies.
-        requests: the answers to generate; all at the same time, if there are rows for them.
+        requests: the answers to generate; all at the same time, if there are slots for them.
         streams: whether the client wants a stream.
         media_type: of a stream. Events are those of this type: server-sent ones, unless it is another.
         has_chunks: each event is a chunk of HTTP of its own, for clients that do not look for its end.

@@ -51,7 +51,9 @@ from spec_local.system.cancellation import Abandoned, abandoned_if, check_wanted
 
 _LONG = 1 << 15  # bytes of a request: 0.2 s for the slowest text, 10 ms for usual ones
 _SAVING_S = 0.01  # between two parts of the caches that are saved while no answer runs
-_CHATS_PER_ROW = 4  # conversations whose tokens are known: a token takes a few bytes, a row's cache megabytes
+_CHATS_PER_SLOT = (
+    4  # conversations whose tokens are known: a token takes a few bytes, a slot's cache megabytes
+)
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class _Running:
     answer: str = ""
     reasoning: str = ""
     generated: list[int] = field(default_factory=list)
-    started: float = 0.0  # when it got a row
+    started: float = 0.0  # when it got a slot
     is_gap: bool = False  # prompts of gaps begin anew wherever the cursor is
     is_read: bool = False  # the prompt
     n_reread: int = 0
@@ -108,7 +110,7 @@ class EngineProcess:
         self._connection, self._sender = connection, send
         self._session, self._name = session, name
         self._model = session.main.model
-        self._chats: deque[Conversation] = deque(maxlen=_CHATS_PER_ROW * session.n_parallel)
+        self._chats: deque[Conversation] = deque(maxlen=_CHATS_PER_SLOT * session.n_parallel)
         """Those that were answered last, with the tokens of their answers as generated: the cache has those,
         and to tokenize the text of an answer again could split it differently. Empty: no chat template."""
         if self._model.chat_template:
@@ -118,7 +120,7 @@ class EngineProcess:
         self._ready: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
         self._preparing = [ThreadPoolExecutor(1, name) for name in ("prepare", "prepare-long")]
         self._running: dict[int, _Running] = {}  # by number of the prompt
-        self._waiting: set[int] = set()  # answers without a row; to remove one is to claim it
+        self._waiting: set[int] = set()  # answers without a slot; to remove one is to claim it
         self._asked: set[int] = set()  # questions without a reply
         self._unfinished: set[int] = set()  # these, and the running ones
         self._cancelled: set[int] = set()
@@ -242,7 +244,7 @@ class EngineProcess:
         return replace(settings, sampling=replace(settings.sampling, logit_bias=biases))
 
     def _check(self, running: _Running) -> None:
-        """Refuse at once what would be refused when a row is free, and in the terms of a request."""
+        """Refuse at once what would be refused when a slot is free, and in the terms of a request."""
         n, n_ctx = len(running.tokens), self._session.main.n_ctx
         if n > n_ctx:
             raise ContextOverflow(
@@ -472,7 +474,7 @@ class EngineProcess:
 
 
 def _slot(running: _Running) -> tuple[int, int, int, GenerationSettings]:
-    """What is told of a row in use: id of the answer, tokens of the prompt and of the answer, settings."""
+    """What is told of a slot in use: id of the answer, tokens of the prompt and of the answer, settings."""
     return running.id, len(running.tokens), len(running.generated), running.settings
 
 

@@ -80,12 +80,12 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A row has been found, and a part of the prompt has been read.
+    """A slot has been found, and a part of the prompt has been read.
 
     Attributes:
         n_prompt: tokens of the prompt.
         n_read, n_cached: those of them that have been read, and that were in the cache before.
-        seconds: since the row was found.
+        seconds: since the slot was found.
     """
 
     n_prompt: int

@@ -445,7 +445,7 @@ async def _in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def _within(session: Mapping[str, Any], plan: MemoryPlan | None) -> Mapping[str, Any]:
-    """The arguments of `Session.open` with as many rows as planned."""
+    """The arguments of `Session.open` with as many answers at once as planned."""
     return {**session, "parallel": plan.n_parallel} if plan else session
 
 

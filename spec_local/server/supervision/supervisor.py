@@ -320,7 +320,7 @@ class Supervisor:
         return self.loaded
 
     def answer(self, requests: Sequence[AnswerRequest]) -> AnswerEvents:
-        """Start answers; those for which there is no row wait.
+        """Start answers; those for which there is no slot wait.
 
         Raises:
             NotReady: the models are not loaded.
