@@ -90,11 +90,16 @@ def text_of(model: Model, n: int) -> list[int]:
 
 
 def seconds_of_call(context: LlamaSequence, tokens: list[int]) -> float:
-    """Seconds of a call with these tokens after those that the context holds, which it then holds again."""
-    length, took = len(context.cached), []
+    """Seconds of reading these tokens after those that the context holds, which it then holds again.
+
+    It is one call, or as many as a prompt of so many tokens takes.
+    """
+    length, took, most = len(context.cached), [], context.limits.max_tokens
     for _ in range(1 if len(tokens) >= _LONG else 4):
         started = time.perf_counter()
-        run(context.call(tokens, n_logits=min(len(tokens), _LOGITS)))
+        for i in range(0, len(tokens), most):
+            part = tokens[i : i + most]
+            run(context.call(part, n_logits=min(len(part), _LOGITS)))
         took.append(time.perf_counter() - started)
         context.truncate(length)
     return statistics.median(took[-3:])

@@ -19,8 +19,10 @@ struct Simd {
     // on Zen 3: 32 or 64 columns take 1 to 4 % longer.
     static constexpr int most_columns = 48;
 #endif
-    static constexpr int held = 4;         // registers of codes
-    static constexpr int most_totals = 0;  // columns whose totals stay in registers
+    static constexpr int far_from = 1 << 30;  // columns: see FAR_AHEAD
+    static constexpr int held(int) { return 4; }  // registers of codes
+    static constexpr int steps_per_sum = 4;       // of a part, at most
+    static constexpr int most_totals = 0;     // columns whose totals stay in registers
 
     using Int = __m256i;
     using Float = __m256;
@@ -57,7 +59,7 @@ struct Simd {
 #ifdef __AVXVNNI__
     static constexpr int zero_of_bytes = 128;
     static constexpr bool multiples = true;
-    static constexpr int held_signed = held;
+    static constexpr int held_signed(int columns) { return held(columns); }
     static Int dot(Int sum, Int codes, Int x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
     static Int dot_bytes(Int sum, Int codes, Int x) { return dot(sum, codes, x); }
     static int32_t start(int first, int second) { return first + second; }
@@ -79,7 +81,7 @@ struct Simd {
     // maddubs adds two products in 16 bits, which codes of 0 ... 255 would overflow: 8-bit codes stay signed.
     static constexpr int zero_of_bytes = 0;
     static constexpr bool multiples = false;
-    static constexpr int held_signed = 2;  // each with its magnitudes
+    static constexpr int held_signed(int) { return 2; }  // each with its magnitudes
     // The sums of a part stay in 16 bits, modulo 2^16: the final ones are in range, because `start` subtracts the zero
     // point. At most 16 products of a lane are added: 16 * 16 * 127 for 5-bit codes, 16 * 15 * 127 for 4-bit codes
     // without a zero point, 8 * 32 * 127 for 6-bit codes.

@@ -14,7 +14,10 @@ struct Simd {
     // The sums of eight columns and their totals, eight registers of codes and the temporaries of unpacking fill the 32
     // registers.
     static constexpr int max_columns = 8;
-    static constexpr int held = 4, held_signed = held;  // registers of codes
+    static constexpr int far_from = 1 << 30;            // columns: see FAR_AHEAD
+    static constexpr int held(int) { return 4; }  // registers of codes
+    static constexpr int held_signed(int) { return 4; }
+    static constexpr int steps_per_sum = 4;       // of a part, at most
     static constexpr int zero_of_bytes = 0;
     static constexpr int most_totals = 0;     // columns whose totals stay in registers
     static constexpr bool multiples = false;  // codes must be signed bytes
@@ -152,6 +155,16 @@ namespace {
 
 [[gnu::always_inline]] inline void prefetch_near(const void *p) { __builtin_prefetch(p, 0, 3); }  // into the first-level cache
 [[gnu::always_inline]] inline void prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); }   // into the second-level cache
+
+// The sums of the first two and of the last two of each four codes, of 16 or 32: two 16-bit numbers, the first one lowest.
+template <int length>
+inline int32_t sums_of_pairs(const int8_t *codes) {
+    int16x8_t sum = vdupq_n_s16(0);
+    for (int i = 0; i < length; i += 16) sum = vpadalq_s8(sum, vld1q_s8(codes + i));
+    sum = vaddq_s16(sum, vextq_s16(sum, sum, 4));
+    sum = vaddq_s16(sum, vextq_s16(sum, sum, 2));
+    return vgetq_lane_s32(vreinterpretq_s32_s16(sum), 0);
+}
 
 inline float from_half(uint16_t half) {
     __fp16 number;

@@ -13,6 +13,17 @@ namespace {
 
 inline float from_half(uint16_t half) { return _cvtsh_ss(half); }
 
+// The sums of the first two and of the last two of each four codes, of 16 or 32: two 16-bit numbers, the first one lowest.
+template <int length>
+inline int32_t sums_of_pairs(const int8_t *codes) {
+    __m128i sum = _mm_setzero_si128();
+    for (int i = 0; i < length; i += 16)
+        sum = _mm_add_epi16(sum, _mm_maddubs_epi16(_mm_set1_epi8(1), _mm_loadu_si128((const __m128i *)(codes + i))));
+    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4e));  // the upper half
+    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xb1));  // the second quarter
+    return _mm_cvtsi128_si32(sum);
+}
+
 // Which of 16 words are equal to a value, one bit each.
 inline uint64_t equal_words(const uint16_t *words, uint16_t value) {
     const __m128i all = _mm_set1_epi16(short(value));
