@@ -18,8 +18,8 @@ constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes per register
 // matters most: 2 kB or 16 kB, or prefetching into the second-level cache, is 3 to 8 % slower.
 constexpr size_t AHEAD = 4096;
 // Calls of more columns compute longer for the same weights, and those 4 kB are then read before they end: the memory would
-// wait. More are on their way into the second-level cache. Measured on Zen 5 with 8 columns: 0.93 (Q4_K) to 0.86 (Q8_0) of
-// the time; with one column, 1.04 to 1.07.
+// wait. More are on their way into the second-level cache. Measured on Zen 5 with AVX-512 and 8 columns: 0.93 (Q4_K) to 0.86
+// (Q8_0) of the time, with one column 1.04 to 1.07; with AVX2 and 2 to 4 columns, 0.77 to 1.01.
 constexpr size_t FAR_AHEAD = 16384;
 
 // A compiler barrier: values loaded before it are loaded again after it. Otherwise the compiler would try to keep every

@@ -19,10 +19,10 @@ struct Simd {
     // on Zen 3: 32 or 64 columns take 1 to 4 % longer.
     static constexpr int most_columns = 48;
 #endif
-    static constexpr int far_from = 1 << 30;  // columns: see FAR_AHEAD
+    static constexpr int far_from = 2;            // columns: see FAR_AHEAD
     static constexpr int held(int) { return 4; }  // registers of codes
     static constexpr int steps_per_sum = 4;       // of a part, at most
-    static constexpr int most_totals = 0;     // columns whose totals stay in registers
+    static constexpr int most_totals = 0;         // columns whose totals stay in registers
 
     using Int = __m256i;
     using Float = __m256;

@@ -14,10 +14,10 @@ struct Simd {
     // The sums of eight columns and their totals, eight registers of codes and the temporaries of unpacking fill the 32
     // registers.
     static constexpr int max_columns = 8;
-    static constexpr int far_from = 1 << 30;            // columns: see FAR_AHEAD
+    static constexpr int far_from = 1 << 30;      // columns: see FAR_AHEAD
     static constexpr int held(int) { return 4; }  // registers of codes
     static constexpr int held_signed(int) { return 4; }
-    static constexpr int steps_per_sum = 4;       // of a part, at most
+    static constexpr int steps_per_sum = 4;  // of a part, at most
     static constexpr int zero_of_bytes = 0;
     static constexpr int most_totals = 0;     // columns whose totals stay in registers
     static constexpr bool multiples = false;  // codes must be signed bytes
