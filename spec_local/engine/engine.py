@@ -106,6 +106,7 @@ class Engine:
         going_on = [request for request in decoding if request not in failed]
         unread = [request for request in reading if request not in failed and request.prefill.n_unread]
         self._shorten(going_on, load)
+        unread = self._read_spans(unread, events)
 
         calls: list[tuple[int, int]] = []  # requests that decode, and tokens of prompts
         for context in dict.fromkeys(request.main.context for request in [*going_on, *unread]):
@@ -255,6 +256,24 @@ class Engine:
                 except Exception as error:
                     events.append(_failure(request, error))
         return chunks
+
+    def _read_spans(self, unread: Sequence[Request], events: Events) -> list[Request]:
+        """Read the spans that come next, in a call each; returns the requests whose next tokens can be read."""
+        left: list[Request] = []
+        for request in unread:
+            prefill = request.prefill
+            try:
+                if call := prefill.span_call:
+                    self._timer.lap("propose")
+                    request.main.context.decode([call])
+                    self._timer.lap("pictures")
+                    prefill.commit(call)
+                    self.statistics.prompt_n += len(call.tokens)
+                if prefill.n_unread and not (call and prefill.span_call):
+                    left.append(request)
+            except Exception as error:  # such as a picture that cannot be encoded
+                events.append(_failure(request, error))
+        return left
 
     def _remove_ended(self, events: Events) -> None:
         for request, event in events:

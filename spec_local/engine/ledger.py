@@ -37,7 +37,8 @@ def book(
             cause = ("draft" if own else "others") if drafted or draft_model else "searching"
         saved = -drafting
         if drafted:
-            saved = n_tokens * n_calls * plain - timer.seconds + _reading(timer, calls, plain)
+            reading = timer.parts.get("pictures", 0.0) + _reading(timer, calls, plain)
+            saved = n_tokens * n_calls * plain - timer.seconds + reading
         request.statistics.saved_s[cause] += saved
     for request in waiting:
         if request.plain_s is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from spec_local.core.calls import Call, Task
 from spec_local.core.proposal import ROOT
 from spec_local.core.sequence import MainSequence, ModelSequence, common_prefix
+from spec_local.core.span import Cell
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.proposers.base import Proposer
@@ -23,6 +24,8 @@ def check_prompt(main: ModelSequence, prompt: Sequence[int]) -> None:
     """
     if not prompt:
         raise InvalidRequest("the prompt is empty: give some text")
+    if prompt[-1] < 0:
+        raise InvalidRequest("the prompt ends with a picture: add text after it")
     if len(prompt) > (n_ctx := main.limits.n_ctx):
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens but the context only {n_ctx}: shorten it or raise `n_ctx`",
@@ -105,11 +108,22 @@ class Prefill:
         """Those of them that the main model has evaluated for this request."""
         return self._statistics.prompt_n
 
+    @property
+    def span_call(self) -> Call[Any] | None:
+        """The main model's call for the span that comes next in the prompt; None: tokens come next."""
+        start = len(self.main.cached)
+        cell = self._prompt[start] if start < len(self._prompt) else 0
+        if not isinstance(cell, Cell):
+            return None
+        return self.main.call(self._prompt[start : start + len(cell.span)], n_logits=0)
+
     def call(self, n_max: int) -> Call[Any]:
         """Return the main model's next call for the prompt, of 1 to `n_max` tokens."""
         start = len(self.main.cached)
         end = next((stop for stop in self._stops if stop > start), len(self._prompt))
         chunk = self._prompt[start : min(end, start + n_max)]
+        if min(chunk) < 0:
+            chunk = chunk[: next(i for i, token in enumerate(chunk) if token < 0)]
         return self.main.call(chunk, range(ROOT, len(chunk) - 1), 0)
 
     def commit(self, call: Call[Any]) -> None:

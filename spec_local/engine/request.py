@@ -12,6 +12,7 @@ from spec_local.core.proposal import ALONE, EMPTY, ROOT, CallLoad, Limit, Propos
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, TokenLogprob, logprob
 from spec_local.core.sequence import MainSequence
+from spec_local.core.span import text_of
 from spec_local.engine.events import FinishReason, Statistics, Step
 from spec_local.engine.prefill import Prefill, check_prompt
 from spec_local.errors import DeadEnd, InvalidRequest
@@ -38,7 +39,7 @@ class Verified:
 class Request:
     """A running answer, which continues a prompt with exactly the main model's distribution.
 
-    It handles token ids only. Before and after every step, `history` is the prompt and the output so far, the
+    It handles token ids only; samplers and constraints do not see the cells of spans. Before and after every step, `history` is the prompt and the output so far, the
     main model's cache contains all of it except the last token, and the draft model's cache a prefix of it.
     If the main model could not discard rejected tokens alone (see `Rollback`), its cache lacks some more: the
     next call evaluates them again.
@@ -86,6 +87,7 @@ class Request:
             raise InvalidRequest("draft_max, max_tokens and logprobs must not be negative: give 0 or more")
         self.main = main
         self.history = list(prompt)
+        self._text = list(text) if len(text := text_of(self.history)) < len(self.history) else self.history
         self.statistics = Statistics()
         self.proposal, self._load = EMPTY, ALONE
         self._sampler, self._rng = sampler, rng
@@ -102,7 +104,7 @@ class Request:
         self.has_ended = False
         """True if the last token is an end token."""
         if sampler.constraint:
-            sampler.constraint.commit(self.history)
+            sampler.constraint.commit(self._text)
 
     def reason_to_end(self) -> FinishReason | None:
         """Return the reason why the answer ends before its next step; None: it goes on."""
@@ -181,7 +183,7 @@ class Request:
             DeadEnd: the constraint allows no token.
         """
         proposal, dead_ends = self.proposal, set[int]()
-        recent = self.history[-self._sampler.window :] if self._sampler.window else None
+        recent = self._text[-self._sampler.window :] if self._sampler.window else None
 
         def distribution(node: int) -> Distribution:
             """Return p after a node, on demand: a verifier needs only some of them."""
@@ -225,9 +227,11 @@ class Request:
         if proposer and proposer.needs_logits:
             proposer.observe(call.tokens[n_before - 1 :], logits)
         self.history.extend(output)
+        if self._text is not self.history:
+            self._text.extend(output)
         self.has_ended = self._is_end(output[-1])
         if self._sampler.constraint:
-            self._sampler.constraint.commit(self.history)
+            self._sampler.constraint.commit(self._text)
         # The last token is not evaluated: it is the main model's own, or nothing follows it.
         nodes = [*range(n_before), *(node + n_before for node in verified.path[: len(output) - 1])]
         start = len(self.main.cached)

@@ -5,6 +5,7 @@ cells: with a cache for each, llama.cpp evaluates those with different numbers o
 and reads the weights each time.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from spec_local.core.calls import Call, Logits
 from spec_local.core.sequence import Limits, Rollback, States
-from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.core.span import Span
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.llama import runtime
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.memory import check_free_memory, free_memory
@@ -194,6 +196,8 @@ class LlamaContext(NativeContext):
 
     def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
         """Evaluate nodes of some of the sequences in one llama_decode call: see `Context.decode`."""
+        if calls and calls[0].tokens[0] < 0:
+            return [self._decode_span(calls)]
         n_tokens = n_logits = 0
         for call in calls:
             n_tokens += len(call.tokens)
@@ -219,17 +223,76 @@ class LlamaContext(NativeContext):
                     self.remove(self.spare, 0)
                 for call in calls:
                     call.sequence.resync(unchanged=code == 1)
+        if code:
+            raise self._failure(code, n_tokens)
+        return self._split_logits(calls, n_logits)
+
+    @staticmethod
+    def _failure(code: int, n_tokens: int) -> SpecLocalError:
+        """The error of a call for which llama_decode returned a code."""
         if code == 1:
-            raise ContextOverflow(
+            return ContextOverflow(
                 f"the KV cache has no room for {n_tokens} more tokens: "
                 "start a new conversation or give a larger `n_ctx`"
             )
-        if code:
-            raise BackendError(
-                f"llama.cpp could not evaluate {n_tokens} tokens "
-                f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
+        return BackendError(
+            f"llama.cpp could not evaluate {n_tokens} tokens "
+            f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
+        )
+
+    def check_span(self, span: Span) -> None:
+        """Check that a span can be evaluated.
+
+        Raises:
+            InvalidRequest: the model's vectors have other positions, or the span is too large for a call.
+        """
+        if not span.is_causal and len(span) > self.max_tokens:
+            raise InvalidRequest(
+                f"a picture of {len(span)} tokens is read in one call, of at most {self.max_tokens}: "
+                "open the models with its projector (`mmproj`)"
             )
-        return self._split_logits(calls, n_logits)
+        if span.offsets.shape[1] > self.model.n_axes or not self._unified:
+            raise InvalidRequest("these contexts cannot read pictures")
+
+    def _decode_span(self, calls: Sequence[Call[Any]]) -> Logits:
+        """Evaluate a span, in several of llama.cpp's calls if it is large."""
+        if len(calls) > 1:
+            raise InvalidRequest("a span is evaluated in a call of its own")
+        sequence, vectors = calls[0].sequence, calls[0].tokens[0].span.vectors()
+        states, n, code, done = list[States](), 0, -1, False
+        try:
+            span, position, seq_id = sequence.begin_span(calls[0])
+            if not span.is_causal:
+                self.lib.llama_set_causal_attn(self.native.pointer, False)
+            for start in range(0, len(span), self.max_tokens):
+                part = slice(start, start + self.max_tokens)
+                n = len(span.cells[part])
+                self._vectors.put_vectors(vectors[part], position + span.offsets[part], seq_id)
+                if self._capture:
+                    self._capture.begin()
+                if code := self._decode(self._vectors):
+                    break
+                if self._capture:
+                    self._capture.finish(n, None)
+                    states.append(self._capture.at(range(n)))
+            else:
+                sequence.on_span(n, np.concatenate(states) if states else None)
+                done = True
+        finally:
+            self.lib.llama_set_causal_attn(self.native.pointer, True)
+            if not done:  # failed, or interrupted by a signal handler
+                sequence.resync()
+        if code:
+            raise self._failure(code, len(calls[0].tokens))
+        return self._no_logits
+
+    @functools.cached_property
+    def _vectors(self) -> Batch:
+        """The batch of spans."""
+        model = self.model
+        return Batch(
+            self.lib, self.max_tokens, width=model.n_embd_input, has_tokens=False, n_axes=model.n_axes
+        )
 
     def _order(self, calls: Sequence[Call[Any]]) -> Sequence[int] | None:
         """The order in which llama.cpp evaluated the tokens of the batch; None: that of the batch."""

@@ -198,6 +198,18 @@ class Model:
         return int(self._lib.llama_model_n_embd(self.handle))
 
     @functools.cached_property
+    def n_embd_input(self) -> int:
+        """Width of the vectors that it takes in place of tokens; some have more for later layers."""
+        return int(self._lib.llama_model_n_embd_inp(self.handle))
+
+    @functools.cached_property
+    def n_axes(self) -> int:
+        """Number of positions by which each vector in place of a token is rotated: 4 with M-RoPE, else 1."""
+        lib = self._lib
+        several = (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
+        return 4 if lib.llama_model_rope_type(self.handle) in several else 1
+
+    @functools.cached_property
     def target_layers(self) -> tuple[int, ...]:
         """Numbers of the main model's layers whose input a head reads."""
         n, ids = (runtime.target_layers(name)(self.handle) for name in ("_n", ""))

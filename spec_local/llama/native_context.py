@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.core.calls import Call
 from spec_local.core.draft_vocabulary import DraftVocabulary
+from spec_local.core.span import Cell
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime, thread_count
 from spec_local.llama.model import Model
@@ -31,7 +32,7 @@ class Batch:
         max_sequences: maximum number of llama.cpp's sequences that a token can belong to.
         width: size of the vector that each entry has beside its token; 0: none.
         has_tokens: whether the entries have tokens; False: only vectors.
-        n_positions: positions of each entry: 4 for vectors of models that rotate by several (M-RoPE), else 1.
+        n_axes: positions of each vector, as in `Model.n_axes`; 1 for tokens.
 
     Attributes:
         native: the structure to pass to llama_decode, after `set_size`.
@@ -46,13 +47,13 @@ class Batch:
         *,
         width: int = 0,
         has_tokens: bool = True,
-        n_positions: int = 1,
+        n_axes: int = 1,
     ) -> None:
         seq_ids = np.zeros((capacity, max_sequences), np.int32)
         self.vectors: NDArray[np.float32] = np.zeros((capacity, width), np.float32)
         arrays: dict[str, np.ndarray[Any, Any]] = {
             "token": np.zeros(capacity, np.int32),
-            "pos": np.zeros(capacity * n_positions, np.int32),
+            "pos": np.zeros(capacity * n_axes, np.int32),
             "logits": np.zeros(capacity, np.int8),
             "n_seq_id": np.ones(capacity, np.int32),
             "seq_id": seq_ids.ctypes.data + np.arange(capacity, dtype=np.uint64) * seq_ids.strides[0],
@@ -63,7 +64,7 @@ class Batch:
             given["embd"] = self.vectors
         for name, array in given.items():
             setattr(self.native, name, ctypes.cast(array.ctypes.data, dict(self.native._fields_)[name]))
-        self._arrays, self._n_positions = arrays, n_positions  # the structure holds only their addresses
+        self._arrays, self._n_axes = arrays, n_axes  # the structure holds only their addresses
         # For the few entries of a call, a memoryview is several times as fast as NumPy.
         self._tokens, self._positions, self._wants_logits, self._n_seq_ids = (
             arrays[name].data for name in ("token", "pos", "logits", "n_seq_id")
@@ -77,10 +78,13 @@ class Batch:
     def put_all(
         self, i: int, tokens: Sequence[int], positions: Sequence[int], seq_ids: Sequence[int], n_logits: int
     ) -> None:
-        """Set the entries from `i` on; compute the logits of the last `n_logits` of these."""
+        """Set the entries from `i` on; compute the logits of the last `n_logits` of these.
+
+        A head reads the placeholder of a cell: see `spec_local.core.span`.
+        """
         first_wanted = i + len(tokens) - n_logits
         for token, position, seq_id in zip(tokens, positions, seq_ids, strict=True):
-            self._tokens[i] = token
+            self._tokens[i] = token.span.placeholder if isinstance(token, Cell) else token
             self._positions[i] = position
             self._wants_logits[i] = i >= first_wanted
             self._n_seq_ids[i] = 1
@@ -97,10 +101,24 @@ class Batch:
         found: list[int] = self._seq_id_array[: self.native.n_tokens, 0].tolist()
         return found
 
+    def put_vectors(self, vectors: NDArray[np.float32], positions: NDArray[np.int32], seq_id: int) -> None:
+        """Set all entries: vectors without logits.
+
+        Args:
+            vectors: float32 (n, width). positions: int32 (n, k): the first k axes of each; others are 0.
+        """
+        n, k = positions.shape
+        self.native.n_tokens = n
+        self.vectors[:n] = vectors
+        self._arrays["pos"][:] = 0
+        self._arrays["pos"][: n * k] = positions.T.ravel()
+        self._arrays["logits"][:] = 0
+        self._seq_id_array[:n, 0] = seq_id
+
     def set_size(self, n: int) -> None:
         """Set the number of entries; of 4 positions, those of a text are the same, and the last one is 0."""
         self.native.n_tokens = n
-        if self._n_positions > 1:
+        if self._n_axes > 1:
             positions = self._arrays["pos"]
             positions[n : 3 * n] = np.tile(positions[:n], 2)
             positions[3 * n : 4 * n] = 0
@@ -327,6 +345,14 @@ class Tree:
         batch.put_all(start, call.tokens, self.positions[n_before:], self.seq_ids[n_before:], n_logits)
         for node, seq_id in forked:
             batch.add_sequence(start + node - n_before, seq_id)
+
+    def add_chain(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        """Add a chain after the history to the empty tree; the caller fills the batch."""
+        self.tokens.extend(tokens)
+        self.parents.extend(range(-1, len(tokens) - 1))
+        self.positions.extend(positions)
+        self.seq_ids.extend([self._first] * len(tokens))
+        self._ends[self._first] = len(tokens) - 1
 
     def add_unevaluated(self, token: int) -> None:
         """Add the first token of an empty history without an entry in a batch: it gets no cell."""

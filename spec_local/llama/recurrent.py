@@ -10,7 +10,8 @@ from typing import Any
 
 from spec_local.core.calls import Call
 from spec_local.core.kept_states import KeptStates
-from spec_local.core.sequence import common_prefix
+from spec_local.core.sequence import States, common_prefix
+from spec_local.core.span import Span, whole
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.native_context import Batch
@@ -33,6 +34,16 @@ class RecurrentSequence(LlamaSequence):
         """See `LlamaSequence.fill_batch`."""
         self._states.on_call()
         super().fill_batch(batch, start, call, n_logits)
+
+    def begin_span(self, call: Call[Any]) -> tuple[Span, int, int]:
+        """See `LlamaSequence.begin_span`."""
+        self._states.on_call()
+        return super().begin_span(call)
+
+    def on_span(self, n_last: int, states: States | None) -> None:
+        """See `LlamaSequence.on_span`."""
+        self._states.on_evaluated(n_last)
+        super().on_span(n_last, states)
 
     def on_evaluated(self, n: int) -> None:
         """Note that llama.cpp has evaluated a call with n tokens of this sequence."""
@@ -65,20 +76,26 @@ class RecurrentSequence(LlamaSequence):
         if self.limits.rollback == "none" or not self.context.saved.prompts:
             return ()
         is_control = self.model.vocabulary.is_control
-        control = {token for token in set(tokens) if is_control(token)}
+        control = {token for token in set(tokens) if token >= 0 and is_control(token)}
         boundaries = (i for i, token in enumerate(tokens) if token in control)
-        return placement.stops(len(self.cached), boundaries, self._parting, len(tokens))
+        stops = placement.stops(len(self.cached), boundaries, self._parting, len(tokens))
+        return sorted({n for stop in stops if (n := whole(tokens, stop)) > len(self.cached)})
 
     def keep(self) -> None:
         """See `ModelSequence.keep`: in the prompt cache."""
         self._check_open()
-        if self.limits.rollback != "none":
+        if self.limits.rollback != "none" and self._can_save:
             self.context.saved.save_state(self.cached, self._seq_id)
+
+    @property
+    def _can_save(self) -> bool:
+        """Whether the cells before the state can be saved, too: see `LlamaSequence.save`."""
+        return self._positions.n_usual(len(self.cached)) == len(self.cached)
 
     def save(self, most: int | None = None) -> Progress:
         """See `LlamaSequence.save`; also the state after the history."""
         progress = super().save(most)
-        if progress != "all" or not self.cached or self._tree.tokens:
+        if progress != "all" or not self.cached or self._tree.tokens or not self._can_save:
             return progress
         return self.context.saved.save_state(self.cached, self._seq_id)
 
@@ -88,6 +105,7 @@ class RecurrentSequence(LlamaSequence):
         Raises:
             ModelError: the model cannot roll back, and `length` is neither 0 nor that of both.
         """
+        self._positions.add(self._tree.tokens, len(self.cached))
         self.cached += self._tree.tokens  # the tree is a chain
         self._tree.clear()
         n = len(self.cached) - length
@@ -118,7 +136,7 @@ class RecurrentSequence(LlamaSequence):
         if not self._states.can_remove(n):
             raise InvalidRequest(f"cannot remove the last {n} tokens: the state before them is not kept")
         length = len(self.cached) - n
-        if not self.context.remove(self._seq_id, length):
+        if not self.context.remove(self._seq_id, self._positions.at(length)):
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         self._states.on_removed(length)
         self._free_checkpoint()
@@ -198,7 +216,7 @@ class RecurrentSequence(LlamaSequence):
         self._states.on_replaced()
         self._free_checkpoint()
         self.context.saved.drop_state(self._seq_id)
-        self.context.remove(self._seq_id, length)
+        self.context.remove(self._seq_id, self._positions.at(length))
         self._drop(length)
 
     def _copyable(self) -> Iterator[tuple[int, int]]:
@@ -215,6 +233,6 @@ class RecurrentSequence(LlamaSequence):
     def resync(self, *, unchanged: bool = False) -> None:
         """See `LlamaSequence.resync`: goes back to a checkpoint; the state may include tokens of the call."""
         self._tree.clear()
-        length = self.context.length(self._seq_id)
+        length = self._positions.n_before(self.context.length(self._seq_id))
         if not unchanged or length != len(self.cached):
             self._drop(self._restore(len(self.cached)))

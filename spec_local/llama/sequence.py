@@ -14,10 +14,12 @@ from spec_local.core.calls import Call, run
 from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.proposal import check_path
 from spec_local.core.sequence import Limits, RollsBack, States, common_prefix
+from spec_local.core.span import Cell, Span, text_of, whole
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.native_context import Batch, NativeContext, Tree
 from spec_local.llama.native_object import Pointer
+from spec_local.llama.positions import Positions
 from spec_local.llama.saved import Progress
 from spec_local.prompt_cache.entry import Match
 
@@ -65,7 +67,7 @@ class NativeSequence:
         """Note that tokens occur in the text, which may then be drafted, too: see `Limits.draft_tokens`."""
         drafted = self._trained
         if self.draft_vocabulary:
-            self.draft_vocabulary.read(tokens)
+            self.draft_vocabulary.read(text_of(tokens))
             drafted = self.draft_vocabulary.tokens
         if drafted is not self.limits.draft_tokens:
             self.limits = replace(self.limits, draft_tokens=drafted)
@@ -126,7 +128,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         guard = context.first_other + index if context.has_guard else None
         self._tree = Tree(context, self._seq_id, context.max_branches, guard)
         self.cached = []
-        self._start = 0  # position of the first token of the history
+        self._positions = Positions()  # of the history
+        self._span_states: States | None = None  # of the last call, if it was a span's
         self._first_entry = self._first_node = 0  # of the last call, in its batch and in the tree
 
     def call(
@@ -147,11 +150,13 @@ class LlamaSequence(NativeSequence, RollsBack):
         n_logits = n if n_logits is None else n_logits
         _ = self.context.native.pointer, self.model.native.pointer  # both are open
         limits = self.limits
+        if tokens and min(tokens) < 0:
+            return self._span_call(tokens, parents, n_logits)
         if not 1 <= n <= limits.max_tokens:
             raise InvalidRequest(f"{n} tokens in one call: give 1 to {limits.max_tokens}")
         if not 0 <= n_logits <= min(n, limits.max_logits):
             raise InvalidRequest(f"{n_logits} logits for {n} tokens: give 0 to {min(n, limits.max_logits)}")
-        if min(tokens) < 0 or max(tokens) >= limits.n_vocab:
+        if max(tokens) >= limits.n_vocab:
             raise self._unknown_token()
         if len(self.cached) + len(self._tree.tokens) + n > limits.n_ctx:
             raise self._full()
@@ -164,13 +169,44 @@ class LlamaSequence(NativeSequence, RollsBack):
             self._check_positions(parents, positions)
         return Call(self, tokens, parents, n_logits, positions, appends)
 
+    def _span_call(
+        self, cells: Sequence[int], parents: Sequence[int], n_logits: int
+    ) -> Call["LlamaSequence"]:
+        """The call of a span, which is the whole call, and follows the history."""
+        span = cells[0].span if isinstance(cells[0], Cell) else None
+        if not span or list(cells) != span.cells or self._tree.tokens or [*parents] != [*range(-1, len(span) - 1)]:
+            raise InvalidRequest("a span is evaluated whole, alone, and after the history")
+        if n_logits:
+            raise InvalidRequest("a span has no logits: add text after it")
+        if len(self.cached) + len(span) > self.limits.n_ctx:
+            raise self._full()
+        self.context.check_span(span)
+        start = self._positions.at(len(self.cached))
+        return Call(self, cells, parents, 0, (start + span.offsets[:, 0]).tolist(), True)
+
+    def begin_span(self, call: Call[Any]) -> tuple[Span, int, int]:
+        """Note that a span is about to be evaluated: it, its position, and llama.cpp's id of this history."""
+        self._tree.add_chain(call.tokens, call.positions or ())
+        self._first_node = 0
+        span: Span = call.tokens[0].span  # type: ignore[attr-defined]
+        return span, self._positions.at(len(self.cached)), self._seq_id
+
+    def on_span(self, n_last: int, states: States | None) -> None:
+        """Note that a span was evaluated.
+
+        Args:
+            n_last: cells of the last one of llama.cpp's calls for it.
+            states: the hidden states of its cells, if the context keeps them.
+        """
+        self._span_states = states
+
     def _check_positions(self, parents: Sequence[int], positions: Sequence[int]) -> None:
         """Check positions: llama.cpp lets a history begin anywhere, and has no gaps after that."""
         if self.pad_to:
             raise InvalidRequest("padded calls number the tokens themselves: give no positions")
         known = [*self._tree.positions, *positions]
         for parent, position in zip(parents, positions, strict=True):
-            after = known[parent] + 1 if parent >= 0 else self._start + len(self.cached)
+            after = known[parent] + 1 if parent >= 0 else self._positions.at(len(self.cached))
             is_first = parent < 0 and not self.cached
             if not 0 <= position < _MOST_POSITIONS or (position != after and not is_first):
                 raise InvalidRequest(f"a token is at position {position}: give {after}, after its parent")
@@ -181,8 +217,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         Args:
             n_logits: number of the last nodes whose logits are computed.
         """
-        self._first_entry, self._first_node = start, len(self._tree.tokens)
-        self._tree.add(batch, start, call, n_logits, self._start + len(self.cached))
+        self._first_entry, self._first_node, self._span_states = start, len(self._tree.tokens), None
+        self._tree.add(batch, start, call, n_logits, self._positions.at(len(self.cached)))
 
     def states(self, nodes: Sequence[int]) -> States:
         """Hidden states of tokens of the last call, as in `LlamaContext.states`.
@@ -190,6 +226,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         Args:
             nodes: numbers of the tokens, from the first one of this sequence's part of the call.
         """
+        if self._span_states is not None:
+            return self._span_states[list(nodes)]
         return self.context.states([self._first_entry + node for node in nodes])
 
     def commit(self, path: Sequence[int]) -> States | None:
@@ -215,17 +253,20 @@ class LlamaSequence(NativeSequence, RollsBack):
 
     def _commit(self, path: Sequence[int]) -> None:
         """`commit` of a path that has been checked."""
-        tree, start = self._tree, self._start + len(self.cached)
+        tree, n_before = self._tree, len(self.cached)
+        start = self._positions.at(n_before)
         try:
             if path and tree.seq_ids[path[-1]] != self._seq_id:
                 tree.take(path, start)
             if path and not self.cached:
-                self._start = tree.positions[path[0]]
+                self._positions.start = tree.positions[path[0]]
             self.cached += map(tree.tokens.__getitem__, path)
+            if path and tree.tokens[path[-1]] < 0:
+                self._positions.add(tree.tokens, n_before)
             if len(path) < len(tree.tokens):
                 self._cut(len(self.cached))
             if self.context.has_guard:
-                tree.guard(start, self._start + len(self.cached))
+                tree.guard(start, self._positions.at(len(self.cached)))
         except BaseException:  # from a signal handler
             self.resync()
             raise
@@ -234,8 +275,7 @@ class LlamaSequence(NativeSequence, RollsBack):
     def _drop(self, length: int) -> None:
         """Drop the tree, and the history from a token on, whose cells are gone."""
         del self.cached[length:]
-        if not length:
-            self._start = 0
+        self._positions.cut(length)
         self._tree.clear()
 
     def truncate(self, length: int) -> None:
@@ -244,6 +284,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         n = len(self.cached)
         if length != n:
             self._check_length(length)
+            length = whole(self.cached, length)
             self._forget_text(length)
         if length != n or self._tree.tokens:
             self._keep(length)
@@ -278,8 +319,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         self._take_cells(tokens, found, len(tokens))
 
     def _n_shared(self, tokens: Sequence[int]) -> int:
-        """Number of the first of these tokens with which the history begins, each at its usual position."""
-        return 0 if self._start else common_prefix(self.cached, tokens)
+        """Number of the first of these tokens, whole spans only, with which the history begins at position 0."""
+        return 0 if self._positions.start else whole(tokens, common_prefix(self.cached, tokens))
 
     def _take_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
         """Make the history the longest known prefix of `tokens`, of up to `most` of them.
@@ -298,6 +339,8 @@ class LlamaSequence(NativeSequence, RollsBack):
             self._copy(best._seq_id, tokens[:n])
         if use_saved:
             self._restore_cells(tokens, found, most)
+            if (n := whole(tokens, len(self.cached))) < len(self.cached):
+                self._shorten(n)
 
     def _restore_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
         """Append cells of the prompt cache to the history, as far as there are any, up to `most` tokens."""
@@ -320,9 +363,11 @@ class LlamaSequence(NativeSequence, RollsBack):
     def save(self, most: int | None = None) -> Progress:
         """Copy what the prompt cache lacks of the history into it: see `SavedParts.save`."""
         self._check_open()
-        if not self.cached or self._tree.tokens or self._n_shared(self.cached) < len(self.cached):
+        # A cell of a span may have another position than its number: what follows one is not saved.
+        n = self._positions.n_usual(len(self.cached))
+        if not n or self._tree.tokens:
             return "all"
-        return self.context.saved.save(self.cached, self._seq_id, most)
+        return self.context.saved.save(self.cached[:n], self._seq_id, most)
 
     def _shorten(self, length: int) -> None:
         """Keep the cells of the first `length` tokens, and discard the tree."""
@@ -336,8 +381,10 @@ class LlamaSequence(NativeSequence, RollsBack):
         """Replace the history with the first tokens of another sequence's; their cells are shared."""
         self.truncate(0)
         try:
-            self.context.copy(seq_id, self._seq_id, 0, len(tokens))
-            self._tree.guard(0, len(tokens))
+            self._positions.add(tokens, 0)
+            end = self._positions.at(len(tokens))
+            self.context.copy(seq_id, self._seq_id, 0, end)
+            self._tree.guard(0, end)
             self.cached += tokens
         finally:
             if len(self.cached) < len(tokens):  # interrupted by a signal handler
@@ -347,7 +394,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         """Reduce the cache to `length` tokens, and discard the tree."""
         self._check_rollback(length)
         try:
-            self._tree.cut(self._start + length)
+            self._tree.cut(self._positions.at(length))
         except BaseException:  # llama.cpp failed, or a signal handler interrupts it
             self.resync()
             raise
@@ -367,8 +414,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         Args:
             unchanged: whether llama.cpp has not begun to evaluate the call.
         """
-        self._drop(max(0, self.context.length(self._seq_id) - self._start))
-        self._tree.resync(self._start + len(self.cached))
+        self._drop(self._positions.n_before(self.context.length(self._seq_id)))
+        self._tree.resync(self._positions.at(len(self.cached)))
 
 
 def _n_first(path: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ from spec_local.core.calls import Logits
 from spec_local.core.constraint import Constraint
 from spec_local.core.proposal import EMPTY, Proposal
 from spec_local.core.rng import Rng
+from spec_local.core.span import GrowingText
 from spec_local.lookups.base import Lookup
 from spec_local.policies.base import Offer, Policy
 from spec_local.proposers.base import Limit
@@ -44,12 +45,14 @@ class CombinedProposer:
         self.main_costs = policy.main_costs
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
+        self._text = GrowingText()
         self._length: int | None = None  # of the history that was proposed for
         self._draft_used = False  # since the last commit
 
     async def prefill(self, history: Sequence[int]) -> None:
         if not self._draft:
             return
+        history = self._readable(history)
         self._draft.commit(history)  # discards the cache of another history
         self._draft.recall(history)
         if reading := self._policy.reads(self._draft.readings(history)):
@@ -57,7 +60,8 @@ class CombinedProposer:
 
     async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
         draft, policy = self._draft, self._policy
-        offer = Offer(limit, self._find(history, limit), draft.readings(history) if draft else ())
+        found, history = self._find(self._text.of(history), limit), self._readable(history)
+        offer = Offer(limit, found, draft.readings(history) if draft else ())
         decision = policy.choose(offer)
         proposal = decision.proposal
         if draft and decision.by_draft_model:
@@ -82,6 +86,7 @@ class CombinedProposer:
                 lookup.observe(tokens, logits)
 
     def commit(self, history: Sequence[int]) -> None:
+        history = self._readable(history)
         if self._length is not None and self._length < len(history):
             output = history[self._length :]
             drafted = self._draft.drafted(output) if self._draft and self._draft_used else ()
@@ -90,6 +95,10 @@ class CombinedProposer:
             self._draft.commit(history)
             self._draft_used = False
         self._length = None
+
+    def _readable(self, history: Sequence[int]) -> Sequence[int]:
+        """The part of the history that the draft model reads: only a head has states of pictures."""
+        return history if self.head else self._text.of(history)
 
     def _find(self, history: Sequence[int], limit: Limit) -> list[Proposal]:
         if limit.branches > 1:

@@ -10,6 +10,7 @@ import numpy as np
 
 from spec_local.core.calls import Call, Logits
 from spec_local.core.sequence import Limits, RollsBack, States
+from spec_local.core.span import Cell
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.context import LlamaContext
@@ -167,7 +168,8 @@ class HeadSequence(NativeSequence, RollsBack, ABC):
         n = len(tokens)
         if not 1 <= n <= self.limits.max_tokens or not 0 <= n_logits <= min(n, self.limits.max_logits):
             raise InvalidRequest(f"{n} tokens and {n_logits} logits in one call of a head")
-        if min(tokens) < 0 or max(tokens) >= self.limits.n_vocab:
+        is_known = min(tokens) >= 0 or all(token >= 0 or isinstance(token, Cell) for token in tokens)
+        if not is_known or max(tokens) >= self.limits.n_vocab:
             raise self._unknown_token()
 
     def _joined(self, parts: Sequence[Logits]) -> Logits:

@@ -86,10 +86,7 @@ class BlockContext(HeadContext):
             ctx_other=main.handle.address,
         )
         lib.llama_set_causal_attn(self.handle, block.is_causal)
-        rotates_by_several = lib.llama_model_rope_type(model.handle) == lib.LLAMA_ROPE_TYPE_MROPE
-        self._states = Batch(
-            lib, self.max_tokens, width=width, has_tokens=False, n_positions=4 if rotates_by_several else 1
-        )
+        self._states = Batch(lib, self.max_tokens, width=width, has_tokens=False, n_axes=model.n_axes)
         self._blocks = Batch(lib, self.max_logits)
         self._logits = OutputView(self.native, self.max_logits, self.n_vocab)
 
