@@ -13,6 +13,7 @@ import sys
 import time
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -222,6 +223,9 @@ def test_transparency_becomes_white():
     assert single(encode(palette, transparency=bytes([255, 128]))) == [[132, 131, 131]]
     key = chunk(b"tRNS", struct.pack(">3H", 1, 2, 3))
     assert single(png([b"\1\2\3\1\2\4"], 2, colours=2, before=key)) == [WHITE, [1, 2, 4]]
+    key = chunk(b"tRNS", struct.pack(">3H", 256, 512, 768))
+    row = struct.pack(">6H", 256, 512, 768, 256, 512, 1024)
+    assert single(png([row], 2, bits=16, colours=2, before=key)) == [WHITE, [1, 2, 4]]
     key = chunk(b"tRNS", struct.pack(">H", 300))
     assert single(png([struct.pack(">2H", 300, 301)], 2, bits=16, before=key)) == [WHITE, [1, 1, 1]]
 
@@ -315,6 +319,7 @@ DAMAGED = {
     "PNG without pixels": PNG[:33] + chunk(b"IEND"),
     "PNG whose pixels are no zlib": PNG[:33] + chunk(b"IDAT", b"junk" * 9) + chunk(b"IEND"),
     "PNG with a wrong sum": PNG[:33] + chunk(b"IDAT", b"junk", crc=1) + chunk(b"IEND"),
+    "PNG with a changed palette": encode(PICTURE.convert("P")).replace(b"PLTE\0", b"PLTE\1", 1),
     "PNG without a header": PNG[:8] + PNG[33:],
     "PNG of no width": png([], 0, 1),
     "PNG of no height": png([], 1, 0),
@@ -358,7 +363,7 @@ DAMAGED = {
     "BMP of the lowest height": bmp(1, -(2**31)),
     "BMP of 7 bits": bmp(bits=7),
     "BMP with an odd header": bmp(header=41),
-    "BMP that is compressed": bmp(bits=8, compression=1),
+    "BMP that is compressed": bmp(bits=8, compression=1, content=bytes(1024) + b"\2\0\0\0", rows=2),
     "BMP of PNG": bmp(compression=5),
     "BMP with strange masks": bmp(bits=32, compression=3, content=b"\1\2\3\4" * 4),
 }
@@ -528,6 +533,30 @@ def raising(error):
         raise error
 
     return fail
+
+
+def test_only_what_was_checked_is_decoded():
+    """Pillow must not find a size that is not the one that was compared with the limit."""
+    found = container.read(PNG)
+    assert "contradict" in refused(decoding.check, found._replace(width=WIDTH - 1))
+
+
+def test_one_image_is_decoded_at_a_time(monkeypatch):
+    """For the sake of memory."""
+    running, most = [], []
+
+    def load(found, original=decoding._load):
+        running.append(found)
+        most.append(len(running))
+        time.sleep(0.005)
+        loaded = original(found)
+        running.pop()
+        return loaded
+
+    monkeypatch.setattr(decoding, "_load", load)
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(lambda _: Image(PNG).pixels(), range(8)))) == 8
+    assert most == [1] * 16
 
 
 def test_pillow_is_unchanged_and_does_not_warn(recwarn):
