@@ -32,7 +32,8 @@ class Image:
     """An image file: JPEG, PNG, GIF or WebP (of both, the first frame), or BMP.
 
     It is decoded once when it is created, and nothing of that is kept: a damaged file is found before an
-    answer begins. For 12 megapixels, this takes 0.06 s (JPEG) to 0.35 s (PNG). Unpickling checks nothing again.
+    answer begins. For 12 megapixels, this takes 0.06 s (JPEG) to 0.35 s (PNG). Unpickling checks nothing
+    again.
 
     Args:
         data: bytes of the file; its content decides on the format.
