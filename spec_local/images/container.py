@@ -79,7 +79,9 @@ def _png(data: bytes) -> Container:
                 orientation = _orientation(content)
     width, height, bits, colours = struct.unpack_from(">IIBB", header)
     chunks = [(b"IHDR", header)]
-    if palette and colours == 3:
+    if colours == 3:
+        if not palette:
+            raise damaged("it has no palette")
         chunks.append((b"PLTE", palette))
     if transparency:
         chunks.append((b"tRNS", _transparency(transparency, bits, colours)))

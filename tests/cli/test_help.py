@@ -73,7 +73,7 @@ def test_help_imports_nothing_slow(specdec, command):
         "except SystemExit as end:\n"
         "    assert not end.code\n"
         "slow = {'llama_cpp', 'huggingface_hub', 'prompt_toolkit', 'numpy', 'gguf', 'jinja2', 'pydantic'}\n"
-        "slow |= {'matplotlib', 'psutil', 'rich.progress', 'torch', 'spec_local.training'}\n"
+        "slow |= {'PIL', 'matplotlib', 'psutil', 'rich.progress', 'torch', 'spec_local.training'}\n"
         "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], env=specdec.environment, capture_output=True, check=True)
