@@ -3,10 +3,10 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
 from typing_extensions import TypedDict  # of pydantic, which needs it before Python 3.12
 
 from spec_local.core.checks import shown
@@ -16,6 +16,15 @@ Printable = Annotated[int, Field(gt=-(2**1000), lt=2**1000)]
 """An integer that is reduced to what is possible. Python refuses to print very large ones in errors."""
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """An integer for llama.cpp."""
+
+
+def _keeping_cells(tokens: Any, check: Callable[[Any], Sequence[int]]) -> Sequence[int]:
+    found = check(tokens)  # plain numbers
+    return [*tokens] if found and min(found) < 0 else found
+
+
+Tokens = Annotated[Sequence[int], WrapValidator(_keeping_cells)]
+"""Token ids, and the cells of pictures (`spec_local.core.span.Cell`), which stay what they are."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 _TYPED_DICT: Any = TypedDict  # for type checkers, which want its fields to be literals

@@ -7,18 +7,19 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import InstanceOf
 
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.saving import PromptSaver
 from spec_local.answers.text import AnswerText, Done, NumberedEvent, Text
-from spec_local.arguments import checked_fields
+from spec_local.arguments import Tokens, checked_fields
 from spec_local.core.constraint import Constraint, State
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.core.sequence import common_prefix
+from spec_local.core.span import text_of
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
@@ -54,12 +55,12 @@ class ChatPrompt:
         n_answered: number of the last tokens, which the model generated and the splitter has not read.
     """
 
-    tokens: Sequence[int]
+    tokens: Tokens
     splitter: Splitter
     n_answered: int = 0
 
 
-Prompt = str | Sequence[int] | InstanceOf[ChatPrompt]
+Prompt: TypeAlias = str | Tokens | InstanceOf[ChatPrompt]
 
 OnRead = Callable[[int, int, int], None]
 """Receives tokens of a prompt: read by the main model; all of them; and read by the draft model after it."""
@@ -164,7 +165,7 @@ class RunningAnswers:
         constraint = Constraint(state) if state else None
         sampling = settings.sampling
         breakers = self._breakers(sampling.dry_sequence_breakers) if sampling.has_dry else None
-        sampler = Sampler(sampling, constraint, n_prompt=len(prompt.tokens), breakers=breakers)
+        sampler = Sampler(sampling, constraint, n_prompt=len(text_of(prompt.tokens)), breakers=breakers)
         started = clock()
         proposer = self._factory.proposer(settings, sampler, clock, slot)
         measured = clock()  # the costs, at first use
@@ -293,9 +294,10 @@ class RunningAnswers:
                     slot.clear()
 
     def _store(self, prompt: CheckedPrompt, output: Sequence[int]) -> None:
+        text = text_of(prompt.tokens)
         if self._factory.datastore:
-            self._factory.datastore.add_answer(output, prompt.tokens[-BEFORE:])
-        if self.answer_store:
+            self._factory.datastore.add_answer(output, text[-BEFORE:])
+        if self.answer_store and len(text) == len(prompt.tokens):  # a head could not be trained on pictures
             self.answer_store.add(prompt.tokens, output, prompt.settings.sampling.temperature)
 
     def _thought(
@@ -319,7 +321,7 @@ class RunningAnswers:
         if chat:
             splitter = copy.copy(chat.splitter)
         else:
-            splitter = splitter_after(model.chat_template or "", tokens.piece, prompt.tokens)
+            splitter = splitter_after(model.chat_template or "", tokens.piece, text_of(prompt.tokens))
         splitter.feed("")  # the prompt may have opened the reasoning
         if markers.header and settings.call_grammar and not splitter.is_past_reasoning:
             splitter = Splitter(markers, markers.openings[0] if splitter.is_reasoning else markers.header)

@@ -13,6 +13,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from pydantic import InstanceOf
+
 from spec_local.answers.text import Done, Text
 from spec_local.arguments import Int32, checked
 from spec_local.chat.meaning import meaning_of
@@ -22,6 +24,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.images.image import Image
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.reasoning.markers import Splitter
@@ -132,8 +135,11 @@ class Conversation:
         return following
 
     @checked
-    def ask(self, content: str) -> list[int]:
+    def ask(self, content: str, images: Sequence[tuple[int, InstanceOf[Image]]] = ()) -> list[int]:
         """Add a user message.
+
+        Args:
+            images: with their places, as in `Message`.
 
         Returns:
             the tokens of the whole conversation, up to the start of the answer.
@@ -142,7 +148,7 @@ class Conversation:
             ModelError: the template rejects the message; it is not added.
             InvalidRequest: the message is not valid text, or too long; it is not added.
         """
-        self.messages.append({"role": "user", "content": content})
+        self.messages += messages_of([{"role": "user", "content": content, "images": images}])
         try:
             return self.prompt()
         except BaseException:
@@ -390,7 +396,9 @@ class Conversation:
         return (at, at + len(name)) if at >= 0 else (0, 0)
 
     def _tokenize(self, part: Rendered) -> None:
-        tokens = part.tokens(self.model.vocabulary, is_start=not self._segments)
+        tokens = part.tokens(
+            self.model.vocabulary, is_start=not self._segments, image_tokens=self.model.image_tokens
+        )
         self._segments.append(_Segment(part, tokens))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, NotRequired, TypedDict, get_args
 from pydantic_core import from_json
 
 from spec_local.errors import InvalidRequest
+from spec_local.images.image import Image
 from spec_local.text import bytes_of, with_whole_characters
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -32,12 +33,14 @@ class MessageToolCall(TypedDict):
 class Message(TypedDict):
     """A message of a conversation.
 
+    images: each with its place, the index in the content of the character that it stands before.
     reasoning_content: what the model wrote before this answer. tool_calls: what it called in this answer.
     tool_call_id: the call whose result this message of a tool is. name: of that tool.
     """
 
     role: Role
     content: str
+    images: NotRequired[Sequence[tuple[int, Image]]]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[Sequence[MessageToolCall]]
     tool_call_id: NotRequired[str]
@@ -58,8 +61,12 @@ _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 def messages_of(given: Sequence[Mapping[str, object]]) -> list[Message]:
     """Messages in the one form that the library uses.
 
-    ``developer`` is another name for ``system``. An answer with calls may have the content None. Keys with
-    the value None count as missing.
+    The content is text, or a list of texts and images: each part is text, an `Image`, or a dict, which is
+    ``{"type": "text", "text": …}`` or ``{"type": "image", "image": …}``. As in llama.cpp, a line break
+    separates texts that follow each other.
+
+    ``developer`` is another name for ``system``. An answer with calls may have the content None. Keys with the
+    value None count as missing.
 
     Raises:
         InvalidRequest: a message is incomplete or wrong; the error names its index.
@@ -207,16 +214,51 @@ def _message(given: Mapping[str, object], where: str) -> Message:
         raise InvalidRequest(f"{where} has tool_calls but the role {role}: only the assistant calls tools")
     if role == "tool" and "tool_call_id" not in values:
         raise InvalidRequest(f"{where} has no tool_call_id: give the id of the call that it answers")
+    images = values.get("images", ())
+    if isinstance(content := values.get("content"), list | tuple):
+        values["content"], images = _parts(content, where)
     made: Message = {
         "role": _ROLES[role],
         "content": _text({"content": "", **values} if calls else values, "content", where),
     }
+    if images:
+        made["images"] = _placed(images, made["content"], where)
     for key in ("reasoning_content", "tool_call_id", "name"):
         if key in values:
             made[key] = _text(values, key, where)
     if calls:
         made["tool_calls"] = calls
     return made
+
+
+def _parts(content: Sequence[object], where: str) -> tuple[str, list[tuple[int, Image]]]:
+    """The text of parts, and the images with their places in it."""
+    text, images, follows_text = "", list[tuple[int, Image]](), False
+    for i, part in enumerate(content):
+        if isinstance(part, Mapping) and part.get("type") in ("text", "image"):
+            part = part.get(str(part["type"]))
+        if isinstance(part, Image):
+            images.append((len(text), part))
+        elif isinstance(part, str):
+            text += "\n" * (follows_text and bool(text)) + part
+        else:
+            raise InvalidRequest(f"{where}.content[{i}] is neither text nor an image: give one of them")
+        follows_text = isinstance(part, str)
+    return text, images
+
+
+def _placed(images: object, content: str, where: str) -> list[tuple[int, Image]]:
+    """Images with their places, which must be ascending."""
+    found, last = list[tuple[int, Image]](), 0
+    for each in images if isinstance(images, list | tuple) else [images]:
+        match each:
+            case (int(at), Image() as image) if last <= at <= len(content):
+                found.append((last := at, image))
+            case _:
+                raise InvalidRequest(
+                    f"{where}.images: give pairs of an ascending index of the content and an Image"
+                )
+    return found
 
 
 def _calls(given: object, where: str) -> list[MessageToolCall]:

@@ -4,11 +4,27 @@ Only the former become control tokens. Otherwise, a message or a file that conta
 its own turn and forge the next one.
 """
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from spec_local.errors import ModelError
+from spec_local.images.image import Image
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.text import bytes_of
+
+_IMAGE = 2
+
+
+class _Tokenizer(Protocol):
+    """The first text of a part: at the start of a prompt, it adds the beginning-of-sequence token."""
+
+    def __call__(self, text: str, *, parse_special: bool) -> list[int]: ...
+
+
+IMAGE_MARKER = b"<__media__>"
+"""What stands for an image where the text is shown, as in llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +32,12 @@ class Rendered:
     """A rendered conversation, or a part of it.
 
     text: UTF-8; other bytes are possible. is_content: one byte for each byte of the text: 1 if it is from a
-    message, 0 if the template wrote it.
+    message, 0 if the template wrote it, 2 for a byte that stands for an image. images: in their order.
     """
 
     text: bytes
     is_content: bytes
+    images: tuple[Image, ...] = ()
 
     @classmethod
     def of(cls, text: str, content: Iterable[tuple[int, int]]) -> "Rendered":
@@ -38,35 +55,93 @@ class Rendered:
         return cls(b"".join(written), b"".join(mask))
 
     def __add__(self, other: "Rendered") -> "Rendered":
-        return Rendered(self.text + other.text, self.is_content + other.is_content)
+        images = self.images + other.images
+        return Rendered(self.text + other.text, self.is_content + other.is_content, images)
 
     def __getitem__(self, part: slice) -> "Rendered":
-        return Rendered(self.text[part], self.is_content[part])
+        is_content, images = self.is_content[part], self.images
+        if images:
+            first = self.is_content[: part.indices(len(self))[0]].count(_IMAGE)
+            images = images[first : first + is_content.count(_IMAGE)]
+        return Rendered(self.text[part], is_content, images)
 
     def __len__(self) -> int:
         return len(self.text)
 
     def __str__(self) -> str:
-        return self.text.decode("utf-8", "surrogateescape")
+        shown = self
+        for i in reversed(
+            [i for i, kind in enumerate(self.is_content) if kind == _IMAGE] if self.images else ()
+        ):
+            shown = Rendered(shown.text[:i] + IMAGE_MARKER + shown.text[i + 1 :], b"")
+        return shown.text.decode("utf-8", "surrogateescape")
+
+    def with_images(self, marks: Sequence[bytes], images: Sequence[Image]) -> "Rendered":
+        """The text with images in place of these marks.
+
+        Args:
+            marks: of each image, in their order; each occurs once.
+
+        Raises:
+            ModelError: the text lacks one of them.
+        """
+        parts, end = [], 0
+        for mark in marks:
+            start = self.text.find(mark, end)
+            if start < 0:
+                raise ModelError(
+                    "the model's chat template leaves out an image: send none, or only in questions"
+                )
+            parts += [self[end:start], Rendered(b"\xff", bytes([_IMAGE]))]
+            end = start + len(mark)
+        parts.append(self[end:])
+        return Rendered(
+            b"".join(part.text for part in parts), b"".join(part.is_content for part in parts), tuple(images)
+        )
 
     def without_prefix(self, prefix: str) -> "Rendered":
         """The rest after this prefix if the template wrote it, or else all."""
         n = len(prefix.encode())
         return self[n:] if self[:n] == Rendered(prefix.encode(), bytes(n)) else self
 
-    def tokens(self, vocabulary: Vocabulary, *, is_start: bool = True) -> list[int]:
+    def tokens(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        is_start: bool = True,
+        image_tokens: Callable[[Image], Sequence[int]] | None = None,
+    ) -> list[int]:
         """The tokens, with the template's control tokens only.
 
         Args:
             is_start: whether this part is the start of the prompt; otherwise it continues one.
+            image_tokens: tokens and cells of an image; None: there is none.
 
         Raises:
-            InvalidRequest: the text is too long.
+            InvalidRequest: the text is too long, or an image cannot be read.
         """
+        first = vocabulary.continuation
+        if is_start:
+            first = functools.partial(vocabulary.tokenize, add_special=True)
+        if not self.images or not image_tokens:
+            return self._text_tokens(vocabulary, first)
+        found, end = list[int](), 0
+        for image in self.images:
+            start = self.is_content.index(_IMAGE, end)
+            found += self[end:start]._text_tokens(vocabulary, first)
+            found += image_tokens(image)
+            end, first = (
+                start + 1,
+                vocabulary.tokenize,
+            )  # libmtmd tokenizes the text after an image for itself
+        return found + self[end:]._text_tokens(vocabulary, first)
+
+    def _text_tokens(self, vocabulary: Vocabulary, first: _Tokenizer) -> list[int]:
+        """`tokens` of a text without images."""
         names: set[bytes] = set()
         forged: list[tuple[int, int]] = []
         while True:
-            tokens = self._tokenize(vocabulary, forged, is_start)
+            tokens = self._tokenize(vocabulary, forged, first)
             names |= {vocabulary.text(token) for token in set(tokens) if vocabulary.is_control(token)}
             found = self._forged(names)
             if found == forged:
@@ -74,14 +149,14 @@ class Rendered:
             forged = found  # names that overlap with these may come to light next
 
     def _tokenize(
-        self, vocabulary: Vocabulary, forged: Iterable[tuple[int, int]], is_start: bool
+        self, vocabulary: Vocabulary, forged: Iterable[tuple[int, int]], first: _Tokenizer
     ) -> list[int]:
-        """Tokenize these parts without control tokens, and all other text as usual."""
+        """Tokenize these parts without control tokens, and all other text as usual; `first` begins."""
         tokens, end = list[int](), 0
         for start, next_ in [*forged, (len(self), len(self))]:
             for part, is_forged in ((self[end:start], False), (self[start:next_], True)):
-                if is_start and not end and not is_forged:
-                    tokens += vocabulary.tokenize(str(part), add_special=True, parse_special=True)
+                if not end and not is_forged:
+                    tokens += first(str(part), parse_special=True)
                 elif part.text:
                     tokens += vocabulary.continuation(str(part), parse_special=not is_forged)
             end = next_

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import InstanceOf
+
 from spec_local.arguments import checked_fields
 from spec_local.chat.messages import Tool, check_last, messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import InvalidRequest, ModelError
+from spec_local.images.image import Image
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.reasoning.markers import Splitter
@@ -27,6 +30,7 @@ class ChatRequest:
         system: the system message of the conversation.
         suffix: the text after a gap, which the answer fills.
         raw: use no chat template.
+        images: stand before the prompt.
         tools, tool_choice: see `ToolUse`.
     """
 
@@ -35,6 +39,7 @@ class ChatRequest:
     system: str | None = None
     suffix: str | None = None
     raw: bool = False
+    images: Sequence[InstanceOf[Image]] = ()
     tools: Sequence[Tool] = ()
     tool_choice: str = "auto"
 
@@ -52,6 +57,8 @@ class ChatRequest:
             raise InvalidRequest("`system` needs a chat template: remove `raw` or `system`")
         if self.raw and self.messages:
             raise InvalidRequest("messages need a chat template: remove `raw`, or give a prompt")
+        if self.images and (self.messages or self.suffix is not None):
+            raise InvalidRequest("images stand before a prompt: give one, or put them into the messages")
         if self.tools and (self.raw or self.suffix is not None):
             raise InvalidRequest("tools need a chat template: remove them, or give messages")
 
@@ -79,13 +86,13 @@ class ChatRequest:
         if self.is_plain(model):
             if self.system or self.messages or self.tools:
                 raise ModelError("this model has no chat template: remove `system`, messages and tools")
-            return vocabulary.tokenize(self.prompt, add_special=True)
-        messages = [*self.messages] or [{"role": "user", "content": self.prompt}]
+            return model.tokenize([*self.images, self.prompt])
+        messages = [*self.messages] or [{"role": "user", "content": [*self.images, self.prompt]}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         rendered = self._tool_use(model).render(messages)
         vocabulary.check_length(rendered.text, n_ctx)
-        return rendered.tokens(vocabulary)
+        return rendered.tokens(vocabulary, image_tokens=model.image_tokens)
 
     def settings(self, model: Model, settings: GenerationSettings) -> GenerationSettings:
         """The settings with which the answer has the form of calls; they are changed only if it has tools."""

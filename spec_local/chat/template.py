@@ -8,10 +8,12 @@ from itertools import chain
 from typing import Any
 
 from spec_local.arguments import checked
+from spec_local.chat.image_marks import ImageMarks
 from spec_local.chat.messages import Arguments, Message, Tool, check_last, for_template, messages_of, tools_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.roles import arrangements, joined, without_calls
 from spec_local.chat.template_process import TemplateFailed, TemplateRefused, process
+from spec_local.core.span import text_of
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.reasoning.markers import Splitter, markers_of, splitter_after
@@ -105,7 +107,8 @@ class ChatTemplate:
                 or exceeds a limit of time or memory.
             InvalidRequest: a message or a tool is incomplete, or is not valid Unicode.
         """
-        return self._rendered(messages_of(messages), tools or ())
+        marks = ImageMarks(messages_of(messages))
+        return marks.put(self._rendered(marks.messages, tools or ()))
 
     @checked
     def prompt(
@@ -118,8 +121,12 @@ class ChatTemplate:
         Raises:
             InvalidRequest, ModelError: see `render`; there is no message; the last one calls tools.
         """
-        given = messages_of(messages)
-        check_last(given)
+        marks = ImageMarks(messages_of(messages))
+        check_last(marks.messages)
+        return marks.put(self._prompt(marks.messages, tools))
+
+    def _prompt(self, given: Sequence[Message], tools: Sequence[Tool] | None) -> Rendered:
+        """See `prompt`."""
         if given[-1]["role"] != "assistant":
             return self._rendered(given, tools or ())
         *before, begun = joined(given)
@@ -152,7 +159,9 @@ class ChatTemplate:
             reasoning, content = begun.get("reasoning_content", ""), begun["content"]
             splitter.skip("".join(markers.before_answer("", reasoning, is_over=bool(content))) + content)
             return splitter
-        return splitter_after(self.source, functools.partial(self._vocabulary.piece, special=True), prompt)
+        return splitter_after(
+            self.source, functools.partial(self._vocabulary.piece, special=True), text_of(prompt)
+        )
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, object] | None = None

@@ -109,7 +109,7 @@ class ToolUse:
                     is_content[start : start + len(mark)] = bytes(len(mark))
                 if text.endswith(mark):
                     is_content[end - len(mark) : end] = bytes(len(mark))
-        return Rendered(rendered.text, bytes(is_content))
+        return replace(rendered, is_content=bytes(is_content))
 
     def settings(self, settings: GenerationSettings) -> GenerationSettings:
         """The settings of the answer.

@@ -19,8 +19,8 @@ class Span:
 
     Args:
         identity: bytes that no span with other vectors or positions has.
-        offsets: int32 (n_cells, n_axes): position of each cell relative to the first one's. Models that rotate
-            by several positions (M-RoPE) have three axes: time, row and column.
+        offsets: int32 (n_cells, n_axes): position of each cell relative to the first one's. For models that
+            rotate by several positions (M-RoPE), there are three axes: time, row and column.
         n_positions: positions that the span takes: the token after it is at so many after its first cell.
         encode: computes the vectors, float32 (n_cells, width); it may take seconds, and is called once.
         is_causal: whether a cell attends only to those before it, and not to all of the span.

@@ -258,7 +258,7 @@ class Engine:
         return chunks
 
     def _read_spans(self, unread: Sequence[Request], events: Events) -> list[Request]:
-        """Read the spans that come next, in a call each; returns the requests whose next tokens can be read."""
+        """Read the spans that come next, in a call each; returns the requests that then go on with tokens."""
         left: list[Request] = []
         for request in unread:
             prefill = request.prefill

@@ -39,8 +39,9 @@ class Verified:
 class Request:
     """A running answer, which continues a prompt with exactly the main model's distribution.
 
-    It handles token ids only; samplers and constraints do not see the cells of spans. Before and after every step, `history` is the prompt and the output so far, the
-    main model's cache contains all of it except the last token, and the draft model's cache a prefix of it.
+    It handles token ids only; samplers and constraints do not see the cells of spans. Before and after every
+    step, `history` is the prompt and the output so far, the main model's cache contains all of it except the
+    last token, and the draft model's cache a prefix of it.
     If the main model could not discard rejected tokens alone (see `Rollback`), its cache lacks some more: the
     next call evaluates them again.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from spec_local.core.calls import Call, Logits
 from spec_local.core.sequence import Limits, Rollback, States
-from spec_local.core.span import Span
+from spec_local.core.span import Cell, Span
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.llama import runtime
 from spec_local.llama.hidden_states import HiddenStates
@@ -258,7 +258,9 @@ class LlamaContext(NativeContext):
         """Evaluate a span, in several of llama.cpp's calls if it is large."""
         if len(calls) > 1:
             raise InvalidRequest("a span is evaluated in a call of its own")
-        sequence, vectors = calls[0].sequence, calls[0].tokens[0].span.vectors()
+        sequence, first = calls[0].sequence, calls[0].tokens[0]
+        assert isinstance(first, Cell)
+        vectors = first.span.vectors()
         states, n, code, done = list[States](), 0, -1, False
         try:
             span, position, seq_id = sequence.begin_span(calls[0])

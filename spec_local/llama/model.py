@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.errors import ModelError
+from spec_local.images.image import Image
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
@@ -20,6 +21,9 @@ from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.llama.workers import devices as devices_of
 from spec_local.text import printable
+
+if TYPE_CHECKING:
+    from spec_local.llama.projector import Projector
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
@@ -62,6 +66,8 @@ class Model:
     ) -> None:
         self.path, self.gpu_layers, self._has_weights = Path(path), gpu_layers, weights
         self.workers = tuple(workers)
+        self.projector: Projector | None = None
+        """Reads images for it; None: it reads only text."""
         check_header(self.path)
         self._lib = lib = runtime.library()
         self.native = self._load(load_mtp)
@@ -125,7 +131,38 @@ class Model:
 
     def close(self) -> None:
         """Free the memory as soon as no call uses it and all contexts of this model are closed."""
+        if self.projector:
+            self.projector.close()
         self.native.close()
+
+    def image_tokens(self, image: Image) -> Sequence[int]:
+        """The tokens and cells of an image: see `spec_local.core.span`.
+
+        Raises:
+            ModelError: the model has no projector, or it is damaged or of another model.
+            BackendError, InvalidRequest: see `Projector.items`.
+        """
+        if not self.projector:
+            raise ModelError(
+                f"{self.name} has no projector, and reads no images: give its mmproj file (`mmproj`)"
+            )
+        return self.projector.items(image)
+
+    def tokenize(self, parts: Sequence[str | Image]) -> list[int]:
+        """The tokens of a prompt without a chat template, of texts and images in any order.
+
+        Each text is tokenized for itself, as by libmtmd.
+
+        Raises:
+            InvalidRequest, ModelError, BackendError: see `image_tokens` and `Vocabulary.tokenize`.
+        """
+        found = [] if isinstance(parts[0], str) else self.vocabulary.tokenize("", add_special=True)
+        for i, part in enumerate(parts):
+            if isinstance(part, Image):
+                found += self.image_tokens(part)
+            else:
+                found += self.vocabulary.tokenize(part, add_special=not i)
+        return found
 
     @property
     def is_open(self) -> bool:

@@ -14,7 +14,9 @@ class Positions:
 
     def __init__(self) -> None:
         self.start = 0
-        self._spans: list[tuple[int, int, int]] = []  # of each: first and next entry; position of the next one
+        self._spans: list[
+            tuple[int, int, int]
+        ] = []  # of each: first and next entry; position of the next one
 
     @property
     def are_usual(self) -> bool:

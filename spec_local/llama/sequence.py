@@ -174,7 +174,14 @@ class LlamaSequence(NativeSequence, RollsBack):
     ) -> Call["LlamaSequence"]:
         """The call of a span, which is the whole call, and follows the history."""
         span = cells[0].span if isinstance(cells[0], Cell) else None
-        if not span or list(cells) != span.cells or self._tree.tokens or [*parents] != [*range(-1, len(span) - 1)]:
+        if any(token < 0 and not isinstance(token, Cell) for token in cells):
+            raise self._unknown_token()
+        if (
+            not span
+            or list(cells) != span.cells
+            or self._tree.tokens
+            or [*parents] != [*range(-1, len(span) - 1)]
+        ):
             raise InvalidRequest("a span is evaluated whole, alone, and after the history")
         if n_logits:
             raise InvalidRequest("a span has no logits: add text after it")
@@ -319,7 +326,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         self._take_cells(tokens, found, len(tokens))
 
     def _n_shared(self, tokens: Sequence[int]) -> int:
-        """Number of the first of these tokens, whole spans only, with which the history begins at position 0."""
+        """Number of the first of these tokens with which the history begins, each at its usual position."""
         return 0 if self._positions.start else whole(tokens, common_prefix(self.cached, tokens))
 
     def _take_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:

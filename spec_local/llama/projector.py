@@ -1,0 +1,221 @@
+"""A projector (mmproj): turns pictures into vectors that the main model reads in place of tokens.
+
+libmtmd prepares a picture: it is scaled, perhaps cut into tiles, and each tile becomes a span, with tokens
+around it as the model expects them. The vectors are computed when a span is evaluated: if the main model
+knows the picture already, they are not needed.
+"""
+
+import ctypes
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.span import Span, Vectors
+from spec_local.errors import BackendError, InvalidRequest, ModelFileError
+from spec_local.images.image import Image
+from spec_local.llama import mtmd, runtime
+from spec_local.llama.model import Model
+from spec_local.llama.native_object import NativeObject
+
+_KEPT_BYTES = 256 << 20  # of vectors: dozens of pictures
+_KEPT_IMAGES = (
+    64  # whose tokens are kept, without vectors some kilobytes each; two conversations at their limit
+)
+_PLACEHOLDERS = ("<image_soft_token>", "<|image_pad|>", "<image>", "<|image|>", "[IMG]")
+"""How models name the token that stands for each cell of a picture."""
+
+
+class Projector:
+    """The projector of a main model. Any number of threads may use it.
+
+    Args:
+        path: its file.
+        model: the main model, which stays open as long as it.
+        threads: number of threads for encoding.
+
+    Raises (with the first picture):
+        ModelFileError: the file cannot be loaded, or is of another model.
+        BackendError: libmtmd is missing.
+    """
+
+    def __init__(self, path: Path, model: Model, threads: int) -> None:
+        self.path, self._model, self._threads = path, model, threads
+        self._lock = threading.RLock()
+        self._native: NativeObject | None = None
+        self._items: OrderedDict[bytes, Sequence[int]] = OrderedDict()  # by the hash of the picture
+        self._vectors: OrderedDict[bytes, Sequence[Vectors]] = OrderedDict()  # of its spans
+        # Copies of a file that has been replaced meanwhile would be cells of another picture.
+        stat = path.stat()
+        self._identity = f"{path.name} {stat.st_size} {stat.st_mtime_ns} {model.path.name}".encode()
+
+    def close(self) -> None:
+        """Free the memory as soon as no call uses it."""
+        with self._lock:
+            if self._native:
+                self._native.close()
+            self._native = None
+            self._items.clear()
+            self._vectors.clear()
+
+    def items(self, image: Image) -> Sequence[int]:
+        """The tokens and cells of a picture, as they stand in a prompt.
+
+        Raises:
+            ModelFileError, BackendError: see the class.
+            InvalidRequest: the picture cannot be prepared.
+        """
+        with self._lock:
+            if (found := self._items.pop(image.hash, None)) is None:
+                found = self._prepared(image)
+            self._items[image.hash] = found
+            if len(self._items) > _KEPT_IMAGES:
+                self._items.popitem(last=False)
+            return found
+
+    def _prepared(self, image: Image) -> Sequence[int]:
+        lib, found, n_spans = mtmd.library(), list[int](), 0
+        with self._chunks(image) as chunks:
+            for chunk in chunks.all():
+                if lib.mtmd_input_chunk_get_type(chunk) == lib.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                    found += chunks.tokens(chunk)
+                    continue
+                span = Span(
+                    hashlib.sha256(b"%s %s %d" % (self._identity, image.hash, n_spans)).digest(),
+                    chunks.offsets(chunk),
+                    int(lib.mtmd_input_chunk_get_n_pos(chunk)),
+                    lambda number=n_spans: self._encoded(image, number),  # type: ignore[misc]
+                    is_causal=not lib.mtmd_decode_use_non_causal(self._handle, chunk),
+                    placeholder=self._placeholder,
+                )
+                n_spans += 1
+                found += span.cells
+        if not n_spans:
+            raise InvalidRequest(f"{image!r} has no tokens for {self.path.name}: use another picture")
+        return found
+
+    def _encoded(self, image: Image, number: int) -> Vectors:
+        """The vectors of a span of a picture."""
+        with self._lock:
+            if (found := self._vectors.pop(image.hash, None)) is None:
+                found = self._encode(image)
+            self._vectors[image.hash] = found
+            while len(self._vectors) > 1 and self._kept_bytes > _KEPT_BYTES:
+                self._vectors.popitem(last=False)
+            return found[number]
+
+    @property
+    def _kept_bytes(self) -> int:
+        return sum(each.nbytes for vectors in self._vectors.values() for each in vectors)
+
+    def _encode(self, image: Image) -> Sequence[Vectors]:
+        lib, found, width = mtmd.library(), list[Vectors](), self._model.n_embd_input
+        with self._chunks(image) as chunks:
+            for chunk in chunks.all():
+                if lib.mtmd_input_chunk_get_type(chunk) == lib.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                    continue
+                runtime.clear_log()
+                code = lib.mtmd_encode_chunk(self._handle, chunk)
+                output = None if code else lib.mtmd_get_output_embd(self._handle)
+                if not output:
+                    raise BackendError(
+                        f"{self.path.name} could not read {image!r} ({runtime.failure_reason()}): use another"
+                    )
+                n = int(lib.mtmd_input_chunk_get_n_tokens(chunk))
+                found.append(np.ctypeslib.as_array(output, (n, width)).copy())
+        return found
+
+    def _chunks(self, image: Image) -> "_Chunks":
+        return _Chunks(self._handle, image, self._model.n_axes)
+
+    @property
+    def _handle(self) -> Any:
+        """libmtmd's context, opened with the first picture."""
+        if self._native:
+            return self._native.pointer
+        lib = mtmd.library()
+        params = lib.mtmd_context_params_default()
+        params.use_gpu, params.n_threads = self._model.is_on_gpu, self._threads
+        params.print_timings = params.warmup = False
+        runtime.clear_log()
+        with runtime.deferred_signals():
+            handle = lib.mtmd_init_from_file(str(self.path).encode(), self._model.handle, params)
+        if not handle:
+            raise ModelFileError(
+                f"{self.path.name} cannot be used with {self._model.path.name} "
+                f"({runtime.failure_reason()}): give the projector of this model (`mmproj`)"
+            )
+        self._native = NativeObject(lib.mtmd_free, handle, "projector", self._model.handle)
+        if not lib.mtmd_support_vision(handle):
+            self._native.close()
+            self._native = None
+            raise ModelFileError(f"{self.path.name} reads no pictures: give another projector (`mmproj`)")
+        return self._native.pointer
+
+    @property
+    def _placeholder(self) -> int:
+        vocabulary = self._model.vocabulary
+        found = [token for name in _PLACEHOLDERS for token in vocabulary.control(name)]
+        return found[0] if found else max(0, vocabulary.bos)
+
+
+class _Chunks:
+    """libmtmd's parts of a picture; for a ``with`` block.
+
+    Args:
+        handle: libmtmd's context.
+        n_axes: see `Model.n_axes`.
+    """
+
+    def __init__(self, handle: Any, image: Image, n_axes: int) -> None:
+        self._lib, self._handle, self._image, self._n_axes = mtmd.library(), handle, image, n_axes
+
+    def __enter__(self) -> "_Chunks":
+        lib, pixels = self._lib, np.ascontiguousarray(self._image.pixels())
+        height, width, _ = pixels.shape
+        data = pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        bitmap = lib.mtmd_bitmap_init(width, height, data)
+        self._chunks = lib.mtmd_input_chunks_init()
+        try:
+            runtime.clear_log()
+            part = lib.mtmd_input_part(None, bitmap)
+            parts = (ctypes.POINTER(lib.mtmd_input_part) * 1)(ctypes.pointer(part))
+            if lib.mtmd_tokenize_from_parts(self._handle, self._chunks, parts, 1, False):
+                raise InvalidRequest(
+                    f"{self._image!r} cannot be prepared ({runtime.failure_reason()}): use another picture"
+                )
+        except BaseException:
+            lib.mtmd_input_chunks_free(self._chunks)
+            raise
+        finally:
+            lib.mtmd_bitmap_free(bitmap)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lib.mtmd_input_chunks_free(self._chunks)
+
+    def all(self) -> list[Any]:
+        """libmtmd's chunks."""
+        n = self._lib.mtmd_input_chunks_size(self._chunks)
+        return [self._lib.mtmd_input_chunks_get(self._chunks, i) for i in range(n)]
+
+    def tokens(self, chunk: Any) -> list[int]:
+        """The tokens of a chunk of text."""
+        n = ctypes.c_size_t()
+        found = self._lib.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
+        return list(found[: n.value])
+
+    def offsets(self, chunk: Any) -> NDArray[np.int32]:
+        """The positions of the cells of a picture, as in `Span`."""
+        n = int(self._lib.mtmd_input_chunk_get_n_tokens(chunk))
+        if self._n_axes == 1:
+            return np.arange(n, dtype=np.int32)[:, None]
+        image = self._lib.mtmd_input_chunk_get_tokens_image(chunk)
+        found = [self._lib.mtmd_image_tokens_get_decoder_pos(image, 1, i) for i in range(n)]
+        offsets = np.array([(each.t, each.y, each.x, each.z) for each in found], np.int32) - 1
+        return offsets if (offsets[:, 3] >= 0).any() else offsets[:, :3]  # else the last one is always 0
