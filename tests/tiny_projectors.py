@@ -52,9 +52,9 @@ def write_projector(
         n_embd: width of the language model.
         seed: seed of the weights.
         n_layers: number of layers of the encoder; llava, as llama.cpp has it, leaves out the last one.
-        n_deepstack: of qwen3vl_merger: number of layers, the first ones, whose output is a part of the vectors;
-            these are then `n_embd * (1 + n_deepstack)` values wide. By default, 2; 0 for other models, such as
-            qwen35.
+        n_deepstack: of qwen3vl_merger: number of layers, the first ones, whose output is a part of the
+            vectors, which are then `n_embd * (1 + n_deepstack)` values wide. By default, 2; a language model
+            without deepstack, such as qwen35, needs 0.
 
     Returns:
         `path`.

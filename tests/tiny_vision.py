@@ -23,6 +23,7 @@ from tests.tiny_architectures import (
 )
 
 N_EMBD = 64
+_N_LAYERS = 4  # with two, a single cell, or a token before a picture, would hardly change the answer
 N_DEEPSTACK = 2
 """Number of layers of a tiny qwen3vl to which a part of a picture's vectors is added."""
 MAX_TILES = 4
@@ -48,13 +49,18 @@ def write_vision_model(
         path: an existing file is overwritten.
         architecture: its name in the file.
         n_deepstack: of qwen3vl; by default, `N_DEEPSTACK`. The projector must have as many such layers.
-        options: ``noise``, ``n_layers``, ``n_ctx`` and others that `spec_local.llama.tiny.write_tiny_model` has
-            for llama and gemma3, and `tests.tiny_architectures.write_architecture` for the others.
+        options: ``noise``, ``n_layers``, ``n_ctx`` and others that `spec_local.llama.tiny.write_tiny_model`
+            has for llama and gemma3, and `tests.tiny_architectures.write_architecture` for the others.
 
     Returns:
         `path`.
     """
-    options = {"extra_tokens": TOKENS, "control": CONTROL_TOKENS, "n_embd": N_EMBD, **options}
+    options = {
+        "extra_tokens": TOKENS,
+        "control": CONTROL_TOKENS,
+        "n_embd": N_EMBD,
+        "n_layers": _N_LAYERS,
+    } | options
     if architecture in ("llama", "gemma3"):
         return write_tiny_model(path, architecture=architecture, weights=_weights, **options)
     if architecture == "qwen35":

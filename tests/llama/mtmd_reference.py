@@ -1,10 +1,10 @@
 """What llama.cpp's own code makes of texts and pictures: the reference for the library.
 
-Only libmtmd and libllama are called, and nothing of the library: the positions, the causality of pictures and the
+Only libmtmd and libllama are called, and nothing of the library: positions, the attention of pictures and the
 division into calls are those of llama.cpp's helper.
 
-Parts are texts, whose control tokens are recognized, and pictures: uint8 arrays of shape (height, width, 3), or
-the bytes of a file, which llama.cpp then decodes.
+Parts are texts, whose control tokens are recognized, and pictures: uint8 arrays of shape (height, width, 3),
+or the bytes of a file, which llama.cpp then decodes.
 """
 
 import ctypes
@@ -43,7 +43,9 @@ def _no_log(level: int, text: bytes, user_data: int) -> None:
 def greedy(
     model: Path, projector: Path, parts: Sequence[Part], n: int, *, add_special: bool = True, **context: Any
 ) -> list[int]:
-    """Return the n most probable tokens after a prompt, one after the other; the end of an answer does not end them.
+    """Return the n most probable tokens after a prompt, one after the other.
+
+    A token that ends the answer is one of them like any other.
 
     Args:
         model: file of the language model.
@@ -70,7 +72,7 @@ def chunks(model: Path, projector: Path, parts: Sequence[Part], *, add_special: 
 
 
 def vectors(model: Path, projector: Path, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
-    """Return the vectors of each piece that is an image: one row for each cell, as wide as the model's input."""
+    """Return the vectors of each piece that is an image: a row for each cell, as wide as the input."""
     encoded = []
     with _opened(model, projector) as (llama, mtmd), _tokenized(mtmd, parts, True) as found:
         width = llama_cpp.llama_model_n_embd_inp(llama)
