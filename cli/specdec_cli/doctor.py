@@ -9,7 +9,7 @@ import typer
 
 import spec_local
 from spec_local import kernels
-from spec_local.errors import BackendError, InvalidRequest
+from spec_local.errors import InvalidRequest
 from spec_local.kernels import Status, choice
 from spec_local.kernels.measure import TYPES
 from spec_local.llama import mtmd
@@ -45,9 +45,10 @@ def doctor(options: DoctorOptions) -> None:
             raise typer.Exit(exits.FAILURE)
     render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
     render.write(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n")
+    lacks = verdict.facts["pictures"]
+    render.write(f"pictures: {f'no ({lacks})' if lacks else 'libmtmd'}\n")
     render.write(f"threads: {default_threads()}{facts.limit_note()}\n")
     _kernels(options.fix, again=options.part == "kernels")
-    _pictures()
     if options.part == "rpc":
         _rpc_backend(options.fix)
 
@@ -82,16 +83,6 @@ def _add_libmtmd() -> None:
     if not install(with_pictures()):
         render.write("pictures: no (libmtmd was not built: see above)\n")
         raise typer.Exit(exits.FAILURE)
-
-
-def _pictures() -> None:
-    """Show whether pictures can be read."""
-    try:
-        mtmd.library()
-    except BackendError as error:
-        render.write(f"pictures: no ({error})\n")
-    else:
-        render.write("pictures: libmtmd\n")
 
 
 def _rpc_backend(fix: bool) -> None:
