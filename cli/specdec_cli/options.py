@@ -17,7 +17,7 @@ from typer import Argument, BadParameter, Option
 from spec_local import kernels
 from spec_local.core.sampling_settings import SETTINGS, SamplingSettings, Setting
 from spec_local.errors import InvalidRequest
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
@@ -37,6 +37,15 @@ NeededMainOption = Annotated[
 DraftOption = Annotated[
     str | None,
     _ModelOption("--draft", "-md", help="Draft model or head; auto (default) finds one, none turns it off."),
+]
+MmprojOption = Annotated[
+    str,
+    Option(
+        "--mmproj",
+        "-mm",
+        metavar="FILE|auto|none",
+        help="Projector with which the main model sees images; auto finds it beside the model.",
+    ),
 ]
 ModelArgument = Annotated[
     str | None,
@@ -208,6 +217,7 @@ class ModelOptions:
 
     main: MainOption = None
     draft: DraftOption = None
+    mmproj: MmprojOption = FOUND_PROJECTOR
     ctx: Annotated[
         int | None,
         Option("--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."),

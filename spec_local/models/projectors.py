@@ -15,12 +15,9 @@ from spec_local.llama.gguf_header import Metadata
 from spec_local.llama.model_file import check_gguf
 from spec_local.models import file_names, ollama, program_folders
 from spec_local.models.file_names import ANY, OTHER, SAME
+from spec_local.models.names import FOUND_PROJECTOR, NO_PROJECTOR
 from spec_local.system.files import expanded, format_size
 
-FOUND_PROJECTOR = "auto"
-"""In place of a projector: use the one that is found beside the main model, if there is one."""
-NO_PROJECTOR = "none"
-"""In place of a projector: use none."""
 _QUANTS = {0: "F32", 1: "F16", 7: "Q8_0", 32: "BF16"}  # by `general.file_type`; others rank alike
 # The tensor whose shape has the width of a projector's vectors, and the dimension, by llama.cpp's
 # `clip_n_mmproj_embd`. The key `projection_dim` comes second: old files have a width of CLIP's own there.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_local.errors import ModelFileError
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT
 from spec_local.system.child_process import child_main, run_child
 
 
@@ -55,7 +55,7 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     from spec_local.llama.heads.choose import choose_head
     from spec_local.llama.model import Model
     from spec_local.models.pairs import OVERHEAD
-    from spec_local.models.projectors import FOUND_PROJECTOR, projector_bytes, resolve_projector
+    from spec_local.models.projectors import projector_bytes, resolve_projector
     from spec_local.opening.drafters import find_drafters
     from spec_local.opening.loading import DEFAULT_CONTEXT, sequence_bytes, sequences_that_fit
     from spec_local.system.machine import default_threads

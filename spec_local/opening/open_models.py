@@ -10,8 +10,8 @@ from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
-from spec_local.models.projectors import FOUND_PROJECTOR, resolve_projector
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, resolve_pair
+from spec_local.models.projectors import resolve_projector
 from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Sequences, load
 from spec_local.opening.placing import placed
 
