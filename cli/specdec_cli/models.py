@@ -59,7 +59,7 @@ def _stored(model: StoredModel) -> ListedModel:
 
 def _with_sight(text: str, main: Path) -> str:
     """The description of a model, with a word if it has a projector and thus sees images."""
-    return f"{text}; sees images" if find_projector(main) else text
+    return f"{text}; sees images" if find_projector(main, link=False) else text
 
 
 def _recommendation(pair: PairEntry) -> str:

@@ -38,15 +38,6 @@ DraftOption = Annotated[
     str | None,
     _ModelOption("--draft", "-md", help="Draft model or head; auto (default) finds one, none turns it off."),
 ]
-MmprojOption = Annotated[
-    str,
-    Option(
-        "--mmproj",
-        "-mm",
-        metavar="FILE|auto|none",
-        help="Projector with which the main model sees images; auto finds it beside the model.",
-    ),
-]
 ModelArgument = Annotated[
     str | None,
     NamedModel(
@@ -217,7 +208,6 @@ class ModelOptions:
 
     main: MainOption = None
     draft: DraftOption = None
-    mmproj: MmprojOption = FOUND_PROJECTOR
     ctx: Annotated[
         int | None,
         Option("--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."),
@@ -230,6 +220,15 @@ class ModelOptions:
     gpu_layers: Annotated[int | None, _Machine("--gpu-layers", "-ngl", help=GPU_LAYERS_HELP)] = None
     cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
     kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"
+    mmproj: Annotated[
+        str,
+        _Machine(
+            "--mmproj",
+            "-mm",
+            metavar="FILE|auto|none",
+            help="Projector with which the main model sees images; auto finds it beside the model.",
+        ),
+    ] = FOUND_PROJECTOR
     prompt_cache: Annotated[
         str | None,
         _Machine(

@@ -18,6 +18,8 @@ from spec_local.system.folders import user_folder
 
 PROGRAM = "ollama"
 PREFIX = "ollama:"
+PROJECTOR = ".mmproj"
+"""In the name of a link to a projector."""
 _REGISTRY, _LIBRARY, _LATEST = "registry.ollama.ai", "library", "latest"
 _PART = r"\w[\w.-]*"
 _NAME = re.compile(rf"((?:{_PART}/){{0,2}}{_PART})(?::({_PART}))?")
@@ -52,8 +54,8 @@ def _find_blob(name: str) -> Path | None:
     return next(filter(None, files), None)
 
 
-def projector(path: Path) -> Path | None:
-    """The projector of a model, given its blob or a link to it; None: it has none.
+def projector(path: Path) -> tuple[str, Path] | None:
+    """The name of a model and its projector's blob, given its own blob or a link to it; None: it has none.
 
     Models that ollama runs by its own programs, such as its gemma3, have all in one file, and no projector.
     """
@@ -61,7 +63,7 @@ def projector(path: Path) -> Path | None:
     for name, folder, manifest in _manifests():
         model = _file(folder, manifest)
         if model and model.resolve() == blob and (found := _file(folder, manifest, _PROJECTOR_LAYER)):
-            return linked(name, found, ".mmproj")
+            return name, found
     return None
 
 
@@ -70,7 +72,7 @@ def linked(name: str, blob: Path, kind: str = "") -> Path:
 
     Answers, messages and the names of derived files contain the file's name: that of a blob is a hash.
 
-    kind: what comes between the model's name and the suffix.
+    kind: what comes between the model's name and the suffix, such as PROJECTOR.
     """
     plain = name.removeprefix(PREFIX)
     tag = "" if ":" in plain else f":{_LATEST}"

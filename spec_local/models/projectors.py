@@ -114,7 +114,7 @@ def describe(path: Path) -> ProjectorFile:
     )
 
 
-def find_projector(main: Path) -> Path | None:
+def find_projector(main: Path, *, link: bool = True) -> Path | None:
     """The projector for images that is beside a main model; None: there is none.
 
     These places are searched: the repository of the main model in a cache of the Hub; ollama's manifest of
@@ -122,9 +122,11 @@ def find_projector(main: Path) -> Path | None:
     the projector of another model is not taken: it has the name of the main model in its file's name or in
     its metadata, or names no model and can be for no other model of the folder. Of several, F16 comes before
     BF16, F32 and Q8_0.
+
+    link: of ollama's blobs, whose names say nothing, return a link with the model's name.
     """
     try:
-        return _found(main)
+        return _found(main, link=link)
     except OSError:  # a folder that cannot be read, as if nothing was there
         return None
 
@@ -165,13 +167,15 @@ def projector_bytes(path: Path | None) -> int:
     return projector.size + projector.buffers
 
 
-def _found(main: Path) -> Path | None:
+def _found(main: Path, *, link: bool) -> Path | None:
     metadata = gguf_header.read_metadata(main)
     if not gguf_header.generates_text(metadata):
         return None
     if ollama.keeps(main):  # beside it are the blobs of all models
-        path = ollama.projector(main)
-        return path if path and _usable(path, metadata) else None
+        kept = ollama.projector(main)
+        if not kept or not _usable(kept[1], metadata):
+            return None
+        return ollama.linked(*kept, ollama.PROJECTOR) if link else kept[1]
     for name, files in _repositories(main):
         if path := _best(name, files, metadata, OTHER):
             return path

@@ -266,6 +266,8 @@ def test_ollama(home):
     blob = add_to_ollama(folder, see, write_header(home / "m", width=64), write_projector(home / "p", 64))
     add_to_ollama(folder, "registry.ollama.ai/library/blind/1b", write_header(home / "m", width=64))
     link = ollama.find("llava:7b")
+    assert find_projector(blob, link=False).name.startswith("sha256-")
+    assert [path.name for path in link.parent.iterdir()] == [link.name]
     for main in (link, blob):
         path = find_projector(main)
         assert path == link.with_name("llava:7b.mmproj.gguf")

@@ -102,7 +102,6 @@ class ModelsCheckOptions:
 
       specdec models check coder-7b
       specdec models check main.gguf draft.gguf --ctx 16384
-      specdec models check main.gguf mmproj.gguf
     """
 
     main: options.ModelArgument = None
