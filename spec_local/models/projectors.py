@@ -299,7 +299,8 @@ def _buffers(known: Metadata, kind: str, prefix: str) -> int:
     """Bytes that encoding an image takes at most: of one layer's values for all patches, in F32.
 
     Each patch has a row of the feed-forward layer, and some of the encoder's width; attention has no matrix
-    of its own with llama.cpp's flash attention.
+    of its own with llama.cpp's flash attention. llama.cpp reserved 22 of these 31 MB for a projector of
+    SmolVLM's shape, and 127 of 184 MB for one of Gemma 3's.
     """
     names = ("embedding_length", "feed_forward_length", "image_size", "patch_size")
     width, inner, size, patch = (known.get(f"{prefix}.{name}") for name in names)
