@@ -202,11 +202,11 @@ def test_the_best_of_several(main):
     # One that does not fit, one for sound, and files that are none, are passed over.
     write_projector(main.parent / "mmproj-F16.gguf", 96)
     write_projector(
-        main.parent / "mmproj-a.gguf", keys={"has_vision_encoder": False, "has_audio_encoder": True}
+        main.parent / "mmproj-F32.gguf", keys={"has_vision_encoder": False, "has_audio_encoder": True}
     )
-    write_header(main.parent / "mmproj-b.gguf", width=64)
-    (main.parent / "mmproj-c.gguf").write_bytes(b"GGUF")
-    (main.parent / "mmproj-d.gguf").mkdir()
+    write_header(main.parent / "mmproj-BF16.gguf", width=64)
+    (main.parent / "mmproj-Q8_0.gguf").write_bytes(b"GGUF")
+    (main.parent / "mmproj.gguf").mkdir()
     assert found(main) is None
     write_projector(main.parent / "mmproj-model-f32.gguf", 64)
     write_projector(main.parent / "mmproj-gemma-3-4b-it-Q8_0.gguf", 64)
@@ -289,10 +289,12 @@ def test_lm_studio(home):
 def test_llama_cpp(home, monkeypatch):
     folder = home / "llama"
     monkeypatch.setenv("LLAMA_CACHE", str(folder))
-    mains = [write_header(folder / f"u_{name}-GGUF_{name}-Q4_0.gguf", width=64) for name in ("toy", "blind")]
+    mains = [
+        write_header(folder / f"u_{name}-GGUF_{name}-Q4_0.gguf", width=64) for name in ("toy", "toy2", "b")
+    ]
     path = write_projector(folder / "u_toy-GGUF_mmproj-model-f16.gguf", 64)
     write_projector(folder / "u_other-GGUF_mmproj-model-f16.gguf", 64)
-    assert list(map(find_projector, mains)) == [path, None]
+    assert list(map(find_projector, mains)) == [path, None, None]
 
 
 def test_a_projector_is_no_model(home):
