@@ -1,8 +1,13 @@
 """A main model's projector: found, given, listed, shown, checked, and pulled with the model."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.settings import GenerationSettings
+from specdec_cli.chat_models import ChatModels
+from specdec_cli.options import ModelOptions, SamplingOptions
 from tests.hub_server import HubServer
 from tests.stored_models import write_projector
 
@@ -120,3 +125,12 @@ def test_pull_list_and_show(fresh_inside, seeing, folder):
     assert about(answered).endswith("· projector mmproj-a-f16.gguf")
     assert fresh_inside("models", "rm", "u/seeing-GGUF:F32", "--yes").returncode == 0
     assert not list(fresh_inside.folder.rglob("mmproj*"))
+
+
+@pytest.mark.parametrize(("given", "later"), [("eyes.gguf", "auto"), ("auto", "auto"), ("none", "none")])
+def test_another_main_model_of_a_chat_has_another_projector(monkeypatch, given, later):
+    changes = {}
+    monkeypatch.setattr(ChatModels, "reopen", lambda self, chat, **given: changes.update(given))
+    models = ChatModels(ModelOptions(mmproj=given), SamplingOptions())
+    models.use(SimpleNamespace(settings=GenerationSettings()), "other.gguf", None)
+    assert changes["mmproj"] == later
