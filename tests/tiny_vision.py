@@ -48,7 +48,8 @@ def write_vision_model(
     Args:
         path: an existing file is overwritten.
         architecture: its name in the file.
-        n_deepstack: of qwen3vl; by default, `N_DEEPSTACK`. The projector must have as many such layers.
+        n_deepstack: of qwen3vl; by default, `N_DEEPSTACK`. The projector must have as many such layers, and the
+            model more layers: with deepstack in the last one, llama.cpp aborts.
         options: ``noise``, ``n_layers``, ``n_ctx`` and others that `spec_local.llama.tiny.write_tiny_model`
             has for llama and gemma3, and `tests.tiny_architectures.write_architecture` for the others.
 
