@@ -35,9 +35,7 @@ class Chunk(NamedTuple):
     shape: tuple[int, int]
 
 
-@llama_cpp.llama_log_callback
-def _no_log(level: int, text: bytes, user_data: int) -> None:
-    """Do nothing."""
+_no_log = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
 
 
 def greedy(
@@ -187,7 +185,8 @@ def _bitmap(mtmd: Any, part: bytes | NDArray[np.uint8]) -> Any:
         assert picture, "llama.cpp does not decode the picture"
         return picture
     height, width, channels = part.shape
-    assert (part.dtype, channels) == (np.uint8, 3)
+    assert part.dtype == np.uint8
+    assert channels == 3
     pixels = np.ascontiguousarray(part)
     return mtmd_cpp.mtmd_bitmap_init(width, height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
 
