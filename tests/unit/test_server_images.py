@@ -13,6 +13,7 @@ from PIL import Image as PillowImage
 
 from spec_local.chat.meaning import same_message
 from spec_local.chat.messages import messages_of
+from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest
 from spec_local.images.image import MAX_BYTES, MAX_IMAGES, Image
 from spec_local.server.protocols import request_images
@@ -26,6 +27,7 @@ from spec_local.server.supervision.events import AnswerRequest
 from spec_local.server.supervision.read_again import KnownPrompt, ReadAgainLog, read_again
 from spec_local.server.supervision.stable_prompts import StablePrompts
 from spec_local.settings import GenerationSettings
+from tests.chat_templates import TOOL_TEMPLATES, StandIn, StandInVocabulary
 from tests.server_events import LOADED
 
 SEEING = replace(LOADED, reads_images=True)
@@ -187,6 +189,46 @@ def test_arguments_and_results_that_are_json_have_no_images():
     found = messages(ChatCompletions, *given, user(text("And?")))
     assert not any("images" in message for message in found)
     assert json.loads(found[1]["tool_calls"][0]["function"]["arguments"]) == {"content": [part]}
+
+
+# Every template of tools, and one that shows no results.
+NO_RESULTS = (
+    "{% for message in messages %}{% if message.role != 'tool' %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+    "<|im_end|>\n{% endif %}{% endfor %}{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("name", [*TOOL_TEMPLATES, "no results"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_templates_show_images_of_results(name, is_last):
+    source = TOOL_TEMPLATES.get(name, NO_RESULTS)
+    template = ChatTemplate(StandIn(path="x.gguf", vocabulary=StandInVocabulary(), chat_template=source))
+    rest = () if is_last else (user(text("And?"), PARTS["MCP"]),)
+    _, call, result = RESULTS["OpenAI's chat"]
+    given = messages(ChatCompletions, user(text("Look.")), call, result, *rest)
+    rendered = template.prompt(given)
+    assert rendered.images == (IMAGE,) * (1 + len(rest))
+    assert str(rendered).count("<__media__>") == 1 + len(rest)
+    if name in TOOL_TEMPLATES:
+        assert "It:<__media__>" in str(rendered)
+    else:
+        assert str(rendered).endswith(
+            "<|im_start|>user\n<__media__><|im_end|>\n"
+            if is_last
+            else "<|im_start|>user\n<__media__>And?<__media__><|im_end|>\n"
+        )
+
+
+def test_notes_tell_that_the_model_reads_images():
+    document = {"type": "document", "title": "a.pdf", "source": {"type": "base64", "data": "AA"}}
+    inner = {"type": "document", "source": {"type": "content", "content": [PARTS["MCP"]]}}
+    found = messages(Messages, user(text("What?"), document, PARTS["MCP"], inner))
+    note = "[document a.pdf left out: this model reads text and images only]"
+    assert found[0]["content"] == f"What?\n{note}"
+    assert [image for _, image in found[0]["images"]] == [IMAGE, IMAGE]
+    with pytest.raises(InvalidRequest, match="the question is only"):
+        messages(Messages, user(document))
 
 
 # Prompts without a chat template
