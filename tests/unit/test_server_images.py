@@ -5,7 +5,9 @@ import io
 import json
 import os
 import pickle
+from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from spec_local.server.protocols.llama_completion import LlamaCompletion, LlamaI
 from spec_local.server.protocols.messages import Messages
 from spec_local.server.protocols.ollama import OllamaChat, OllamaGenerate
 from spec_local.server.protocols.responses import Responses
+from spec_local.server.supervision import engine_process
 from spec_local.server.supervision.events import AnswerRequest
 from spec_local.server.supervision.read_again import KnownPrompt, ReadAgainLog, read_again
 from spec_local.server.supervision.stable_prompts import StablePrompts
@@ -402,6 +405,24 @@ def test_answers_that_share_images_send_them_once():
     assert len(pickle.dumps([*enumerate(requests)])) < 150_000
     (again,) = pickle.loads(pickle.dumps([requests[3]]))
     assert again.messages[0]["images"][0][1].data == data
+
+
+def test_conversations_with_large_images_are_forgotten_earlier(monkeypatch):
+    """But never the last one."""
+    monkeypatch.setattr(engine_process, "_KEPT_IMAGE_BYTES", 3 * len(A))
+    process = engine_process.EngineProcess.__new__(engine_process.EngineProcess)
+    process._chats = deque(maxlen=5)
+    plain = [SimpleNamespace(messages=messages_of([user("Hi")])) for _ in range(4)]
+    for chat in plain:
+        process._keep(chat)
+    chats = [SimpleNamespace(messages=messages_of([user(IMAGE)])) for _ in range(6)]
+    for i, chat in enumerate(chats):
+        process._keep(chat)
+        kept = [*plain, *chats[: i + 1]][-5:] if i < 3 else chats[i - 2 : i + 1]
+        assert list(process._chats) == kept
+    large = SimpleNamespace(messages=messages_of([user(*[IMAGE] * 4)]))
+    process._keep(large)
+    assert list(process._chats) == [large]
 
 
 def test_messages_with_other_images_differ():
