@@ -8,7 +8,8 @@ from typing import Any
 from spec_local.errors import InvalidRequest
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model_file import check_header
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, paired
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, NO_PROJECTOR, STARTER, paired
+from spec_local.models.projectors import resolve_projector
 from spec_local.system import extras
 from spec_local.text import printable
 from specdec_cli import render, settings
@@ -70,7 +71,9 @@ def _check(options: ServeOptions) -> None:
             raise InvalidRequest(
                 "--draft works with one model only: name pairs, or remove --draft to use the drafts found"
             )
-        for option, value in (("--alias", options.alias), ("--workers", models.workers)):
+        mmproj = None if models.mmproj in (FOUND_PROJECTOR, NO_PROJECTOR) else models.mmproj
+        of_one = (("--alias", options.alias), ("--workers", models.workers), ("--mmproj", mmproj))
+        for option, value in of_one:
             if value:
                 raise InvalidRequest(f"{option} is for one model: remove it, or serve one model")
     if options.keep_alive is not None and models.workers:
@@ -86,6 +89,7 @@ def _served(
 
     files = models.files()
     check_header(files[0])
+    resolve_projector(files[0], models.mmproj)
     given = models.main or STARTER
     is_file = Path(given).suffix == ".gguf"
     others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]

@@ -23,6 +23,7 @@ from spec_local.llama.open import open_sequences
 from spec_local.llama.reproducible import open_reproducible_sequences
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.setup.probe import check_model_file
+from spec_local.models.projectors import projector_bytes
 from spec_local.opening.preload import take
 from spec_local.system.machine import default_threads
 
@@ -45,6 +46,7 @@ class LoadSettings:
 
     gpu_layers, draft_gpu_layers: of the main model, and of the draft model or head.
     find_draft: without a draft, and without layers for multi-token prediction, look for one on this machine.
+    mmproj: the main model's projector.
     """
 
     n_ctx: int | None
@@ -59,6 +61,7 @@ class LoadSettings:
     mtp: bool
     workers: tuple[str, ...]
     find_draft: bool = False
+    mmproj: Path | None = None
 
 
 Sequences = Sequence[tuple[LlamaSequence, LlamaSequence | HeadSequence | None]]
@@ -110,6 +113,7 @@ def _load_found(
     caches = main.kv_bytes(main.n_ctx(wanted), CACHE_TYPES.get(settings.cache_type, 2.0))
     # Of the main model and, at most as large, of the draft model.
     needed = 2 * caches * (settings.parallel or 1) + OVERHEAD + (0 if settings.workers else main.size)
+    needed += projector_bytes(settings.mmproj)
     conditions = Conditions(
         main.path,
         settings.gpu_layers,
@@ -170,7 +174,8 @@ def _load_sequences(
         n_parallel = settings.parallel
         if n_parallel is None:
             n_parallel = sequences_that_fit(
-                sequence_bytes(models, lengths, settings.cache_type), free_memory()
+                sequence_bytes(models, lengths, settings.cache_type),
+                free_memory() - projector_bytes(settings.mmproj),  # which is loaded with the first image
             )
         mains, *others = _contexts(models, lengths, n_parallel, head, settings, stack)
         drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_parallel
