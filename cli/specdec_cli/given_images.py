@@ -19,7 +19,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp")
 _UNSUPPORTED = (".heic", ".heif", ".avif", ".tif", ".tiff")  # whose error says what to do
 _WORD = re.compile(
     r"""(?<![^\s(])(?P<at>@?)
-    ( '(?P<single>([^']|'\\'')*)' | "(?P<double>[^"]*)" | (?P<bare>(\\.|[^\s\\'"])(\\.|[^\s\\])*) )""",
+    ( '(?P<single>([^']|'\\'')*)' | "(?P<double>[^"]*)" | (?P<bare>(\\.|[^\s\\'"(])(\\.|[^\s\\])*) )""",
     re.DOTALL | re.VERBOSE,
 )
 _PUNCTUATION = ".,;:!?)"
@@ -54,6 +54,7 @@ def readable(content: str, images: Sequence[tuple[int, Image]]) -> str:
     text, end = "", 0
     for at, image in images:
         text += f"{content[end:at]}[image {os.path.basename(image.name)}]"
+        text += " " * content[at : at + 1].isalnum()
         end = at
     return text + content[end:]
 

@@ -91,9 +91,9 @@ def read_entries(
     """Parse a file of prompts, one a line; empty lines are ignored.
 
     If the file's name ends with ``.jsonl`` or its first line begins with a brace, each line is a JSON object
-    with ``prompt`` or ``messages`` (role and content), and optionally ``id``, ``system``, ``images`` (files that
-    stand before the prompt), ``suffix``, ``seed`` and ``max_tokens``. Otherwise each line is the text of a
-    prompt. An image is read when its prompt is answered: files that are damaged are failures of their prompts.
+    with ``prompt`` or ``messages`` (role and content), and optionally ``id``, ``system``, ``images`` (files
+    that stand before the prompt), ``suffix``, ``seed`` and ``max_tokens``. Otherwise each line is the text of
+    a prompt. Images are read when their prompt is answered, which fails if one is damaged.
 
     Args:
         lines: of the file.
