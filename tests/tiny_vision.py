@@ -48,19 +48,16 @@ def write_vision_model(
     Args:
         path: an existing file is overwritten.
         architecture: its name in the file.
-        n_deepstack: of qwen3vl; by default, `N_DEEPSTACK`. The projector must have as many such layers.
+        n_deepstack: of qwen3vl; by default, `N_DEEPSTACK`. The projector must have as many such layers, and
+            the model more layers: with deepstack in the last one, llama.cpp aborts.
         options: ``noise``, ``n_layers``, ``n_ctx`` and others that `spec_local.llama.tiny.write_tiny_model`
             has for llama and gemma3, and `tests.tiny_architectures.write_architecture` for the others.
 
     Returns:
         `path`.
     """
-    options = {
-        "extra_tokens": TOKENS,
-        "control": CONTROL_TOKENS,
-        "n_embd": N_EMBD,
-        "n_layers": _N_LAYERS,
-    } | options
+    usual: dict[str, Any] = {"extra_tokens": TOKENS, "control": CONTROL_TOKENS}
+    options = usual | {"n_embd": N_EMBD, "n_layers": _N_LAYERS} | options
     if architecture in ("llama", "gemma3"):
         return write_tiny_model(path, architecture=architecture, weights=_weights, **options)
     if architecture == "qwen35":

@@ -20,10 +20,11 @@ from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
+from spec_local.llama.projector import Projector
 from spec_local.llama.reproducible import open_reproducible_sequences
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.setup.probe import check_model_file
-from spec_local.models.projectors import projector_bytes
+from spec_local.models.projectors import describe, projector_bytes
 from spec_local.opening.preload import take
 from spec_local.system.machine import default_threads
 
@@ -88,6 +89,9 @@ def load(
     with ExitStack() as stack:
         free = free_memory()
         model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft)
+        if settings.mmproj:
+            kind = describe(settings.mmproj).type
+            model.projector = Projector(settings.mmproj, model, kind, settings.threads or default_threads())
         wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
         if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
             log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")
@@ -229,6 +233,7 @@ def _contexts(
             # Logits take memory: the draft model needs one per branch or per staged token.
             max_logits=least if n_parallel == 1 else max(least, min(max_tokens, least * n_parallel)),
             max_tokens=max_tokens,
+            max_span=model.projector.max_span if model.projector else 0,
             max_branches=settings.branches,
             threads=settings.threads,
             cache_type=settings.cache_type,

@@ -35,9 +35,7 @@ class Chunk(NamedTuple):
     shape: tuple[int, int]
 
 
-@llama_cpp.llama_log_callback
-def _no_log(level: int, text: bytes, user_data: int) -> None:
-    """Do nothing."""
+_no_log = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
 
 
 def greedy(
@@ -50,10 +48,12 @@ def greedy(
     Args:
         model: file of the language model.
         projector: file of the projector.
-        parts: texts and pictures.
+        parts: texts and pictures; the last one is a text, since llama.cpp's helper computes no logits after a
+            picture (the tokens that some projectors put after it are a text, too).
         n: number of tokens.
         add_special: whether BOS is put before the prompt, if the vocabulary says so.
-        context: settings of `llama_context_params` by their names.
+        context: settings of `llama_context_params` by their names. A picture of gemma3 must fit in a call:
+            with fewer tokens in ``n_batch``, llama.cpp divides it, and its cells do not attend to all others.
     """
     return [int(row.argmax()) for row in _rows(model, projector, parts, n, add_special, context)]
 
@@ -101,6 +101,7 @@ def _rows(
         _tokenized(mtmd, parts, add_special) as found,
         _context(llama, changes) as context,
     ):
+        assert _chunk(list(_pieces(found))[-1]).kind == "text", "no logits are computed after a picture"
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(llama))
         past = llama_cpp.llama_pos(0)
         n_batch = llama_cpp.llama_n_batch(context)
@@ -184,7 +185,8 @@ def _bitmap(mtmd: Any, part: bytes | NDArray[np.uint8]) -> Any:
         assert picture, "llama.cpp does not decode the picture"
         return picture
     height, width, channels = part.shape
-    assert (part.dtype, channels) == (np.uint8, 3)
+    assert part.dtype == np.uint8
+    assert channels == 3
     pixels = np.ascontiguousarray(part)
     return mtmd_cpp.mtmd_bitmap_init(width, height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
 

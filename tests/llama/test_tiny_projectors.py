@@ -68,8 +68,20 @@ def test_number_of_cells_and_their_vectors(pair):
         assert rows.std(axis=0).mean() > 0.4  # each cell differs
 
 
+def test_vectors_are_those_of_the_pictures_in_order(pair):
+    _, _, model, projector = pair
+
+    def vectors(*pictures):
+        parts = [part for picture in pictures for part in (BEFORE, picture)]
+        return mtmd_reference.vectors(model, projector, parts)
+
+    one, other = vectors(noise(0)), vectors(noise(1))
+    for found, expected in zip(vectors(noise(0), noise(1)), one + other, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_shape_of_a_picture_decides_its_pieces(tmp_path):
-    """A picture of qwen has a cell for each square of pixels, and one of idefics3 a tile for each larger one."""
+    """qwen has a cell for each square of pixels, idefics3 a tile for each larger square."""
     shapes = {}
     for kind in ("qwen2vl_merger", "idefics3", "gemma3"):
         model = write_vision_model(tmp_path / f"{kind}.gguf", KINDS[kind])
@@ -77,7 +89,7 @@ def test_shape_of_a_picture_decides_its_pieces(tmp_path):
         found = mtmd_reference.chunks(model, projector, [noise(0, 168, 56)])
         shapes[kind] = [(*c.shape, c.n_tokens, c.n_pos) for c in found if c.kind == "image"]
     assert shapes["qwen2vl_merger"] == [(2, 6, 12, 6)]
-    assert shapes["idefics3"] == [(4, 1, 4, 4)] * 3  # the whole picture, and two rows of one tile
+    assert shapes["idefics3"] == [(4, 1, 4, 4)] * 3  # two rows of one tile, and the whole picture
     assert shapes["gemma3"] == [(16, 1, 16, 16)]
 
 
