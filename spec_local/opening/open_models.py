@@ -10,7 +10,6 @@ from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
-from spec_local.llama.projector import Projector
 from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, resolve_pair
 from spec_local.models.projectors import resolve_projector
 from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Sequences, load
@@ -102,9 +101,6 @@ def open_models(
         draft, (sequences, resources) = _load_learned(main, draft, load_with, log)
     else:
         sequences, resources = load_with(draft)
-    if settings.mmproj:
-        first = sequences[0][0]
-        first.model.projector = Projector(settings.mmproj, first.model, first.threads)
     return OpenedModels(sequences, draft, settings.mmproj, resources)
 
 
