@@ -10,6 +10,7 @@ import base64
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -31,6 +32,8 @@ from spec_local.validation import describe
 _VERSION: Final = 1
 _OWN = ("role", "content", "images")  # keys of a message that are not saved as they are
 _MAX_TEXT = 1 << 26  # bytes: several times the text that fits into any context
+_BEGINNING = re.compile(rb'\s*{\s*"format"\s*:\s*"specdec conversation"')
+"""Of the files that `save` writes; of others, no images are expected."""
 _MAX_BYTES = _MAX_TEXT + image.MAX_IMAGES * image.MAX_BYTES // 3 * 4
 
 
@@ -177,7 +180,8 @@ def is_saved(path: Path) -> bool:
 
 def _read(path: Path) -> _File:
     with reading(path) as opened:
-        text = limited(opened.read(_MAX_BYTES + 1), str(path), _MAX_BYTES)
+        most = _MAX_BYTES if _BEGINNING.match(opened.peek(1000)) else _MAX_TEXT
+        text = limited(opened.read(most + 1), str(path), most)
     content = parse(decoded(text, str(path)), str(path), "give a file saved by specdec")
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > _VERSION:

@@ -28,7 +28,6 @@ from spec_local.core.sampling_settings import UNCHANGED
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama_cpp_python.chat_images import MarkedMessages
-from spec_local.models.names import FOUND_PROJECTOR
 from spec_local.session import Session, Text
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
@@ -99,7 +98,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         model_path: Path | str,
         *,
         draft: Path | str | None = None,
-        mmproj: Path | str = FOUND_PROJECTOR,
+        mmproj: Path | str = "auto",
         n_ctx: int = 512,
         n_gpu_layers: int = 0,
         n_threads: int | None = None,

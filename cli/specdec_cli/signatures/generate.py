@@ -49,7 +49,7 @@ class GenerateOptions:
             "--file",
             "-f",
             metavar="FILE",
-            help="Text to put before the prompt; repeatable; - is standard input.",
+            help="Text before the prompt; repeatable; - is standard input.",
         ),
     ] = None
     image: options.ImageOption = None
