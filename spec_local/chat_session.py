@@ -6,10 +6,12 @@ is unchanged.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from pydantic import InstanceOf
 
 from spec_local.answers.running import OnRead
 from spec_local.arguments import checked, ignore
@@ -20,6 +22,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.core.sequence import common_prefix
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.images.image import Image
 from spec_local.reasoning.markers import Splitter
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
@@ -107,16 +110,26 @@ class ChatSession:
                 thread.join()
 
     @checked
-    def send(self, message: str, cancelled: Callable[[], bool] | None = None) -> Iterator[ChatEvent]:
+    def send(
+        self,
+        message: str,
+        cancelled: Callable[[], bool] | None = None,
+        *,
+        images: Sequence[tuple[int, InstanceOf[Image]]] = (),
+    ) -> Iterator[ChatEvent]:
         """Send a message and yield the answer. Closing the iterator early keeps the text generated so far.
+
+        Args:
+            images: each with its place: the index in the message of the character that it stands before.
 
         Raises (with the first event):
             ContextOverflow: the message does not fit; it is not added to the conversation.
+            ModelError: there are images, and the model has no projector, or one that cannot be used.
             SpecLocalError: see `Session.generate`.
         """
 
         def ask() -> tuple[str, list[int]]:
-            self.conversation.ask(message)
+            self.conversation.ask(message, images)
             self._attempt = 0
             return "", []
 
@@ -181,7 +194,8 @@ class ChatSession:
         With the same main model, the answers keep their tokens.
 
         Raises:
-            ModelError: the model has no chat template, or it rejects the messages; nothing has changed.
+            ModelError: the model has no chat template, it rejects the messages, or it has no projector for
+                their images; nothing has changed.
             InvalidRequest: an answer is being generated.
         """
         self._check_idle()
@@ -189,6 +203,7 @@ class ChatSession:
         conversation = Conversation(model, ChatTemplate(model), before.messages)
         if conversation.messages:
             conversation.template.render(conversation.messages)
+        _check_images(conversation)
         if model.path == before.model.path:
             conversation.restore(before.answer_tokens)
         self.session, self.conversation = session, conversation
@@ -239,10 +254,13 @@ class ChatSession:
         Raises:
             InvalidRequest: the file cannot be read, is not a conversation, or an answer is being generated;
                 nothing has changed.
+            ModelError: the model rejects the messages: see `use`.
         """
         self._check_idle()
         model, template = self.session.main.model, self.conversation.template
-        self.conversation = saved_chat.load(Path(path), model, template, log or ignore)
+        loaded = saved_chat.load(Path(path), model, template, log or ignore)
+        _check_images(loaded)
+        self.conversation = loaded
         return common_prefix(self.session.main.cached, self.conversation.tokens)
 
     def _answer(
@@ -339,3 +357,9 @@ class ChatSession:
             length = len(self.conversation.prompt()) + n_generated
         self._n_drops += n_messages > 0
         return n_messages
+
+
+def _check_images(conversation: Conversation) -> None:
+    """Raise ModelError if there are images that the model cannot read."""
+    if any(message.get("images") for message in conversation.messages):
+        conversation.model.check_reads_images()

@@ -10,17 +10,21 @@ from spec_local.chat.saved_chat import paths_of
 from spec_local.chat.template import ChatTemplate, start_template_process
 from spec_local.chat_session import ChatSession
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.images.image import Image
 from spec_local.llama import runtime, workers
 from specdec_cli import chat_input, facts, last_resort, render, typed_ahead
 from specdec_cli.chat_commands import completions, run_command
 from specdec_cli.chat_models import ChatModels
 from specdec_cli.chat_view import ChatView
+from specdec_cli.given_files import STANDARD
+from specdec_cli.given_images import given_images
 from specdec_cli.sessions import generation_settings
 from specdec_cli.signatures.chat import ChatOptions
 
 
 def chat(options: ChatOptions) -> None:
     options = _with_models(options)
+    images = _images(options)
     settings = generation_settings(options.models, options.sampling)
     runtime.set_verbose(options.verbose > 1)
     start_template_process()
@@ -45,6 +49,8 @@ def chat(options: ChatOptions) -> None:
             view.load(options.load)
         if options.system:  # replaces the system message of a loaded conversation
             view.conversation.system = options.system
+        for image in images:
+            view.attach(image)
         read = chat_input.message_reader(completions())
         starting.close()
         _converse(view, read)
@@ -66,7 +72,14 @@ def _with_models(options: ChatOptions) -> ChatOptions:
     return replace(options, models=models, load=load)
 
 
-def _converse(view: ChatView, read: Callable[[], str | chat_input.TypedCommand]) -> None:
+def _images(options: ChatOptions) -> list[Image]:
+    """The images of --image, before any model is loaded."""
+    if STANDARD in (options.image or []):
+        raise InvalidRequest("standard input is for messages: give --image a file")
+    return given_images(options.image or [])
+
+
+def _converse(view: ChatView, read: Callable[[], chat_input.TypedMessage | chat_input.TypedCommand]) -> None:
     """Read messages and commands until the end of the chat."""
     while True:
         try:
@@ -78,7 +91,7 @@ def _converse(view: ChatView, read: Callable[[], str | chat_input.TypedCommand])
                     with typed_ahead.collecting():
                         _report_errors(partial(run_command, view, typed))
                 else:
-                    _report_errors(partial(view.send, typed))
+                    _report_errors(partial(view.enter, typed))
         except chat_input.EndOfChat:
             return
         except KeyboardInterrupt as interrupt:

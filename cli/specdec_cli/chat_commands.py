@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from spec_local.chat import saved_chat
 from spec_local.errors import InvalidRequest
+from spec_local.images.image import Image
 from spec_local.proposers import PROPOSER_NAMES
 from spec_local.proposers.installed import known_names
 from spec_local.system.files import expanded, read_text
 from spec_local.text import counted
 from specdec_cli import chat_settings, clipboard, code_fences, facts, render, terminal
-from specdec_cli.chat_input import EndOfChat, TypedCommand
+from specdec_cli.chat_input import EndOfChat, TypedCommand, TypedMessage
+from specdec_cli.given_images import described, named_first, readable
 from specdec_cli.names import nearest
 
 if TYPE_CHECKING:
@@ -68,6 +70,10 @@ def _help(view: "ChatView", rest: str) -> None:
             render.note(usage)
         render.note(f"    {help_}" if is_narrow else f"{usage:{width}}{help_}")
     render.note(
+        "@FILE in a message stands for that image, and so does the full path of an image, which terminals "
+        "write for a file that is dropped into them. A message of nothing else attaches it to the next one."
+    )
+    render.note(
         "Ctrl-C stops the answer and keeps the text generated so far. What you type meanwhile waits as "
         "your next message. Alt-Enter starts a new line; a multi-line message can also start and end with "
         '""".'
@@ -80,7 +86,7 @@ def _exit(view: "ChatView", rest: str) -> None:
 
 def _clear(view: "ChatView", rest: str) -> None:
     view.conversation.clear()
-    view.attached = ""
+    view.discard()
     render.note("conversation cleared")
 
 
@@ -96,10 +102,10 @@ def _continue(view: "ChatView", rest: str) -> None:
 
 
 def _undo(view: "ChatView", rest: str) -> None:
-    question = view.conversation.undo()
-    if question is None:
+    asked = [m for m in view.conversation.messages if m["role"] == "user"]
+    if view.conversation.undo() is None:
         raise InvalidRequest("there is nothing to undo: send a message first")
-    render.note(f"removed: {_shortened(question)}")
+    render.note(f"removed: {_shortened(readable(asked[-1]['content'], asked[-1].get('images', ())))}")
 
 
 def _system(view: "ChatView", rest: str) -> None:
@@ -195,6 +201,18 @@ def _read(view: "ChatView", rest: str) -> None:
     )
 
 
+def _image(view: "ChatView", rest: str) -> None:
+    if rest == "clear":
+        view.images = []
+    if rest in ("", "clear"):
+        attached = [described(image) for _, image in view.images]
+        render.notes(attached or ["no image is attached: /image FILE attaches one to your next message"])
+        return
+    name, text = named_first(rest)
+    view.attach(Image.open(name))
+    view.enter(TypedMessage(text))
+
+
 def _set(view: "ChatView", rest: str) -> None:
     name, _, text = rest.partition(" ")
     if text.strip():
@@ -232,6 +250,9 @@ COMMANDS = {
     "/copy": _SlashCommand(_copy, "copy the last answer, or its N-th block of code", "[N]"),
     "/stats": _SlashCommand(_stats, "show statistics of the last answer, and its time"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
+    "/image": _SlashCommand(
+        _image, "attach an image to the next message, and send TEXT", "[FILE [TEXT]|clear]", None
+    ),
     "/save": _SlashCommand(_save, "save the conversation", "FILE", None),
     "/load": _SlashCommand(_load, "continue a saved conversation", "FILE", None),
     "/exit": _SlashCommand(_exit, "leave the chat, like Ctrl-D"),

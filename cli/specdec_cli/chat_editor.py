@@ -23,7 +23,12 @@ from spec_local.system.files import read_bytes
 from spec_local.system.folders import user_folder
 from specdec_cli import render, terminal, typed_ahead
 from specdec_cli.chat_input import QUOTES, is_open
+from specdec_cli.given_images import SUFFIXES
 
+_MENTION = re.compile(r"(?<!\S)@((?:\\.|[^\s\\])*)$")
+_IMAGES = PathCompleter(
+    expanduser=True, file_filter=lambda name: os.path.isdir(name) or name.lower().endswith(SUFFIXES)
+)
 _MAX_HISTORY = 1 << 24  # bytes; a message has a hundred
 
 
@@ -99,7 +104,7 @@ def _explain_quotes(event: KeyPressEvent) -> None:
 
 
 class _Commands(Completer):
-    """Completes commands and their arguments; completions: see `chat_input.message_reader`."""
+    """Completes commands, their arguments, and ``@FILE``; completions: see `chat_input.message_reader`."""
 
     def __init__(self, completions: Mapping[str, Iterable[str] | None]) -> None:
         self._completions = completions
@@ -107,6 +112,12 @@ class _Commands(Completer):
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         typed, completions = document.text_before_cursor, self._completions
         name, space, rest = typed.partition(" ")
+        if word := _MENTION.search(typed):
+            begun = re.sub(r"\\(.)", r"\1", word[1])
+            for each in _IMAGES.get_completions(Document(begun), event):
+                text = re.sub(r"([\s\\'\"])", r"\\\1", each.text)
+                yield Completion(text, each.start_position, terminal.visible(each.display_text))
+            return
         if not typed.startswith("/") or "\n" in typed:
             return
         if space and completions.get(name, ()) is None:

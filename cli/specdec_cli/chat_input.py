@@ -10,12 +10,21 @@ from pathlib import Path
 from spec_local.errors import InvalidRequest
 from spec_local.system.folders import user_folder
 from specdec_cli import waiting
+from specdec_cli.given_images import begins_with_image
 
 QUOTES = '"""'
 
 
 class EndOfChat(Exception):
     """The input ended, or a command leaves the chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypedMessage:
+    """A message; is_verbatim: pasted lines, or text between triple quotes, in which nothing is an image."""
+
+    text: str
+    is_verbatim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,9 @@ def last_chat() -> Path:
     return user_folder("state") / "last-chat.json"
 
 
-def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Callable[[], str | TypedCommand]:
+def message_reader(
+    completions: Mapping[str, Iterable[str] | None],
+) -> Callable[[], TypedMessage | TypedCommand]:
     """A function that reads the next command or message: a line, or several lines between triple quotes.
 
     Args:
@@ -59,17 +70,18 @@ def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Callable[
     return partial(_message, Editor(completions).read)
 
 
-def _message(read: Callable[[], tuple[str, bool]]) -> str | TypedCommand:
+def _message(read: Callable[[], tuple[str, bool]]) -> TypedMessage | TypedCommand:
     """Read a message; read: returns its text, and whether it was pasted: then its quotes are text."""
     try:
         text, is_pasted = read()
     except EOFError:
         raise EndOfChat from None
-    if text.startswith("/") and not (is_pasted and "\n" in text):
+    is_verbatim = is_pasted and "\n" in text
+    if text.startswith("/") and not is_verbatim and not begins_with_image(text):
         return TypedCommand.parse(text)
     if is_pasted or not text.lstrip().startswith(QUOTES):
-        return text
-    return text.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+        return TypedMessage(text, is_verbatim)
+    return TypedMessage(text.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"), is_verbatim=True)
 
 
 def is_open(text: str) -> bool:

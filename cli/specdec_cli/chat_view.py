@@ -1,7 +1,7 @@
 """The screen of a chat: sends messages to a ChatSession and shows the answers."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from spec_local.chat.messages import Message
 from spec_local.chat_session import ChatEvent, ChatSession, MessagesDropped
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.images.image import Image
 from spec_local.session import Session
 from spec_local.text import counted
 from specdec_cli import (
@@ -23,16 +24,18 @@ from specdec_cli import (
     thinking_view,
     typed_ahead,
 )
-from specdec_cli.chat_input import interactive
+from specdec_cli.chat_input import TypedMessage, interactive
 from specdec_cli.chat_models import ChatModels
+from specdec_cli.given_images import Placed, described, read_message, readable
 
 _ROOM = 1024  # tokens for an answer, in a context that is opened for a long message; and the step of its size
 
 
 @dataclass
 class ChatView:
-    """attached: text of files that precedes the next message. last: statistics of the last answer.
+    """attached: text of files that precedes the next message. images: those that it has, placed in that text.
 
+    last: statistics of the last answer.
     kept: file to which the conversation is saved after each answer; None: none. models: of the session.
     """
 
@@ -45,6 +48,7 @@ class ChatView:
     wrap: bool = True
     hide_thinking: bool = False
     attached: str = field(default="", init=False)
+    images: Placed = field(default_factory=list, init=False)
     last: Statistics | None = field(default=None, init=False)
     kept: Path | None = field(default=None, init=False)
     _legend_shown: bool = field(default=False, init=False)
@@ -71,35 +75,70 @@ class ChatView:
     def conversation(self) -> Conversation:
         return self.chat.conversation
 
-    def send(self, message: str) -> None:
+    def attach(self, image: Image) -> None:
+        """Attach an image to the next message.
+
+        Raises:
+            ModelError: the model has no projector.
+        """
+        self.session.main.model.check_reads_images()
+        self.images.append((len(self.attached), image))
+        render.note(f"{described(image)}, will be sent with your next message; /image clear discards it")
+
+    def discard(self) -> None:
+        """Discard what is attached to the next message."""
+        self.attached, self.images = "", []
+
+    def enter(self, typed: TypedMessage) -> None:
+        """Send a message that may name images; one with nothing but images attaches them to the next one.
+
+        Raises:
+            InvalidRequest: a named file is no valid image.
+            ModelError: there are images, and the model has no projector.
+        """
+        text, images = (typed.text, Placed()) if typed.is_verbatim else read_message(typed.text)
+        if images and not text.strip():
+            for _, image in images:
+                self.attach(image)
+            return
+        if images:
+            self.session.main.model.check_reads_images()
+            render.notes([described(image) for _, image in images])
+        self.send(text, images)
+
+    def send(self, message: str, images: Sequence[tuple[int, Image]] = ()) -> None:
         """Send a message and show the answer.
 
         A message that does not fit can be sent with a larger context; otherwise, files that do not fit are
         not sent with the next message again.
+
+        Args:
+            images: with their places in the message.
         """
         if not message.strip():
             return
-        question, attached = self.attached + message, self.attached
-        self.attached = ""
+        attached, before_it = self.attached, self.images
+        content = attached + message
+        placed = [*before_it, *((len(attached) + at, image) for at, image in images)]
+        self.discard()
         before = self._last_message
         try:
-            fits = self.show_answer(lambda cancelled: self.chat.send(question, cancelled))
+            fits = self.show_answer(lambda cancelled: self.chat.send(content, cancelled, images=placed))
         finally:
             if self._last_message is before:  # not sent: the files precede the next message
-                self.attached = attached
-        if not fits and self._enlarged(question):
-            self.send(message)
-        elif not fits and len(attached) > len(message):
-            self.attached = ""
-            render.note(
-                "the text of /read was discarded: read a shorter file, or open a larger context: /set ctx N"
-            )
+                self.attached, self.images = attached, before_it
+        if not fits and self._enlarged({"role": "user", "content": content, "images": placed}):
+            self.send(message, images)
+        elif not fits and (before_it or len(attached) > len(message)):
+            self.discard()
+            what = "what was attached" if before_it else "the text of /read"
+            shorter = "attach less" if before_it else "read a shorter file"
+            render.note(f"{what} was discarded: {shorter}, or open a larger context: /set ctx N")
 
-    def _enlarged(self, question: str) -> bool:
-        """Offer to open the models again with a context in which a question fits; return whether it does."""
+    def _enlarged(self, asked: Message) -> bool:
+        """Offer to open the models again with a context in which a message fits; return whether it does."""
         if not interactive():
             return False
-        asked: Message = {"role": "user", "content": question}
         n_tokens = len(self.conversation.following([*self.conversation.messages, asked]).prompt())
         n_ctx = self.session.main.model.n_ctx((n_tokens // _ROOM + 2) * _ROOM)
         if not self.n_ctx < n_tokens < n_ctx:
@@ -270,11 +309,12 @@ class ChatView:
         line = f"loaded {counted(len(self.conversation.messages), 'message')}"
         if n_cached:
             line += f"; {n_cached} of their tokens are in the KV cache"
-        self.attached, self.last = "", None
+        self.discard()
+        self.last = None
         render.note(line)
         if self.conversation.messages:
             last = self.conversation.messages[-1]
-            render.note(f"{last['role']}: ", last["content"])
+            render.note(f"{last['role']}: ", readable(last["content"], last.get("images", ())))
 
 
 @dataclass

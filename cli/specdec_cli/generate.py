@@ -21,6 +21,7 @@ from specdec_cli import answer_output, exits, facts, render
 from specdec_cli.answer_output import Asked
 from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.given_files import STANDARD, read_given
+from specdec_cli.given_images import given_images
 from specdec_cli.sessions import generation_settings, n_parallel, opened_for
 from specdec_cli.signatures.generate import GenerateOptions
 
@@ -77,19 +78,22 @@ def _check(options: GenerateOptions) -> None:
 def _check_batch(options: GenerateOptions) -> None:
     """Raise InvalidRequest for options of a single prompt beside those of a file of prompts."""
     of_prompt = options.prompt or options.file or options.suffix is not None or options.suffix_file
+    of_prompt = of_prompt or options.image
     if of_prompt or options.echo or options.as_json or options.as_jsonl or not options.input_file:
         raise InvalidRequest(
             "--output needs --input, which provides the prompts and produces JSON Lines: "
-            "remove the prompt, --file, --suffix, --echo and --json"
+            "remove the prompt, --file, --image, --suffix, --echo and --json"
         )
 
 
 def _request(options: GenerateOptions) -> ChatRequest:
     """Compose the prompt: files, or piped standard input, then the argument."""
-    suffix, files = options.suffix, options.file or []
+    suffix, files, images = options.suffix, options.file or [], options.image or []
+    if STANDARD in files and STANDARD in images:
+        raise InvalidRequest("standard input cannot be both --file and --image: give a file for one of them")
     if options.suffix_file:
         suffix = decoded(*read_given(options.suffix_file, _MAX_PROMPT))
-    if not files and sys.stdin is not None and not sys.stdin.isatty():
+    if not files and STANDARD not in images and sys.stdin is not None and not sys.stdin.isatty():
         files = [STANDARD]
     if not files and not options.prompt and suffix is None:
         raise InvalidRequest("there is no prompt: give one, pipe text in, or chat with specdec run")
@@ -98,7 +102,9 @@ def _request(options: GenerateOptions) -> ChatRequest:
         prompt = "".join(parts)
     else:
         prompt = "\n\n".join(part.rstrip("\r\n") for part in parts if part.strip())
-    return ChatRequest(prompt, suffix=suffix, system=options.system, raw=options.raw)
+    return ChatRequest(
+        prompt, suffix=suffix, system=options.system, raw=options.raw, images=given_images(images)
+    )
 
 
 def _answer(options: GenerateOptions, settings: GenerationSettings, request: ChatRequest) -> None:

@@ -71,6 +71,10 @@ def needed_main(main: str | None, main_option: str | None) -> str:
 
 
 SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message.")]
+ImageOption = Annotated[
+    list[Path] | None,
+    Option("--image", metavar="FILE", help="Image before the prompt; repeatable; - is standard input."),
+]
 ShowDraftsOption = Annotated[
     bool, Option("--show-drafts", help="Mark accepted draft tokens, and list rejected ones.")
 ]

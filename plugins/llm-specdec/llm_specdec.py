@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import llm
-from llm.parts import StreamEvent, TextPart
+from llm.parts import AttachmentPart, Message, StreamEvent, TextPart
 from pydantic import Field, create_model
 
 from spec_local.core.sampling_settings import SETTINGS
@@ -45,6 +45,7 @@ class Specdec(llm.Model):  # type: ignore[misc]
 
     can_stream = True
     supports_schema = True
+    attachment_types = {f"image/{kind}" for kind in ("bmp", "gif", "jpeg", "png", "webp")}  # noqa: RUF012
 
     class Options(_Sampling):  # type: ignore[misc, valid-type]
         main: str | None = Field(None, description="Main model: a file, a name or user/repo:quant")
@@ -114,15 +115,18 @@ def _settings(options: Any) -> "GenerationSettings":
 
 def _messages(prompt: llm.Prompt) -> list[Any]:
     """The whole chat; of several system messages, templates take only one, the last is used."""
-    texts = [
-        {
-            "role": message.role,
-            "content": "".join(part.text for part in message.parts if isinstance(part, TextPart)),
-        }
-        for message in prompt.messages
-    ]
-    system = [message for message in texts if message["role"] == "system"][-1:]
-    return [*system, *(message for message in texts if message["role"] != "system")]
+    messages = [{"role": message.role, "content": _content(message)} for message in prompt.messages]
+    system = [message for message in messages if message["role"] == "system"][-1:]
+    return [*system, *(message for message in messages if message["role"] != "system")]
+
+
+def _content(message: Message) -> list[Any]:
+    """The images of a message, and then its text, as `specdec run` has them."""
+    from spec_local.images.image import Image
+
+    attached = [part.attachment for part in message.parts if isinstance(part, AttachmentPart)]
+    images = [Image(each.content_bytes(), each.path or "") for each in attached if each]
+    return [*images, "".join(part.text for part in message.parts if isinstance(part, TextPart))]
 
 
 def _parts(parts: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from spec_local.chat.request import ChatRequest
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.images.image import Image
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import replacing
 
@@ -31,7 +32,7 @@ class BatchPrompt:
 
     index: its position, from 0. id: the user's name for it. key: a hash of the prompt, of the model, and of
     all settings except those that affect only the speed; it does not include the context length and the
-    precision of the KV cache.
+    precision of the KV cache. images: files of those that stand before the prompt; `request` is without them.
     """
 
     index: int
@@ -39,6 +40,18 @@ class BatchPrompt:
     request: ChatRequest
     settings: GenerationSettings
     key: str
+    images: Sequence[Path] = ()
+
+    @property
+    def with_images(self) -> ChatRequest:
+        """The request with its images, which are read now.
+
+        Raises:
+            InvalidRequest: one cannot be read, or is no valid image.
+        """
+        if not self.images:
+            return self.request
+        return replace(self.request, images=[Image.open(path) for path in self.images])
 
 
 @dataclass(frozen=True, slots=True)

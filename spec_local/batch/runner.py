@@ -33,9 +33,11 @@ from spec_local.errors import (
     ModelError,
     SpecLocalError,
 )
+from spec_local.images.image import MAX_IMAGES
 from spec_local.reasoning.markers import Splitter
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
+from spec_local.system.files import expanded
 from spec_local.validation import describe
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class _Line(BaseModel):
     prompt: str = ""
     messages: list[_Message] = []
     system: str | None = None
+    images: list[str] = []
     suffix: str | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -88,12 +91,13 @@ def read_entries(
     """Parse a file of prompts, one a line; empty lines are ignored.
 
     If the file's name ends with ``.jsonl`` or its first line begins with a brace, each line is a JSON object
-    with ``prompt`` or ``messages`` (role and content), and optionally ``id``, ``system``, ``suffix``,
-    ``seed`` and ``max_tokens``. Otherwise each line is the text of a prompt.
+    with ``prompt`` or ``messages`` (role and content), and optionally ``id``, ``system``, ``images`` (files
+    that stand before the prompt), ``suffix``, ``seed`` and ``max_tokens``. Otherwise each line is the text of
+    a prompt. Images are read when their prompt is answered, which fails if one is damaged.
 
     Args:
         lines: of the file.
-        name: of the file.
+        name: of the file; images' paths are relative to its folder, if it has one.
         main: the main model's file; a batch cannot be resumed with a file of another name or size.
         settings: for every answer; a line's own seed and max_tokens take precedence. The seed is that of
             the first prompt and increases by one with each prompt, so that an answer does not depend on
@@ -125,14 +129,28 @@ def read_entries(
                 raw=raw,
             )
             own = _own_settings(line, settings, index)
+            images = _images(line, Path(name).parent)
         except ValidationError as error:
             raise InvalidRequest(f"{name}, line {number}: {describe(error)}") from None
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}, line {number}: {error}") from None
-        entries.append(BatchPrompt(index, line.id, request, own, _key(request, own, model)))
+        key = _key(request, own, [*model, *((path.name, path.stat().st_size) for path in images)])
+        entries.append(BatchPrompt(index, line.id, request, own, key, images))
     if not entries:
         raise InvalidRequest(f"{name} has no prompts: give one a line, as text or in JSON")
     return entries
+
+
+def _images(line: _Line, folder: Path) -> list[Path]:
+    """The files of a line's images."""
+    if line.images and (line.messages or line.suffix is not None):
+        raise InvalidRequest("images stand before a prompt: give one in place of messages or a suffix")
+    if len(line.images) > MAX_IMAGES:
+        raise InvalidRequest(f"it has {len(line.images)} images: give at most {MAX_IMAGES}")
+    paths = [folder / expanded(each) for each in line.images]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise InvalidRequest(f"the image {missing[0]} does not exist, or is no file: correct its path")
+    return paths
 
 
 def _decoded(line: bytes) -> str:
@@ -174,7 +192,7 @@ def run(
             if cancelled():
                 return
             try:
-                tokens = entry.request.tokens(session.main.model, session.main.n_ctx)
+                tokens = entry.with_images.tokens(session.main.model, session.main.n_ctx)
                 check_prompt(session.main, tokens)
             except (ContextOverflow, InvalidRequest, ModelError) as error:
                 failures.append((entry, error))

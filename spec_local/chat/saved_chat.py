@@ -2,12 +2,15 @@
 
 An answer is saved with its tokens and its offset in the rendered conversation. Both are checked on loading:
 tokens that do not spell the text (because the file was edited or the model differs) are ignored, and the text
-is tokenized, and so are all answers if the file names another model.
+is tokenized, and so are all answers if the file names another model. Images are saved as their files, in
+base64.
 """
 
 import base64
 import itertools
 import json
+import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -18,6 +21,8 @@ from spec_local.chat.conversation import AnswerTokens, Conversation
 from spec_local.chat.messages import Role, messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest
+from spec_local.images import image
+from spec_local.images.image import Image
 from spec_local.llama.model import Model
 from spec_local.system.files import decoded, limited, reading, saving
 from spec_local.system.json_file import parse
@@ -25,7 +30,11 @@ from spec_local.text import bytes_of, printable
 from spec_local.validation import describe
 
 _VERSION: Final = 1
-_MAX_BYTES = 1 << 26  # several times the text that fits into any context
+_OWN = ("role", "content", "images")  # keys of a message that are not saved as they are
+_MAX_TEXT = 1 << 26  # bytes: several times the text that fits into any context
+_BEGINNING = re.compile(rb'\s*{\s*"format"\s*:\s*"specdec conversation"')
+"""Of the files that `save` writes; of others, no images are expected."""
+_MAX_BYTES = _MAX_TEXT + image.MAX_IMAGES * image.MAX_BYTES // 3 * 4
 
 
 class _Generated(BaseModel):
@@ -35,6 +44,21 @@ class _Generated(BaseModel):
 
     offset: NonNegativeInt
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+
+
+class _SavedImage(BaseModel):
+    """at: its place, as in `Message`. name: of its file, without the folder. data: the file in base64."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    at: NonNegativeInt
+    name: str
+    data: str
+
+    @classmethod
+    def of(cls, at: int, image: Image) -> "_SavedImage":
+        name = printable(os.path.basename(image.name))
+        return cls(at=at, name=name, data=base64.b64encode(image.data).decode())
 
 
 class _Message(BaseModel):
@@ -47,6 +71,7 @@ class _Message(BaseModel):
 
     role: Role
     content: str
+    images: list[_SavedImage] | None = None
     reasoning_content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -79,12 +104,14 @@ def save(conversation: Conversation, path: Path, paths: Sequence[Path] = ()) -> 
     answers, messages = conversation.answer_tokens, []
     for i, message in enumerate(conversation.messages):
         answer, content = answers.get(i), printable(message["content"])
-        others = {key: value for key, value in message.items() if key not in ("role", "content")}
+        others = {key: value for key, value in message.items() if key not in _OWN}
+        images = [_SavedImage.of(*each) for each in message.get("images", ())]
         raw = None if content == message["content"] else base64.b64encode(bytes_of(message["content"]))
         messages.append(
             _Message(
                 role=message["role"],
                 content=content,
+                images=images or None,
                 **json.loads(printable(json.dumps(others, ensure_ascii=False))),
                 bytes=raw.decode() if raw else None,
                 generated=_Generated(offset=answer.offset, tokens=answer.tokens) if answer else None,
@@ -153,7 +180,8 @@ def is_saved(path: Path) -> bool:
 
 def _read(path: Path) -> _File:
     with reading(path) as opened:
-        text = limited(opened.read(_MAX_BYTES + 1), str(path), _MAX_BYTES)
+        most = _MAX_BYTES if _BEGINNING.match(opened.peek(1000)) else _MAX_TEXT
+        text = limited(opened.read(most + 1), str(path), most)
     content = parse(decoded(text, str(path)), str(path), "give a file saved by specdec")
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > _VERSION:
@@ -177,7 +205,19 @@ def _message(path: Path, i: int, message: _Message) -> dict[str, object]:
             raise InvalidRequest(f"{path}: messages.{i}.bytes is not base64: fix or delete it") from None
     bytes_of(content)
     bytes_of(message.reasoning_content or "")
-    return message.model_dump(exclude={"bytes", "generated"}) | {"content": content}
+    images = [
+        (each.at, _image(path, f"messages.{i}.images.{n}", each))
+        for n, each in enumerate(message.images or ())
+    ]
+    others = message.model_dump(exclude={"bytes", "generated", "content", "images"})
+    return others | {"content": content, "images": images}
+
+
+def _image(path: Path, where: str, saved: _SavedImage) -> Image:
+    try:
+        return Image.of_base64(saved.data, saved.name)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {where}: {error}") from None
 
 
 def _json(file: _File) -> str:

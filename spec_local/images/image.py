@@ -58,7 +58,7 @@ class Image:
     def __post_init__(self) -> None:
         if not isinstance(self.data, bytes):
             given = type(self.data).__name__
-            raise InvalidRequest(f"`Image` takes a file's bytes, not {given}: `Image.open` takes a path")
+            raise InvalidRequest(f"Image takes a file's bytes, not {given}: Image.open takes a path")
         try:
             _check_size(len(self.data))
             found = _contained(self.data)

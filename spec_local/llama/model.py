@@ -142,11 +142,18 @@ class Model:
             ModelError: the model has no projector, or it is damaged or of another model.
             BackendError, InvalidRequest: see `Projector.items`.
         """
+        return self._checked_projector().items(image)
+
+    def check_reads_images(self) -> None:
+        """Raise ModelError if the model has no projector; one that is damaged shows with the first image."""
+        self._checked_projector()
+
+    def _checked_projector(self) -> "Projector":
         if not self.projector:
             raise ModelError(
                 f"{self.name} has no projector, and reads no images: give its mmproj file (`mmproj`)"
             )
-        return self.projector.items(image)
+        return self.projector
 
     def tokenize(self, parts: Sequence[str | Image]) -> list[int]:
         """The tokens of a prompt without a chat template, of texts and images in any order.

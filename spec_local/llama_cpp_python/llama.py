@@ -27,6 +27,7 @@ from spec_local.core.sampling import TokenLogprob
 from spec_local.core.sampling_settings import UNCHANGED
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.llama_cpp_python.chat_images import MarkedMessages
 from spec_local.session import Session, Text
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
@@ -79,7 +80,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     What it does not support raises InvalidRequest; see docs/library.md.
 
     Args:
-        model_path, draft: the main model and the draft model, as for `Session.open`.
+        model_path, draft, mmproj: the main model, the draft model, and the projector for images in messages,
+            which are data URIs; as for `Session.open`.
         n_ctx: context length in tokens, limited to the model's training context; 0: the training context.
         n_gpu_layers, n_threads: for each of the models.
         type_k, type_v: element type of the KV caches.
@@ -96,6 +98,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         model_path: Path | str,
         *,
         draft: Path | str | None = None,
+        mmproj: Path | str = "auto",
         n_ctx: int = 512,
         n_gpu_layers: int = 0,
         n_threads: int | None = None,
@@ -108,6 +111,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._arguments = {
             "model_path": model_path,
             "draft": draft,
+            "mmproj": mmproj,
             "n_ctx": n_ctx,
             "n_gpu_layers": n_gpu_layers,
             "n_threads": n_threads,
@@ -117,6 +121,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             **options,
         }
         self.settings = settings or GenerationSettings()
+        self._marked = MarkedMessages()
         self.statistics = Statistics()
         """Of the last completion."""
         _check_options(options)
@@ -130,6 +135,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 threads=n_threads,
                 gpu_layers=n_gpu_layers,
                 cache_type=_CACHE_TYPES[type_k],
+                mmproj=mmproj,
             )
             # Programs rarely close a `Llama`: at exit, the session closes while Python can still write files.
             stack.callback(weakref.finalize(self, self.session.close))
@@ -251,6 +257,31 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             options["seed"] = _RANDOM_SEED  # the base class derives the same one in each process
         return super()._create_completion(logprobs=logprobs, echo=echo, logits_processor=processor, **options)
 
+    def create_chat_completion(self, messages: list[Any], *args: Any, **options: Any) -> Any:
+        """As that of `llama_cpp.Llama`; messages may have images.
+
+        Raises:
+            InvalidRequest: an image is invalid, or no data URI.
+            ModelError: there are images, and the model has no projector.
+        """
+        marked = MarkedMessages(messages)
+        if marked.images:
+            self.session.main.model.check_reads_images()
+        self._marked = marked
+        try:
+            return super().create_chat_completion(marked.messages, *args, **options)
+        finally:
+            self._marked = MarkedMessages()
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As that of `llama_cpp.Llama`; in a chat, with the cells of images."""
+
+        def tokenize(part: bytes, is_first: bool) -> list[int]:
+            tokens: list[int] = super(Llama, self).tokenize(part, add_bos and is_first, special)
+            return tokens
+
+        return self._marked.tokens(text, tokenize, self.session.main.model.image_tokens)
+
     def n_ctx(self) -> int:
         """Context length in tokens."""
         return self.session.main.n_ctx
@@ -286,7 +317,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise _unsupported(name, "leave it out, or use llama_cpp.Llama")
     handler = options.get("chat_handler")
     if isinstance(handler, llama_chat_format.Llava15ChatHandler | llama_chat_format.MTMDChatHandler):
-        raise _unsupported("chat_handler for images", "use llama_cpp.Llama")
+        raise _unsupported("chat_handler for images", "leave it out, and give mmproj")
     ignored = [name for name in options if name in _WITHOUT_EFFECT and options[name] != _DEFAULTS[name]]
     if ignored:
         warnings.warn(f"{', '.join(ignored)}: no effect on specdec's Llama", stacklevel=3)

@@ -186,7 +186,7 @@ def read_input(path: Path, max_bytes: int) -> bytes:
 def limited(raw: bytes, source: str, max_bytes: int) -> bytes:
     """The same; raises InvalidRequest, naming the source, if there are more than `max_bytes`."""
     if len(raw) > max_bytes:
-        raise InvalidRequest(f"{source} is larger than {max_bytes >> 20} MiB: give a smaller text")
+        raise InvalidRequest(f"{source} is larger than {max_bytes >> 20} MiB: give a smaller one")
     return raw
 
 

@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from unittest import mock
 
+import PIL.Image
 import pytest
 import typer
 
@@ -24,6 +25,8 @@ from tests.chat_templates import TOOL_TEMPLATES
 from tests.cli.conftest import Inside
 from tests.hub_server import HubServer
 from tests.scripted_model import write_scripted_model
+from tests.tiny_projectors import write_projector
+from tests.tiny_vision import write_vision_model
 
 ROOT = Path(__file__).parents[2]
 USER_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,6 +71,12 @@ description = "tiny"
 licence = "none"
 repo = "tiny/tiny-GGUF"
 file = "draft.gguf"
+
+[models.gemma3-4b]
+description = "tiny"
+licence = "none"
+repo = "tiny/seeing-GGUF"
+file = "gemma.gguf"
 """
 TOOL_CALL = "<0x0A>", ['<tool_call>{"name": "weather", ', '"arguments": {"city": "Paris"}}</tool_call>']
 """The last token of the prompt, and what the model of the docs writes then."""
@@ -97,6 +106,12 @@ def hub(main, draft, tmp_path_factory):
     with HubServer() as server:
         files = {"starter.gguf": starter, "main.gguf": main, "draft.gguf": draft}
         server.put("tiny/tiny-GGUF", {name: path.read_bytes() for name, path in files.items()})
+        folder = starter.parent
+        files = [
+            write_vision_model(folder / "gemma.gguf", "gemma3", n_ctx=4096),
+            write_projector(folder / "mmproj-gemma.gguf", "gemma3"),
+        ]
+        server.put("tiny/seeing-GGUF", {path.name: path.read_bytes() for path in files})
         yield server
 
 
@@ -117,6 +132,8 @@ def world(specdec, main, draft, hub, tmp_path_factory):
     before, script = TOOL_CALL
     write_scripted_model(folder / "qwen3-8b.gguf", TOOL_TEMPLATES["Hermes"], before, script)
     (folder / "notes.txt").write_text("Milk.\nBread.\n")
+    for name in ("photo.jpg", "later.jpg"):
+        PIL.Image.effect_noise((64, 48), 90).save(folder / name)
     (folder / "sum.py").write_text("def sum(a, b):\n    c = a\n    c += b\n    return c\n")
     for name in ("EAGLE/eagle/data/mt_bench", "EAGLE/eagle/data/gsm8k", "Spec-Bench/data/spec_bench"):
         (folder / name).mkdir(parents=True)
@@ -143,7 +160,7 @@ def world(specdec, main, draft, hub, tmp_path_factory):
     )
     subprocess.run(["git", "init", "-q"], cwd=folder, check=False)
     inside = Inside(folder, environment)
-    for name in ("starter", "coder-7b"):
+    for name in ("starter", "coder-7b", "gemma3-4b"):
         run(f"specdec models pull {name}", inside)
     with inside._in_place():
         versions = HeadVersions(folder / "main.gguf")

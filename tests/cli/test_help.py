@@ -82,9 +82,9 @@ def test_help_imports_nothing_slow(specdec, command):
 @pytest.mark.parametrize(
     ("command", "first"),
     [
-        ("generate", [*EVERYDAY, "prompt", "file", "system", "json"]),
-        ("chat", [*EVERYDAY, "system"]),
-        ("run", [*EVERYDAY, "prompt", "system"]),
+        ("generate", [*EVERYDAY, "prompt", "file", "image", "system", "json"]),
+        ("chat", [*EVERYDAY, "image", "system"]),
+        ("run", [*EVERYDAY, "prompt", "image", "system"]),
     ],
 )
 def test_help_begins_with_what_people_need_and_ends_with_speculation(inside, command, first):

@@ -483,8 +483,8 @@ def test_files_without_a_conversation(saved, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_large_file(saved):
-    """10 MB are accepted, 70 MB are not."""
+def test_a_large_file(saved, monkeypatch):
+    """10 MB are accepted. 70 MB need to begin like a conversation, which may have images."""
     path, conversation = saved
     content = json.loads(path.read_bytes())
     turn = [{"role": role, "content": "x" * 10_000} for role in ("user", "assistant")]
@@ -493,6 +493,13 @@ def test_a_large_file(saved):
     assert path.stat().st_size > 10_000_000
     assert len(load(path, conversation).messages) == 1_005
     os.truncate(path, 70_000_000)
+    with pytest.raises(InvalidRequest, match="is not valid JSON"):
+        load(path, conversation)
+    monkeypatch.setattr(saved_chat, "_MAX_BYTES", 65 << 20)
+    with pytest.raises(InvalidRequest, match="65 MiB"):
+        load(path, conversation)
+    with path.open("r+b") as file:
+        file.write(b"[")
     with pytest.raises(InvalidRequest, match="64 MiB"):
         load(path, conversation)
 

@@ -1,6 +1,8 @@
 """specdec's `Llama`: what programs get that change one import."""
 
+import base64
 import inspect
+import io
 import json
 import pickle
 from dataclasses import replace
@@ -8,16 +10,21 @@ from itertools import islice
 
 import llama_cpp
 import numpy as np
+import PIL.Image
 import pytest
 from llama_cpp import LlamaGrammar
 from llama_cpp.llama_chat_format import Llava15ChatHandler
 
+from spec_local.chat.request import ChatRequest
 from spec_local.core.sampling import SamplingSettings
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, ModelFileError
+from spec_local.images.image import Image
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.llama_cpp_python import Llama
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
+from tests.tiny_projectors import write_projector
+from tests.tiny_vision import write_vision_model
 
 pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
 
@@ -395,3 +402,44 @@ def test_a_recurrent_model(make, recurrent_path):
         assert content(ours(**call)) == content(theirs(**call))
         ours.reset()
     theirs.close()
+
+
+def test_images_in_messages(make, folder):
+    """Their cells are those of the library's own prompt, and stand where the parts do."""
+    seeing = write_vision_model(folder / "seeing.gguf", "gemma3")
+    projector = write_projector(folder / "for-images.gguf", "gemma3")
+    made = io.BytesIO()
+    PIL.Image.effect_noise((40, 30), 90).save(made, "PNG")
+    image = Image(made.getvalue())
+    url = f"data:image/png;base64,{base64.b64encode(image.data).decode()}"
+    llama = make(seeing, draft="none", mmproj=projector)
+    content = [
+        {"type": "text", "text": "look"},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_url", "image_url": url},
+        *({"type": "text", "text": text} for text in ("here", "there")),
+    ]
+
+    def ask(content, **more):
+        messages = [{"role": "user", "content": content}]
+        return llama.create_chat_completion(messages, temperature=0.0, max_tokens=12, **more)
+
+    prompts, generate = [], llama.session.generate
+    llama.session.generate = lambda tokens, settings: (prompts.append(tokens), generate(tokens, settings))[1]
+    answer = ask(content)["choices"][0]["message"]["content"]
+    parts = ["look", image, image, "here\nthere"]
+    model = llama.session.main.model
+    expected = ChatRequest(messages=[{"role": "user", "content": parts}]).tokens(model)
+    (of_llama, of_library) = ([token for token in prompt if token < 0] for prompt in (prompts[0], expected))
+    assert of_llama == of_library
+    assert len(of_llama) == 2 * sum(token < 0 for token in model.image_tokens(image)) > 0
+    first, last = prompts[0].index(of_llama[0]), len(prompts[0]) - prompts[0][::-1].index(of_llama[-1])
+    assert llama.detokenize(prompts[0][:first]).strip().endswith(b"look")
+    assert llama.detokenize(prompts[0][last:]).strip().startswith(b"here\nthere")
+    streamed = [part["choices"][0]["delta"].get("content", "") for part in ask(content, stream=True)]
+    assert "".join(streamed) == answer != ask("look here")["choices"][0]["message"]["content"]
+    with pytest.raises(InvalidRequest, match="no data URI"):
+        ask([{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}])
+    blind = make(seeing, draft="none", mmproj="none")
+    with pytest.raises(ModelError, match="no projector"):
+        blind.create_chat_completion([{"role": "user", "content": content}])

@@ -30,6 +30,10 @@ class ChatOptions:
     sampling: options.SamplingOptions
     model: options.ModelArgument = None
     draft_model: options.DraftArgument = None
+    image: Annotated[
+        list[Path] | None,
+        Option("--image", metavar="FILE", help="Image to send with the first message; repeatable."),
+    ] = None
     system: options.SystemOption = None
     load: Annotated[
         Path | None, _Chat(metavar="FILE", help="Continue a conversation that was saved with /save.")

@@ -49,9 +49,10 @@ class GenerateOptions:
             "--file",
             "-f",
             metavar="FILE",
-            help="Text to put before the prompt; repeatable; - is standard input.",
+            help="Text before the prompt; repeatable; - is standard input.",
         ),
     ] = None
+    image: options.ImageOption = None
     system: options.SystemOption = None
     raw: Annotated[
         bool, _Text("--raw", help="Continue the text exactly as it is, without the chat template.")
@@ -81,7 +82,7 @@ class GenerateOptions:
             "--input",
             metavar="FILE",
             help='One prompt per line, or JSON Lines with "prompt" or "messages" and optionally "id", '
-            '"system", "suffix", "seed" or "max_tokens"; - is standard input.',
+            '"system", "images", "suffix", "seed" or "max_tokens"; - is standard input.',
         ),
     ] = None
     output_file: Annotated[

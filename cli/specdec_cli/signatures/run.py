@@ -20,6 +20,7 @@ class RunOptions:
 
       specdec run qwen3-4b
       specdec run qwen3-4b "Why is the sky blue?"
+      specdec run gemma3-4b --image photo.jpg "What is this?"
       git diff | specdec run coder-7b "Write a commit message."
     """
 
@@ -30,6 +31,7 @@ class RunOptions:
         str | None, Argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
     ] = None
     prompt_option: options.PromptOption = None
+    image: options.ImageOption = None
     system: options.SystemOption = None
     show_drafts: options.ShowDraftsOption = False
     hide_thinking: Annotated[bool, options.HideThinkingOption(rich_help_panel="Output")] = False

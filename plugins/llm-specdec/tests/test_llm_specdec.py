@@ -4,11 +4,15 @@ import importlib.util
 import json
 from pathlib import Path
 
+import PIL.Image
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
+from spec_local.images.image import Image
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.text import printable
+from tests.tiny_projectors import write_projector
+from tests.tiny_vision import write_vision_model
 
 pytest.importorskip("llm")
 
@@ -124,3 +128,28 @@ def test_the_models_stay_loaded_until_others_are_asked_for(run, plugin, main):
     model.prompt("c", main=str(main), max_tokens=1, ctx=128).text()
     (other,) = plugin._sessions.values()
     assert other is not session
+
+
+def test_images(run, tmp_path, main):
+    seeing = write_vision_model(tmp_path / "seeing.gguf", "gemma3", chat_template=TEMPLATE)
+    write_projector(tmp_path / "mmproj-seeing.gguf", "gemma3")
+    path = tmp_path / "a b.png"
+    PIL.Image.effect_noise((32, 32), 100).save(path)
+    image = Image.open(path)
+
+    def tokens(*content):
+        return expected(seeing, [*content])
+
+    first = run("-m", "specdec", *options(seeing), "-a", path, "hello")
+    assert first.output == tokens(image, "hello") + "\n" != tokens("hello") + "\n"
+    second = run("-c", *options(seeing), "go on")
+    answer = first.output.removesuffix("\n")
+    assert second.output == expected(seeing, [image, "hello"], answer, "go on") + "\n"
+    blind = run("-m", "specdec", *options(main), "-a", path, "hello", "--no-log")
+    assert blind.exit_code == 1
+    assert blind.output == (
+        "Error: main.gguf has no projector, and reads no images: give its mmproj file (`mmproj`)\n"
+    )
+    path.write_bytes(path.read_bytes()[:100])
+    damaged = run("-m", "specdec", *options(seeing), "-a", path, "hello", "--no-log")
+    assert "a b.png: the image is damaged (it ends too early)" in damaged.output
