@@ -46,7 +46,7 @@ format: .venv/installed-dev
 	@test -n "$(PYTHON)" || { echo "specdec needs Python 3.11 or later, with venv: install python3-venv, or see docs/install.md" >&2; exit 1; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
-.venv/installed: .venv/bin/python pyproject.toml requirements-dev.txt
+.venv/installed: .venv/bin/python pyproject.toml requirements-dev.txt tools/llama_cpp.cmake
 	$(BIN)/python tools/install.py serve
 	@touch $@
 

@@ -105,6 +105,8 @@ class Session:
             self.vocabulary_map = vocabulary_map(main.model, draft.model)
         self.main = main
         self.draft = draft
+        self.mmproj: Path | None = None
+        """The file of the main model's projector, with which it sees images."""
         recycling = Recycling()
         self._slots = [
             Slot(m, d, self._drafter(m, d), Recycling(recycling) if i else recycling)
@@ -181,6 +183,7 @@ class Session:
         mtp: bool = True,
         workers: Sequence[str] = (),
         prompt_cache: int | Literal["off"] = 0,
+        mmproj: Path | str = "auto",
         log: Callable[[str], None] | None = None,
     ) -> "Session":
         """Load a main model, and a draft model if one is given or the main model's name is that of a pair.
@@ -225,6 +228,9 @@ class Session:
                 that begins like an earlier one, even of an earlier session, is read only from the first
                 difference on. 0: keep it in memory only, in a quarter of what is free; ``off``: reuse only
                 the caches of the last answers, as with workers. See docs/prompt-cache.md.
+            mmproj: the main model's projector, with which it sees images, as a GGUF file; ``auto``: the one
+                that is found beside the main model, if there is one (`spec_local.models.projectors`);
+                ``none``: do without.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -245,14 +251,17 @@ class Session:
             draft_vocab=draft_vocab,
             mtp=mtp,
             workers=tuple(parse_workers(workers)),
+            mmproj=mmproj,
         )
-        (first, *more), draft, resources = open_models(main, draft, options, log)
-        with resources:
+        opened = open_models(main, draft, options, log)
+        first, *more = opened.sequences
+        with opened.resources as resources:
             cache = None
             if prompt_cache != "off" and not workers:  # what workers hold would be sent back and forth
                 cache = PromptCache(memory_budget(), folder=default_folder(), limit=prompt_cache, log=log)
             session = cls(*first, more, cache)
-            session._log_notices(draft, log)
+            session.mmproj = opened.mmproj
+            session._log_notices(opened.draft, log)
             if datastore or learn:
                 session.datastore = open_datastore(session.main.model, log)
             if learn:

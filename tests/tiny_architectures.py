@@ -5,7 +5,7 @@ model. mamba2 and rwkv7 are recurrent. The others are hybrids: layer 0 is recurr
 and so on in turn; each layer of falcon-h1 has both.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +48,8 @@ def write_architecture(
     n_mtp: int = 0,
     n_ctx: int = 2048,
     chat_template: str = tiny.CHAT_TEMPLATE,
+    extra_tokens: Sequence[str] = (),
+    control: Collection[str] = (),
     change: Callable[[str, NDArray[np.float32]], NDArray[np.float32] | None] = lambda name, weights: weights,
 ) -> Path:
     """Write a model of about 1 MB, in F32.
@@ -63,6 +65,7 @@ def write_architecture(
         n_mtp: number of layers for multi-token prediction, in addition.
         n_ctx: context length in training, as stated in the file.
         chat_template: for the control tokens of `spec_local.llama.tiny`.
+        extra_tokens: user-defined tokens to add to the vocabulary. control: those that are control tokens.
         change: called with the name and the weights of each tensor; returns those to write; None: leave it
             out.
 
@@ -70,7 +73,7 @@ def write_architecture(
         `path`.
     """
     path = Path(path)
-    tokens, scores, types = tiny.vocabulary(())
+    tokens, scores, types = tiny.vocabulary(extra_tokens, control)
     layer, settings, norms, mtp = known
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}")

@@ -33,11 +33,12 @@ LEFT_OUT = (
 USES_ITS_LIBRARIES = """
 from spec_local import kernels
 from spec_local.kernels import build
-from spec_local.llama import rpc
+from spec_local.llama import mtmd, rpc
 assert build.unsupported() or kernels.status().instruction_set, kernels.status()
 for path in (rpc.built(), *[build.built()] * (not build.unsupported())):
     assert path and "prebuilt" in path.parts, path
     print(path)
+print(mtmd.library().__file__)
 """
 
 

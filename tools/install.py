@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,34 @@ def requirements(extras: Sequence[str]) -> tuple[str, list[str]]:
     needed = [*project["dependencies"], *(r for r in more if not r.startswith("spec-local"))]
     (binding,) = (r for r in needed if r.startswith(BINDING))
     return binding, [r for r in needed if r != binding]
+
+
+def compile_llama_cpp(folder: Path) -> Path:
+    """Compile llama-cpp-python for this machine and these sources, unless pip has it in its cache.
+
+    Returns:
+        The wheel, in a folder that is made anew.
+
+    Raises:
+        SystemExit: as `build_binding`.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    # pip's cache does not distinguish CMake's arguments: it may have a wheel of others than the user's.
+    is_given = bool(os.environ.get("CMAKE_ARGS"))
+    build_binding(folder, "", *["--no-cache-dir"] * is_given)
+    (wheel,) = folder.glob("*.whl")
+    if not is_given and not reads_pictures(wheel):
+        print("pip's cache had an earlier build of llama.cpp, which cannot read pictures")
+        subprocess.run([*PIP, "cache", "remove", BINDING.replace("-", "_")], check=False)
+        wheel.unlink()
+        build_binding(folder)
+    return wheel
+
+
+def reads_pictures(wheel: Path) -> bool:
+    """Return whether a wheel of llama-cpp-python contains libmtmd."""
+    with zipfile.ZipFile(wheel) as archive:
+        return any(name.startswith("llama_cpp/lib/libmtmd.") for name in archive.namelist())
 
 
 def build_binding(folder: Path, cmake_args: str = "", *options: str) -> None:
@@ -108,13 +137,14 @@ def main() -> None:
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="such as serve, plot, train or dev")
     extras = parser.parse_args().extras
     _, others = requirements(extras)
-    shutil.rmtree(BUILT, ignore_errors=True)
     install = (*PIP, "install", "--constraint", str(ROOT / "requirements-dev.txt"))
     with subprocess.Popen([*install, *others]) as meanwhile:
-        build_binding(BUILT)
+        wheel = compile_llama_cpp(BUILT)
         if meanwhile.wait():
             raise SystemExit("pip could not install the packages: see above")
     chosen = f"[{','.join(extras)}]" if extras else ""
+    # pip would keep an installed one of the same version.
+    subprocess.run([*install, "--force-reinstall", "--no-deps", str(wheel)], check=True)
     found = ("--find-links", str(BUILT), "--editable", f"{ROOT}{chosen}")
     raise SystemExit(subprocess.run([*install, *found], check=False).returncode)
 

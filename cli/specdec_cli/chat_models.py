@@ -6,7 +6,7 @@ from typing import Any
 
 from spec_local.chat_session import ChatSession
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.models.names import NO_DRAFT
+from spec_local.models.names import FOUND_PROJECTOR, NO_DRAFT, NO_PROJECTOR
 from spec_local.session import Session
 from specdec_cli import typed_ahead
 from specdec_cli.options import ModelOptions, SamplingOptions
@@ -40,7 +40,9 @@ class ChatModels:
         options = self.options
         no_spec = options.no_spec and chat.settings.proposer == "none" and not draft
         kept = NO_DRAFT if options.draft == NO_DRAFT else None
-        self.reopen(chat, main=main, draft=draft or kept, no_spec=no_spec)
+        # A projector is for one main model.
+        mmproj = NO_PROJECTOR if options.mmproj == NO_PROJECTOR else FOUND_PROJECTOR
+        self.reopen(chat, main=main, draft=draft or kept, mmproj=mmproj, no_spec=no_spec)
 
     def switched_off(self, chat: ChatSession) -> str:
         """Return how to switch on what the user has switched off; "": nothing."""

@@ -2,12 +2,17 @@
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from spec_local.errors import DownloadError, InvalidRequest
+from spec_local.llama import gguf_header
 from spec_local.llama.devices import gpu_layers_of
+from spec_local.llama.model_file import check_header
 from spec_local.models import catalog, pairs
-from spec_local.models.names import paired, resolve_pair
+from spec_local.models.file_names import is_projector
+from spec_local.models.names import FOUND_PROJECTOR, paired, resolve, resolve_pair
 from spec_local.models.pairs import ExpectedSpeedup, MemoryNeed, ModelSummary, Report, VocabularyMatch
+from spec_local.models.projectors import describe, find_projector, resolve_projector
 from spec_local.system.files import format_size
 from spec_local.system.machine import is_busy, used_by_others
 from specdec_cli import render, waiting
@@ -20,7 +25,10 @@ _SHOWN = 5
 def check(options: ModelsCheckOptions) -> None:
     main, draft = named_pair(options.main, options.draft, options.main_option, options.draft_option)
     main_name, draft_name = paired(main, draft)
-    if draft_name is None:
+    if draft_name is None or is_projector(draft_name):
+        if rows := _of_projector(main, draft_name):
+            _write(rows)
+            return
         raise InvalidRequest(f"{main_name} is not a pair: also give a draft model")
     try:
         main_file, draft_file = resolve_pair(main, draft)
@@ -43,12 +51,40 @@ def check(options: ModelsCheckOptions) -> None:
         ("vocabulary", _vocabulary(report.vocabulary_match)),
         ("main", _model(report.main)),
         ("draft", f"{_model(report.draft)} ({times:.2f} times the main model's)"),
+        *_projector(find_projector(main_file)),
         ("memory", _memory(report.memory, max(report.main.n_ctx, report.draft.n_ctx))),
         *_expected(options, report, [main_name, draft_name], pair.gain if pair and draft is None else None),
     ]
-    render.write("".join(f"{name:<13} {text}\n" for name, text in rows))
+    _write(rows)
     for line in _warnings(report):
         render.note(f"warning: {line}")
+
+
+def _of_projector(main: str, given: str | None) -> list[tuple[str, str]]:
+    """Return rows on a projector alone, or on a main model and its projector; none: it has none.
+
+    given: the projector in place of the one beside the main model.
+
+    Raises:
+        SpecLocalError: a file cannot be read, or is the projector of another model.
+    """
+    main_file = resolve(main)
+    metadata = gguf_header.read_metadata(main_file)
+    if given is None and metadata.get("general.architecture") == "clip":
+        return _projector(main_file)
+    check_header(main_file)
+    found = resolve_projector(main_file, Path(given) if given else FOUND_PROJECTOR)
+    if not found:
+        return []
+    return [("main", f"{main_file.name}: {gguf_header.describe(metadata)}; sees images"), *_projector(found)]
+
+
+def _projector(path: Path | None) -> list[tuple[str, str]]:
+    return [("projector", f"{path.name}: {describe(path).description}")] if path else []
+
+
+def _write(rows: Sequence[tuple[str, str]]) -> None:
+    render.write("".join(f"{name:<13} {text}\n" for name, text in rows))
 
 
 def _expected(
@@ -102,6 +138,7 @@ def _memory(memory: MemoryNeed, n_ctx: int) -> str:
         f"weights {format_size(memory.weights)}",
         f"KV caches of {n_ctx} tokens {format_size(memory.caches)}",
         f"overhead {format_size(memory.overhead)}",
+        *([f"projector {format_size(memory.projector)}"] if memory.projector else []),
     ]
     return f"{format_size(memory.needed)} needed ({', '.join(parts)}); {format_size(memory.free)} free"
 

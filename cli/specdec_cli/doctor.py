@@ -12,8 +12,9 @@ from spec_local import kernels
 from spec_local.errors import InvalidRequest
 from spec_local.kernels import Status, choice
 from spec_local.kernels.measure import TYPES
+from spec_local.llama import mtmd
 from spec_local.llama import rpc as rpc_backend
-from spec_local.llama.setup.build import lacking, recipes, repair
+from spec_local.llama.setup.build import install, lacking, recipes, repair, with_pictures
 from spec_local.llama.setup.probe import probe_build
 from spec_local.system.child_process import ChildResult
 from spec_local.system.machine import default_threads
@@ -33,6 +34,8 @@ def doctor(options: DoctorOptions) -> None:
         f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}\n"
     )
     render.write(f"llama-cpp-python {binding}\n")
+    if options.fix and options.part == "pictures" and not mtmd.is_available():
+        _add_libmtmd()
     verdict = probe_build()
     if not verdict.works:
         _repair(verdict, options.fix)
@@ -42,6 +45,8 @@ def doctor(options: DoctorOptions) -> None:
             raise typer.Exit(exits.FAILURE)
     render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
     render.write(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n")
+    lacks = verdict.facts["pictures"]
+    render.write(f"pictures: {f'no ({lacks})' if lacks else 'libmtmd'}\n")
     render.write(f"threads: {default_threads()}{facts.limit_note()}\n")
     _kernels(options.fix, again=options.part == "kernels")
     if options.part == "rpc":
@@ -66,6 +71,18 @@ def _repair(verdict: ChildResult, fix: bool) -> None:
             render.write(f"installing {recipe.name}; this takes several minutes\n")
         else:
             render.write(f"{recipe.name} {'works' if works else 'does not work either'}\n")
+
+
+def _add_libmtmd() -> None:
+    """Build llama.cpp again, with the library that reads pictures.
+
+    Raises:
+        Exit: that failed.
+    """
+    render.write("building llama.cpp with libmtmd; this takes several minutes\n")
+    if not install(with_pictures()):
+        render.write("pictures: no (libmtmd was not built: see above)\n")
+        raise typer.Exit(exits.FAILURE)
 
 
 def _rpc_backend(fix: bool) -> None:

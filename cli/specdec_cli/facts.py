@@ -35,6 +35,8 @@ def setting_lines(session: "Session") -> list[str]:
     models = [f"main {main.model.path.name} ({main.model.description})"]
     if draft:
         models.append(f"draft {draft.model.path.name} ({draft.model.description})")
+    if session.mmproj:
+        models.append(f"projector {session.mmproj.name}")
     used = str(kernels.status())
     if kernels.status().instruction_set and (varying := session.logits_vary):
         used += f"; logits depend on the size of a call: {', '.join(varying)}"

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
@@ -11,6 +12,7 @@ from spec_local.llama import gguf_header
 from spec_local.models import catalog, local_stores
 from spec_local.models.catalog import PairEntry
 from spec_local.models.local_stores import StoredModel
+from spec_local.models.projectors import describe, find_projector
 from spec_local.system.files import format_size
 from specdec_cli import models_view, progress, render
 from specdec_cli.models_view import ListedModel
@@ -27,8 +29,9 @@ def list_models(options: ModelsListOptions) -> None:
     here: list[ListedModel] = []
     missing: list[ListedModel] = []
     for name, entry in catalog.models().items():
-        found = catalog.find(name) is not None
-        row = ListedModel(name, catalog.size(name), _state(name), entry.licence, entry.description)
+        found = catalog.find(name)
+        text = _with_sight(entry.description, found) if found else entry.description
+        row = ListedModel(name, catalog.size(name), _state(name), entry.licence, text)
         (here if found else missing).append(row)
     here += map(_stored, catalog.stored_models())
     pairs = [
@@ -50,7 +53,13 @@ def list_models(options: ModelsListOptions) -> None:
 def _stored(model: StoredModel) -> ListedModel:
     state = "downloaded" if model.program == local_stores.HUB else f"in {model.program}"
     licence = str(model.metadata.get("general.license", ""))
-    return ListedModel(model.name, model.size, state, licence, gguf_header.describe(model.metadata))
+    text = _with_sight(gguf_header.describe(model.metadata), model.path)
+    return ListedModel(model.name, model.size, state, licence, text)
+
+
+def _with_sight(text: str, main: Path) -> str:
+    """The description of a model, with a word if it has a projector and thus sees images."""
+    return f"{text}; sees images" if find_projector(main, link=False) else text
 
 
 def _recommendation(pair: PairEntry) -> str:
@@ -87,9 +96,15 @@ def show(options: ModelsShowOptions) -> None:
                 "state": _state(model),
                 **_details(model),
                 "pairs": ", ".join(of_model),
+                "projector": _projector(files[0]) if files else "",
                 "path": "\n".join(map(str, files)),
             }
         )
+
+
+def _projector(main: Path) -> str:
+    path = find_projector(main)
+    return f"{describe(path).description}\n{path}" if path else ""
 
 
 def rm(options: ModelsRmOptions) -> None:

@@ -36,8 +36,8 @@ _SETTINGS = {"kind": "type", "n_ctx": "ctx", "target": "output"} | {
     name: name.replace("_", "-")
     for name in (
         "cache_type", "device", "disk", "draft", "force", "gpu_layers", "host", "kernels", "learn",
-        "minutes", "no_spec", "output", "parallel", "port", "raw", "reproducible", "shape", "system",
-        "tokens", "torch_device", "workers",
+        "minutes", "mmproj", "no_spec", "output", "parallel", "port", "raw", "reproducible", "shape",
+        "system", "tokens", "torch_device", "workers",
     )
 }  # fmt: skip
 """Options of the settings that the library's messages name, in backquotes."""

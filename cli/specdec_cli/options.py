@@ -17,7 +17,7 @@ from typer import Argument, BadParameter, Option
 from spec_local import kernels
 from spec_local.core.sampling_settings import SETTINGS, SamplingSettings, Setting
 from spec_local.errors import InvalidRequest
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, resolve_pair
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
@@ -220,6 +220,15 @@ class ModelOptions:
     gpu_layers: Annotated[int | None, _Machine("--gpu-layers", "-ngl", help=GPU_LAYERS_HELP)] = None
     cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
     kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"
+    mmproj: Annotated[
+        str,
+        _Machine(
+            "--mmproj",
+            "-mm",
+            metavar="FILE|auto|none",
+            help="Projector with which the main model sees images; auto finds it beside the model.",
+        ),
+    ] = FOUND_PROJECTOR
     prompt_cache: Annotated[
         str | None,
         _Machine(

@@ -8,7 +8,8 @@ from typing import Any
 from spec_local.errors import InvalidRequest
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model_file import check_header
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, STARTER, paired
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, NO_PROJECTOR, STARTER, paired
+from spec_local.models.projectors import resolve_projector
 from spec_local.system import extras
 from spec_local.text import printable
 from specdec_cli import render, settings
@@ -19,20 +20,19 @@ from specdec_cli.signatures.serve import ServeOptions
 try:
     from spec_local.server import run
     from spec_local.server.guard import Access, host_pattern
+    from spec_local.server.protocols.image_urls import checked_host
     from spec_local.server.supervision.events import Loaded
     from spec_local.server.supervision.served_models import ServedModel, ServedModels, seconds_of
 except ModuleNotFoundError as error:
     raise InvalidRequest(f"the server needs {error.name}: {extras.hint('serve')}") from None
 
+_MAX_BODY, _MAX_BODY_WITH_IMAGES = 16, 64  # MiB: one image may have 32 MiB, which base64 makes 43
+
 
 def serve(options: ServeOptions) -> None:
     _check(options)
-    access = Access(
-        options.api_key,
-        tuple(options.cors or ()),
-        options.max_body << 20,
-        [host_pattern(name) for name in options.allow_host or ()],
-    )
+    hosts = [host_pattern(name) for name in options.allow_host or ()]
+    image_hosts = [checked_host(host) for host in (options.image_urls or "").split(",") if host.strip()]
     os.environ.pop(settings.variable("api-key"), None)  # child processes do not need it
     given = [options.models.with_models(name) for name in options.model or ()] or [options.models]
     served = ServedModels(
@@ -43,6 +43,9 @@ def serve(options: ServeOptions) -> None:
         keep_headers=options.keep_headers,
         log=render.note,
     )
+    reads_images = any(model.has_projector for model in served.models)
+    max_body = options.max_body or (_MAX_BODY_WITH_IMAGES if reads_images else _MAX_BODY)
+    access = Access(options.api_key, tuple(options.cors or ()), max_body << 20, hosts, image_hosts)
     names = [each.name for each in served.models]
     with run.listening(options.host, options.port) as opened:
         address = _address(options.host, opened[0].getsockname()[1])
@@ -70,7 +73,9 @@ def _check(options: ServeOptions) -> None:
             raise InvalidRequest(
                 "--draft works with one model only: name pairs, or remove --draft to use the drafts found"
             )
-        for option, value in (("--alias", options.alias), ("--workers", models.workers)):
+        mmproj = None if models.mmproj in (FOUND_PROJECTOR, NO_PROJECTOR) else models.mmproj
+        of_one = (("--alias", options.alias), ("--workers", models.workers), ("--mmproj", mmproj))
+        for option, value in of_one:
             if value:
                 raise InvalidRequest(f"{option} is for one model: remove it, or serve one model")
     if options.keep_alive is not None and models.workers:
@@ -86,12 +91,13 @@ def _served(
 
     files = models.files()
     check_header(files[0])
+    projector = resolve_projector(files[0], models.mmproj)
     given = models.main or STARTER
     is_file = Path(given).suffix == ".gguf"
     others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]
     name = printable(alias or (files[0].stem if is_file else given))
     session = session_arguments(models, files, parallel=parallel)
-    return ServedModel(name, session, others, _defaults(models, sampler))
+    return ServedModel(name, session, others, _defaults(models, sampler), projector is not None)
 
 
 def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:

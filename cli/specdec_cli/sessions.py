@@ -96,6 +96,7 @@ def session_arguments(
         "parallel": parallel,
         "draft_vocab": int(models.draft_vocab) if models.draft_vocab.isdecimal() else models.draft_vocab,
         "workers": workers,
+        "mmproj": models.mmproj,
         "prompt_cache": default_limit(default_folder()) if cache is None else cache_limit(cache),
     }
 

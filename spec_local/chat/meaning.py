@@ -82,4 +82,4 @@ def _key(message: Message) -> object:
         (call["function"]["name"], arguments_key(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
-    return message["role"], text, calls
+    return message["role"], text, calls, [*message.get("images", ())]

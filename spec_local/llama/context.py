@@ -44,6 +44,8 @@ class LlamaContext(NativeContext):
         max_tokens: maximum number of tokens per call. It is also llama.cpp's physical batch size, so that
             each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
             buffers grow with it, and Ctrl-C waits for the call to end.
+        max_span: maximum number of cells of a picture whose cells attend to all of it. llama.cpp's physical
+            batch has room for them; other calls stay within `max_tokens`.
         max_logits: maximum number of tokens with logits per call; llama.cpp reserves memory for them.
         threads: number of threads, for single tokens and batches; None: one per usable core.
         cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
@@ -81,6 +83,7 @@ class LlamaContext(NativeContext):
         n_parallel: int = 1,
         max_branches: int = 1,
         max_tokens: int = 96,
+        max_span: int = 0,
         max_logits: int = 65,
         threads: int | None = None,
         cache_type: str = "f16",
@@ -96,6 +99,7 @@ class LlamaContext(NativeContext):
             ("the number of sequences", n_parallel, 1, 1 if pad_to else MAX_SEQUENCES),
             ("the number of branches", max_branches, 1, MAX_SEQUENCES),
             ("the batch size", max_tokens, 1, 1 << 16),
+            ("the size of a picture", max_span, 0, 1 << 16),
             ("the number of logits", max_logits, 1, 1 << 16),
             ("the number of threads", threads, 1, 512),
             ("the number of kept states", max_rollback, 0, 64),
@@ -151,7 +155,8 @@ class LlamaContext(NativeContext):
         self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
         params = runtime.library().llama_context_default_params()
         params.n_ctx = n_cells
-        params.n_batch = params.n_ubatch = max_tokens
+        self._max_span = max(max_tokens, min(max_span, n_cells))
+        params.n_batch = params.n_ubatch = self._max_span
         # llama.cpp reserves a buffer for n_outputs_max outputs, asserts that it suffices, and requires
         # at least one per sequence.
         params.n_outputs_max = max(self.max_logits, n_sequences)
@@ -160,7 +165,7 @@ class LlamaContext(NativeContext):
         params.kv_unified = unified
         if pad_to:
             params.op_offload = False  # a GPU would compute large calls of a model in main memory
-        self._capture = hidden.capture(model, max_tokens) if hidden else None
+        self._capture = hidden.capture(model, self._max_span) if hidden else None
         if self._capture:
             self._capture.prepare(params)
         super().__init__(
@@ -246,13 +251,12 @@ class LlamaContext(NativeContext):
         Raises:
             InvalidRequest: the model's vectors have other positions, or the span is too large for a call.
         """
-        if not span.is_causal and len(span) > self.max_tokens:
+        if not span.is_causal and len(span) > self._max_span:
             raise InvalidRequest(
-                f"a picture of {len(span)} tokens is read in one call, of at most {self.max_tokens}: "
-                "open the models with its projector (`mmproj`)"
+                f"an image of {len(span)} tokens is read in one call, of at most {self._max_span} tokens here"
             )
         if span.offsets.shape[1] > self.model.n_axes or not self._unified:
-            raise InvalidRequest("these contexts cannot read pictures")
+            raise InvalidRequest("these contexts cannot read images")
 
     def _decode_span(self, calls: Sequence[Call[Any]]) -> Logits:
         """Evaluate a span, in several of llama.cpp's calls if it is large."""
@@ -266,8 +270,9 @@ class LlamaContext(NativeContext):
             span, position, seq_id = sequence.begin_span(calls[0])
             if not span.is_causal:
                 self.lib.llama_set_causal_attn(self.native.pointer, False)
-            for start in range(0, len(span), self.max_tokens):
-                part = slice(start, start + self.max_tokens)
+            most = self.max_tokens if span.is_causal else self._max_span
+            for start in range(0, len(span), most):
+                part = slice(start, start + most)
                 n = len(span.cells[part])
                 self._vectors.put_vectors(vectors[part], position + span.offsets[part], seq_id)
                 if self._capture:
@@ -293,7 +298,7 @@ class LlamaContext(NativeContext):
         """The batch of spans."""
         model = self.model
         return Batch(
-            self.lib, self.max_tokens, width=model.n_embd_input, has_tokens=False, n_axes=model.n_axes
+            self.lib, self._max_span, width=model.n_embd_input, has_tokens=False, n_axes=model.n_axes
         )
 
     def _order(self, calls: Sequence[Call[Any]]) -> Sequence[int] | None:

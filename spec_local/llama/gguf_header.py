@@ -15,13 +15,18 @@ from spec_local.system.files import opened
 Metadata = dict[str, str | int | float]
 
 _READ = 1 << 16  # bytes; what describes a model comes before its vocabulary, which is larger than this
+_READ_SHAPES = 1 << 20  # bytes; the 500 to 1,000 tensors of a projector take 60 each
+_MAX_DIMENSIONS = 4  # of a tensor of ggml
 _READ_TOKENS = 1 << 24  # bytes; the tokens of a vocabulary of 262,144 end after 4.4 million
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))  # for struct
 _STRING, _ARRAY = 8, 9
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, struct.error)  # a file, or its damaged content
+_PROJECTOR = (
+    "a projector for images or sound (mmproj): give the model that it belongs to, and this file as `mmproj`"
+)
 OTHER_TYPES = {  # `general.type`, or an architecture: what it is, and what to give instead
-    "mmproj": "a projector for images or sound (mmproj): give the model that it belongs to",
-    "clip": "a projector for images or sound (mmproj): give the model that it belongs to",
+    "mmproj": _PROJECTOR,
+    "clip": _PROJECTOR,
     "adapter": "a LoRA adapter: merge it into its model with llama.cpp's llama-export-lora, and give that",
     "controlvector": "a control vector: give a model",
     "imatrix": "an importance matrix for quantization: give the model that was made with it",
@@ -79,6 +84,30 @@ def read_tokens(path: Path) -> Tokens | None:
     except _UNREADABLE:
         pass
     return None
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the first tensors, by name, for a file without a vocabulary; none if it cannot be read.
+
+    The first dimension is the one along which values are adjacent, as in ggml.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    try:
+        data = _beginning(path, _READ_SHAPES)
+        data.seek(8)
+        n_tensors = int(_number(data, "Q"))
+        data.seek(0)
+        for _, kind in _entries(data):
+            _value(data, kind)
+        for _ in range(n_tensors):
+            name, n = _text(data), int(_number(data, "I"))
+            if n > _MAX_DIMENSIONS:
+                break
+            found[name] = struct.unpack(f"<{n}Q", data.read(8 * n))
+            _number(data, "I"), _number(data, "Q")  # type and offset
+    except _UNREADABLE:  # also the end of what was read
+        pass
+    return found
 
 
 def generates_text(metadata: Metadata) -> bool:

@@ -29,6 +29,13 @@ def check_header(path: Path) -> None:
     Raises:
         ModelFileError: one of these checks failed; the message says what the file is, if that is known.
     """
+    check_gguf(path)
+    if what := _no_model(path):
+        raise ModelFileError(f"{path} is {what}")
+
+
+def check_gguf(path: Path) -> None:
+    """Check that a file exists, is readable and starts like a GGUF file; raises as `check_header`."""
     try:
         if path.is_dir():
             if any(path.glob("*.safetensors")):
@@ -51,8 +58,6 @@ def check_header(path: Path) -> None:
         raise ModelFileError(f"{path} stands for a file in Git LFS: run git lfs pull in its folder")
     if start[:4] != b"GGUF":
         raise ModelFileError(f"{path} is not a GGUF file: give a model in GGUF format")
-    if what := _no_model(path):
-        raise ModelFileError(f"{path} is {what}")
 
 
 def failure(path: Path, reason: str) -> ModelFileError:

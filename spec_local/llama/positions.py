@@ -18,11 +18,6 @@ class Positions:
             tuple[int, int, int]
         ] = []  # of each: first and next entry; position of the next one
 
-    @property
-    def are_usual(self) -> bool:
-        """Whether each entry is at its own number."""
-        return not self.start and not self._spans
-
     def at(self, n: int) -> int:
         """The position of entry number `n`, which does not split a span."""
         for _, end, position in reversed(self._spans):
@@ -39,10 +34,6 @@ class Positions:
                 continue
             return first  # within the span
         return max(0, position - self.start)
-
-    def n_usual(self, n: int) -> int:
-        """The number of the first entries, up to `n`, that are at their own numbers, whole spans only."""
-        return 0 if self.start else min([n, *(first for first, _, _ in self._spans[:1])])
 
     def add(self, entries: Sequence[int], n_before: int) -> None:
         """Note that these entries follow the first `n_before`."""

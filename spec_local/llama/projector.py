@@ -27,6 +27,10 @@ _KEPT_BYTES = 256 << 20  # of vectors: dozens of pictures
 _KEPT_IMAGES = (
     64  # whose tokens are kept, without vectors some kilobytes each; two conversations at their limit
 )
+_MAX_SPANS = {"gemma3": 256, "gemma4v": 1120, "gemma4uv": 1120}
+"""Most cells of a picture whose cells attend to all of it, by the projector's type, as in libmtmd."""
+_PLACED_BY_TEXT = ("hunyuanvl", "deepseek4v")
+"""Types whose pictures depend on the text before them, which `items` does not know."""
 _PLACEHOLDERS = ("<image_soft_token>", "<|image_pad|>", "<image>", "<|image|>", "[IMG]")
 """How models name the token that stands for each cell of a picture."""
 
@@ -36,17 +40,22 @@ class Projector:
 
     Args:
         path: its file.
+        kind: its type, as in the file.
         model: the main model, which stays open as long as it.
         threads: number of threads for encoding.
 
     Raises (with the first picture):
         ModelFileError: the file cannot be loaded, or is of another model.
         BackendError: libmtmd is missing.
+
+    Attributes:
+        max_span: maximum number of cells of a picture that must be evaluated in one call; 0: any part can.
     """
 
-    def __init__(self, path: Path, model: Model, threads: int) -> None:
+    def __init__(self, path: Path, model: Model, kind: str, threads: int) -> None:
         self.path, self._model, self._threads = path, model, threads
-        self._lock = threading.RLock()
+        self.max_span = _MAX_SPANS.get(kind, 0)
+        self._kind, self._lock = kind, threading.RLock()
         self._native: NativeObject | None = None
         self._items: OrderedDict[bytes, Sequence[int]] = OrderedDict()  # by the hash of the picture
         self._vectors: OrderedDict[bytes, Sequence[Vectors]] = OrderedDict()  # of its spans
@@ -138,6 +147,8 @@ class Projector:
         """libmtmd's context, opened with the first picture."""
         if self._native:
             return self._native.pointer
+        if self._kind in _PLACED_BY_TEXT:
+            raise ModelFileError(f"{self.path.name} is of the type {self._kind}, which is not supported yet")
         lib = mtmd.library()
         params = lib.mtmd_context_params_default()
         params.use_gpu, params.n_threads = self._model.is_on_gpu, self._threads

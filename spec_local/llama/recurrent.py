@@ -84,18 +84,13 @@ class RecurrentSequence(LlamaSequence):
     def keep(self) -> None:
         """See `ModelSequence.keep`: in the prompt cache."""
         self._check_open()
-        if self.limits.rollback != "none" and self._can_save:
+        if self.limits.rollback != "none":
             self.context.saved.save_state(self.cached, self._seq_id)
-
-    @property
-    def _can_save(self) -> bool:
-        """Whether the cells before the state can be saved, too: see `LlamaSequence.save`."""
-        return self._positions.n_usual(len(self.cached)) == len(self.cached)
 
     def save(self, most: int | None = None) -> Progress:
         """See `LlamaSequence.save`; also the state after the history."""
         progress = super().save(most)
-        if progress != "all" or not self.cached or self._tree.tokens or not self._can_save:
+        if progress != "all" or not self.cached or self._tree.tokens:
             return progress
         return self.context.saved.save_state(self.cached, self._seq_id)
 

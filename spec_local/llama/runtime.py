@@ -63,7 +63,7 @@ def library() -> Any:
 
 @functools.cache
 def _load() -> Any:
-    llama_cpp = _bindings("llama_cpp")
+    llama_cpp = bindings("llama_cpp")
     callback = llama_cpp.llama_log_callback(_on_log)
     _state["callback"] = callback  # llama.cpp holds only a pointer to it
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
@@ -80,10 +80,10 @@ def _load() -> Any:
 def extensions() -> Any:
     """Return llama-cpp-python's bindings of functions that llama.cpp may change from version to version."""
     library()
-    return _bindings("llama_cpp_ext")
+    return bindings("llama_cpp_ext")
 
 
-def _bindings(module: str) -> Any:
+def bindings(module: str) -> Any:
     """Import a module of llama-cpp-python without its high-level API, which takes 50 ms and imports Jinja."""
     name = f"llama_cpp.{module}"
     if "llama_cpp" in sys.modules:
@@ -158,6 +158,12 @@ def deferred_signals() -> Iterator[None]:
             signal.signal(signum, handler)
     for signum in received:
         signal.raise_signal(signum)
+
+
+def log_callback() -> Any:
+    """Return the C function that captures the log, for libraries that have a log of their own."""
+    library()
+    return _state["callback"]
 
 
 def set_verbose(verbose: bool) -> None:

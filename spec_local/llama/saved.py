@@ -9,12 +9,13 @@ same model and settings may be given back.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.span import whole
 from spec_local.errors import BackendError, ContextOverflow
 from spec_local.llama import runtime
 from spec_local.llama.memory import check_free_memory
@@ -80,19 +81,29 @@ class SavedParts:
         """Return what the prompt cache has of a text."""
         return self.prompts.find(tokens) if self.prompts else Match((), ())
 
-    def save(self, tokens: Sequence[int], seq_id: int, most: int | None = None) -> Progress:
+    def save(
+        self,
+        tokens: Sequence[int],
+        seq_id: int,
+        most: int | None = None,
+        position: Callable[[int], int] = int,
+    ) -> Progress:
         """Copy the cells of a sequence that the prompt cache lacks.
+
+        A span that begins in one block and ends in another is in the latter.
 
         Args:
             tokens: of the sequence.
             most: number of blocks to copy; None: all of them.
+            position: of each token, by its number.
         """
         if not self.prompts or not self.has_cells:
             return "all"
         lacking = self.prompts.lacking(tokens)
         for start, end in lacking[:most]:
             try:
-                data = self._cells(seq_id, start, end)
+                first, next_ = (position(whole(tokens, n)) for n in (start, end))
+                data = self._cells(seq_id, first, next_)
             except (BackendError, ContextOverflow):  # it is only a cache
                 return "none"
             if not self.prompts.add_cells(tokens[:end], start, data):
@@ -114,8 +125,13 @@ class SavedParts:
             self.prompts.drop(states[length].entry)
         return "all"
 
-    def put_cells(self, found: FoundCells, seq_id: int, end: int) -> bool:
+    def put_cells(
+        self, found: FoundCells, seq_id: int, end: int, position: Callable[[int], int] = int
+    ) -> bool:
         """Append cells to a sequence, up to token `end` − 1; one of a recurrent model loses its state.
+
+        Args:
+            position: of each token, by its number; whole spans only.
 
         Returns:
             False: they are no longer there; the sequence is unchanged, but for the state.
@@ -130,7 +146,7 @@ class SavedParts:
             data = np.concatenate([data, self._no_state])
         try:
             if done := self._set(data, self._spare, _WHOLE):
-                context.copy(self._spare, seq_id, found.start, end)
+                context.copy(self._spare, seq_id, position(found.start), position(end))
             return done
         finally:
             context.remove(self._spare, 0)

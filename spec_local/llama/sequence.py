@@ -339,42 +339,44 @@ class LlamaSequence(NativeSequence, RollsBack):
         n = min(most, best._n_shared(tokens))
         use_saved = min(most, found.n_cells) - n >= _MIN_RESTORED
         if use_saved:
-            n -= n % self.context.saved.block
+            n = whole(tokens, n - n % self.context.saved.block)
         if best is self:
             self._shorten(n)
         else:
             self._copy(best._seq_id, tokens[:n])
         if use_saved:
             self._restore_cells(tokens, found, most)
-            if (n := whole(tokens, len(self.cached))) < len(self.cached):
-                self._shorten(n)
 
     def _restore_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
         """Append cells of the prompt cache to the history, as far as there are any, up to `most` tokens."""
+        positions = self._positions
         for cells in found.cells:
-            start, end = cells.start, min(most, cells.start + cells.n)
+            start, end = whole(tokens, cells.start), whole(tokens, min(most, cells.start + cells.n))
             if start < len(self.cached) or end <= start:
                 continue
-            if start > len(self.cached) or not self.context.saved.put_cells(cells, self._seq_id, end):
-                return  # the file has gone: the rest is evaluated
+            if start > len(self.cached):
+                return
             done = False
             try:
-                self._tree.guard(start, end)
+                positions.add(tokens[start:end], start)
+                if not self.context.saved.put_cells(
+                    cells, self._seq_id, end, lambda n: positions.at(whole(tokens, n))
+                ):
+                    return  # the file has gone: the rest is evaluated
+                self._tree.guard(positions.at(start), positions.at(end))
                 self.cached += tokens[start:end]
                 self.may_draft(tokens[start:end])
                 done = True
             finally:
-                if not done:  # interrupted by a signal handler
+                if not done:  # or interrupted by a signal handler
                     self.resync()
 
     def save(self, most: int | None = None) -> Progress:
         """Copy what the prompt cache lacks of the history into it: see `SavedParts.save`."""
         self._check_open()
-        # A cell of a span may have another position than its number: what follows one is not saved.
-        n = self._positions.n_usual(len(self.cached))
-        if not n or self._tree.tokens:
+        if not self.cached or self._tree.tokens or self._positions.start:
             return "all"
-        return self.context.saved.save(self.cached[:n], self._seq_id, most)
+        return self.context.saved.save(self.cached, self._seq_id, most, self._positions.at)
 
     def _shorten(self, length: int) -> None:
         """Keep the cells of the first `length` tokens, and discard the tree."""

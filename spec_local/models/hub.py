@@ -3,17 +3,19 @@
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from spec_local.errors import DownloadError, InvalidRequest
+from spec_local.models.file_names import base_name
 from spec_local.models.hub_cache import (
     SHA256,
     HubModel,
-    base_name,
     blob_of,
     cached_files,
+    cached_projectors,
     is_key,
     link,
     locked,
@@ -37,6 +39,8 @@ def pull(
 ) -> Path:
     """Return the first file of a model; verify files in the cache, download missing ones.
 
+    A model that is downloaded gets the projector of its repository, if there is one, so that it sees images.
+
     If several processes pull the same file, one of them downloads it and the others wait.
 
     Raises:
@@ -46,6 +50,7 @@ def pull(
     with download_errors(model.repo):
         cached = cached_files(model)
         damaged = [path for path in cached if not _intact(path, model.sha256)]
+        damaged += [path for path in cached_projectors(model) if not _intact(path, None)]
         if cached and not damaged:
             return cached[0]
         for path in damaged:
@@ -60,9 +65,14 @@ def pull(
             )
         commit, remote = list_files(model.repo, model.revision)
         wanted = _chosen(model, name, remote)
+        first = next(iter(wanted))
+        projector = model.projector(remote)
+        if projector:
+            # Before the model, so that an interrupted download is resumed with both.
+            wanted = {projector: remote[projector], **wanted}
         total = sum(file.size for file in wanted.values())
         folder = repo_folder(model.repo)
-        _check_room(name, wanted, folder, log)
+        _check_room(name, wanted, folder, log, projector)
         if model.revision != commit:  # before the files, so that `remove` finds those of a failed download
             write_atomically(folder / "refs" / model.revision, commit.encode())
         done = 0
@@ -73,9 +83,11 @@ def pull(
                 if progress:
                     progress(before + n, total)
 
-            _fetch(model, commit, file, known, log, on_progress)
+            # The hash in models.toml is that of the model.
+            of_file = replace(model, sha256=None) if file == projector else model
+            _fetch(of_file, commit, file, known, log, on_progress)
             done += known.size
-        return folder / "snapshots" / commit / next(iter(wanted))
+        return folder / "snapshots" / commit / first
 
 
 def _intact(path: Path, expected: str | None) -> bool:
@@ -120,7 +132,9 @@ def _without_gguf(names: Iterable[str]) -> str:
     return "it has no GGUF files; choose another repository"
 
 
-def _check_room(name: str, wanted: dict[str, RemoteFile], folder: Path, log: Log) -> None:
+def _check_room(
+    name: str, wanted: dict[str, RemoteFile], folder: Path, log: Log, projector: str | None
+) -> None:
     """Log the size of the download, if any, and check the free disk space."""
     blobs = folder / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
@@ -130,7 +144,8 @@ def _check_room(name: str, wanted: dict[str, RemoteFile], folder: Path, log: Log
     done = sum(part_size(blobs / file.key) for file in missing)
     rest = sum(file.size for file in missing) - done
     resumed = f", {format_size(done)} of it already downloaded" if done else ""
-    log(f"downloading {name}: {format_size(rest + done)}{resumed} into {folder.parent}")
+    part = f", with {format_size(wanted[projector].size)} of the projector for images" if projector else ""
+    log(f"downloading {name}: {format_size(rest + done)}{part}{resumed} into {folder.parent}")
     free = shutil.disk_usage(blobs).free
     if free < rest:
         raise DownloadError(

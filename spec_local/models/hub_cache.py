@@ -20,6 +20,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from spec_local.errors import InvalidRequest
+from spec_local.models.file_names import HEAD, PART, base_name, best_projector, is_projector
 from spec_local.system.files import opened, read_bytes
 from spec_local.system.folders import user_folder
 
@@ -28,8 +29,6 @@ if constants.HF_HUB_CACHE.startswith("~"):  # no home directory is known
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_HEAD = re.compile(r"(mtp|eagle3|dflash|dspark)-")  # a head beside its main model, in the same quantizations
 _MAX_REF = 1 << 10  # bytes of a ref, of which 40 are used
 _LOCK_TIMEOUT_S = 0.3  # enough to acquire a free lock
 
@@ -56,7 +55,7 @@ class HubModel:
             InvalidRequest: the quantization matches several models.
         """
         parts = self.present(names)
-        split = _PART.search(parts[0]) if parts and not self.files else None
+        split = PART.search(parts[0]) if parts and not self.files else None
         n_parts = len(self.files) or (int(split[2]) if split else 1)
         return parts if len(parts) == n_parts else ()
 
@@ -65,15 +64,17 @@ class HubModel:
         known = set(names)
         if self.files:
             return tuple(file for file in self.files if file in known)
-        models = models_among(known)
         quant = self.quant.lower()
+        # A projector has to be asked for by the beginning of its name, too.
+        of_projector = quant.startswith("mmproj")
+        models = {n: [n] for n in filter(is_projector, known)} if of_projector else models_among(known)
         # A head has to be asked for by the beginning of its name.
-        is_head = _HEAD.match(quant) is not None
+        is_head = HEAD.match(quant) is not None
         names_of = {stem: base_name(stem).lower() for stem in models}
         matching = {
             stem: parts
             for stem, parts in models.items()
-            if quant in names_of[stem] and is_head == (_HEAD.match(names_of[stem]) is not None)
+            if quant in names_of[stem] and is_head == (HEAD.match(names_of[stem]) is not None)
         }
         if len(matching) > 1:  # F16 does not match BF16
             word = re.compile(rf"(?<![a-z0-9]){re.escape(quant)}(?![a-z0-9_])")
@@ -86,6 +87,18 @@ class HubModel:
             )
         return tuple(next(iter(matching.values()), ()))
 
+    def projector(self, names: Iterable[str]) -> str | None:
+        """Choose the model's projector among a repository's file names; None: it has none, or needs none.
+
+        Raises:
+            InvalidRequest: see `choose`.
+        """
+        names = list(names)
+        parts = self.choose(names)
+        if not parts or is_projector(parts[0]) or HEAD.match(base_name(parts[0])):
+            return None
+        return best_projector(names, parts[0])
+
 
 def models_among(names: Iterable[str]) -> dict[str, list[str]]:
     """The models among a repository's files: the parts of each, by name."""
@@ -93,7 +106,7 @@ def models_among(names: Iterable[str]) -> dict[str, list[str]]:
     for name in sorted(names):
         # not models: projectors for images, importance matrices
         if name.endswith(".gguf") and not re.search(r"mmproj|imatrix", name, re.IGNORECASE):
-            models.setdefault(_PART.sub("", name), []).append(name)
+            models.setdefault(PART.sub("", name), []).append(name)
     return models
 
 
@@ -115,6 +128,16 @@ def cached_files(model: HubModel) -> list[Path]:
     return []
 
 
+def cached_projectors(model: HubModel) -> list[Path]:
+    """The projector of a model in each snapshot where the model may be, the most likely one first.
+
+    Raises:
+        InvalidRequest: see `cached_files`.
+    """
+    names = {snapshot: _names(snapshot) for snapshot in _snapshots(model)}
+    return [snapshot / name for snapshot, found in names.items() if (name := model.projector(found))]
+
+
 def _names(snapshot: Path) -> list[str]:
     return [
         path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if os.path.isfile(path)
@@ -123,6 +146,8 @@ def _names(snapshot: Path) -> list[str]:
 
 def remove(model: HubModel) -> None:
     """Delete a model's files, except those that another model shares, and interrupted downloads.
+
+    With the last model of a repository, its projectors are deleted, too.
 
     After an error in between, a second call deletes the rest.
 
@@ -149,7 +174,18 @@ def size_on_disk(model: HubModel) -> int:
 def _removable(model: HubModel) -> list[Path]:
     """The cached files; if the model is incomplete, those that are there."""
     incomplete = ([s / name for name in model.present(_names(s))] for s in _snapshots(model))
-    return cached_files(model) or next(filter(None, incomplete), [])
+    found = cached_files(model) or next(filter(None, incomplete), [])
+    # Projectors first: a second call after an error still finds the model.
+    return [*_left_alone(model.repo, found), *found] if found else []
+
+
+def _left_alone(repo: str, removed: list[Path]) -> list[Path]:
+    """The projectors of a repository, each once, if it has no other model than those that are removed."""
+    gone = {path.name for path in removed}
+    files = [path for path in (repo_folder(repo) / "snapshots").rglob("*.gguf") if path.name not in gone]
+    if models_among(path.name for path in files):
+        return []
+    return list({blob_of(path): path for path in files if is_projector(path.name)}.values())
 
 
 def _size(paths: Iterable[Path]) -> int:
@@ -269,11 +305,6 @@ def _leftovers(repo: str) -> Iterator[Path]:
     for path in set((folder / "blobs").glob("*")) - linked:
         with contextlib.suppress(_Busy), locked(repo, path.name.split(".")[0], busy):
             yield path
-
-
-def base_name(name: str) -> str:
-    """A file name without the folders of its repository."""
-    return name.rpartition("/")[2]
 
 
 def shortened(names: Iterable[str]) -> str:

@@ -14,12 +14,12 @@ from pathlib import Path
 from spec_local.errors import InvalidRequest
 from spec_local.llama import gguf_header
 from spec_local.models import hub_cache, ollama, program_folders
-from spec_local.models.hub_cache import HubModel, base_name, models_among
+from spec_local.models.file_names import QUANT, base_name
+from spec_local.models.hub_cache import HubModel, models_among
 
 HUB, LM_STUDIO, LLAMA_CPP = "Hugging Face Hub", "LM Studio", "llama.cpp"
-QUANT = re.compile(r"(?<![A-Z0-9])(I?Q\d\w*|B?F16|F32|MXFP4\w*|TQ\d\w*)(?![A-Z0-9])", re.IGNORECASE)
-"""The quantization in a file's name."""
-_LLAMA_CPP_FILE = re.compile(r"([^_]+)_(.+?-GGUF)_(.+\.gguf)", re.IGNORECASE)
+LLAMA_CPP_FILE = re.compile(r"([^_]+)_(.+?-GGUF)_(.+\.gguf)", re.IGNORECASE)
+"""USER_REPO_FILE.gguf: the name of a file that llama.cpp keeps."""
 _Repository = tuple[str, str, dict[str, Path]]  # the program, "user/repo", and the paths of its files by name
 
 
@@ -114,7 +114,7 @@ def _llama_cpp() -> Iterator[_Repository]:
     """USER_REPO_FILE.gguf; where the name of the repository ends is known only if it ends with -GGUF."""
     found: dict[str, dict[str, Path]] = {}
     for path in (path for root in program_folders.llama_cpp() for path in program_folders.content(root)):
-        if match := _LLAMA_CPP_FILE.fullmatch(path.name):
+        if match := LLAMA_CPP_FILE.fullmatch(path.name):
             found.setdefault(f"{match[1]}/{match[2]}", {})[match[3]] = path
     for repo, files in found.items():
         yield LLAMA_CPP, repo, files

@@ -14,6 +14,10 @@ NO_DRAFT = "none"
 """In place of a draft model: use neither the draft model of a pair nor the main model's MTP layers."""
 FOUND_DRAFT = "auto"
 """In place of a draft model: where the main model has none of these, use what is found on this machine."""
+FOUND_PROJECTOR = "auto"
+"""In place of a projector: use the one that is found beside the main model, if there is one."""
+NO_PROJECTOR = "none"
+"""In place of a projector: use none."""
 
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:

@@ -18,10 +18,13 @@ from spec_local.system.folders import user_folder
 
 PROGRAM = "ollama"
 PREFIX = "ollama:"
+PROJECTOR = ".mmproj"
+"""In the name of a link to a projector."""
 _REGISTRY, _LIBRARY, _LATEST = "registry.ollama.ai", "library", "latest"
 _PART = r"\w[\w.-]*"
 _NAME = re.compile(rf"((?:{_PART}/){{0,2}}{_PART})(?::({_PART}))?")
 _MODEL_LAYER = "application/vnd.ollama.image.model"
+_PROJECTOR_LAYER = "application/vnd.ollama.image.projector"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
@@ -51,14 +54,29 @@ def _find_blob(name: str) -> Path | None:
     return next(filter(None, files), None)
 
 
-def linked(name: str, blob: Path) -> Path:
+def projector(path: Path) -> tuple[str, Path] | None:
+    """The name of a model and its projector's blob, given its own blob or a link to it; None: it has none.
+
+    Models that ollama runs by its own programs, such as its gemma3, have all in one file, and no projector.
+    """
+    blob = path.resolve()
+    for name, folder, manifest in _manifests():
+        model = _file(folder, manifest)
+        if model and model.resolve() == blob and (found := _file(folder, manifest, _PROJECTOR_LAYER)):
+            return name, found
+    return None
+
+
+def linked(name: str, blob: Path, kind: str = "") -> Path:
     """A link to a blob, or the blob if the link cannot be made.
 
     Answers, messages and the names of derived files contain the file's name: that of a blob is a hash.
+
+    kind: what comes between the model's name and the suffix, such as PROJECTOR.
     """
     plain = name.removeprefix(PREFIX)
     tag = "" if ":" in plain else f":{_LATEST}"
-    link = user_folder("cache") / PROGRAM / f"{plain}{tag}.gguf"
+    link = user_folder("cache") / PROGRAM / f"{plain}{tag}{kind}.gguf"
     try:
         # Another target: ollama has pulled a new version.
         if not link.is_symlink() or link.readlink() != blob.absolute():
@@ -73,6 +91,13 @@ def linked(name: str, blob: Path) -> Path:
 
 def models() -> Iterator[tuple[str, Path]]:
     """The name and the file of every model, with its tag."""
+    for name, folder, manifest in _manifests():
+        if path := _file(folder, manifest):
+            yield name, path
+
+
+def _manifests() -> Iterator[tuple[str, Path, Path]]:
+    """Every model's name with its tag, the folder of its blobs, and its manifest."""
     for folder in program_folders.ollama():
         for manifest in program_folders.content(folder / "manifests", "*/*/*/*"):
             host, namespace, model, tag = manifest.relative_to(folder / "manifests").parts
@@ -81,8 +106,8 @@ def models() -> Iterator[tuple[str, Path]]:
                 name = f"{host}/{namespace}/{name}"
             elif namespace != _LIBRARY:
                 name = f"{PREFIX}{namespace}/{name}"
-            if is_name(name) and (path := _file(folder, manifest)):
-                yield name, path
+            if is_name(name):
+                yield name, folder, manifest
 
 
 def keeps(path: Path) -> bool:
@@ -91,11 +116,11 @@ def keeps(path: Path) -> bool:
     return blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name) is not None
 
 
-def _file(folder: Path, manifest: Path) -> Path | None:
-    """The file of a manifest's model; None if one of the two is missing, unreadable or damaged."""
+def _file(folder: Path, manifest: Path, layer_type: str = _MODEL_LAYER) -> Path | None:
+    """The file of a manifest's model, or of another layer; None if one is missing, unreadable or damaged."""
     try:
         layers = program_folders.read_json(manifest)["layers"]
-        digest = next(layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_LAYER)
+        digest = next(layer["digest"] for layer in layers if layer["mediaType"] == layer_type)
         blob = folder / "blobs" / f"sha256-{_DIGEST.fullmatch(digest)[1]}"  # type: ignore[index]
     except (LookupError, TypeError, StopIteration):
         return None

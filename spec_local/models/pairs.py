@@ -16,6 +16,7 @@ from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.memory import free_memory
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.models.projectors import find_projector, projector_bytes
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.proposers.vocabulary_map import VocabularyMap
@@ -49,16 +50,20 @@ class VocabularyMatch:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a session needs for weights, KV caches and the rest, of both models, and free memory."""
+    """Bytes that a session needs for weights, KV caches and the rest, of both models, and free memory.
+
+    projector: of the main model's projector with its buffers, if it has one.
+    """
 
     weights: int
     caches: int
     overhead: int
     free: int
+    projector: int = 0
 
     @property
     def needed(self) -> int:
-        return self.weights + self.caches + self.overhead
+        return self.weights + self.caches + self.overhead + self.projector
 
     @property
     def suffices(self) -> bool:
@@ -145,7 +150,9 @@ def check(
     models = [open_header(path) for path in (main, draft)]
     lengths = [model.n_ctx(n_ctx) for model in models]
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
-    memory = MemoryNeed(sum(model.size for model in models), sum(caches), OVERHEAD, free_memory())
+    projector = projector_bytes(find_projector(main))
+    weights = sum(model.size for model in models)
+    memory = MemoryNeed(weights, sum(caches), OVERHEAD, free_memory(), projector)
     head = choose_head(*models)
     if head:
         match = VocabularyMatch("same", None, [], 1.0)

@@ -29,6 +29,7 @@ from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.runtime import fingerprint
 from spec_local.models import catalog, local_stores
 from spec_local.models.catalog import PairEntry
+from spec_local.models.file_names import QUANT
 from spec_local.models.head_versions import HeadVersions
 from spec_local.models.pairs import expectation
 from spec_local.models.program_folders import content, size_of
@@ -162,7 +163,7 @@ class _Search:
 
     def _heads(self) -> Iterator[_Candidate]:
         """Heads beside the main model; first those whose names contain its name."""
-        name = _letters(local_stores.QUANT.sub("", self._main.path.stem))
+        name = _letters(QUANT.sub("", self._main.path.stem))
         heads = filter(self._is_head, self._beside)
         for head in sorted(heads, key=lambda head: name not in _letters(head.path.stem)):
             yield _Candidate(head, "a head beside the main model")

@@ -20,9 +20,11 @@ from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
+from spec_local.llama.projector import Projector
 from spec_local.llama.reproducible import open_reproducible_sequences
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.setup.probe import check_model_file
+from spec_local.models.projectors import describe, projector_bytes
 from spec_local.opening.preload import take
 from spec_local.system.machine import default_threads
 
@@ -45,6 +47,7 @@ class LoadSettings:
 
     gpu_layers, draft_gpu_layers: of the main model, and of the draft model or head.
     find_draft: without a draft, and without layers for multi-token prediction, look for one on this machine.
+    mmproj: the main model's projector.
     """
 
     n_ctx: int | None
@@ -59,6 +62,7 @@ class LoadSettings:
     mtp: bool
     workers: tuple[str, ...]
     find_draft: bool = False
+    mmproj: Path | None = None
 
 
 Sequences = Sequence[tuple[LlamaSequence, LlamaSequence | HeadSequence | None]]
@@ -85,6 +89,9 @@ def load(
     with ExitStack() as stack:
         free = free_memory()
         model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft)
+        if settings.mmproj:
+            kind = describe(settings.mmproj).type
+            model.projector = Projector(settings.mmproj, model, kind, settings.threads or default_threads())
         wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
         if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
             log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")
@@ -110,6 +117,7 @@ def _load_found(
     caches = main.kv_bytes(main.n_ctx(wanted), CACHE_TYPES.get(settings.cache_type, 2.0))
     # Of the main model and, at most as large, of the draft model.
     needed = 2 * caches * (settings.parallel or 1) + OVERHEAD + (0 if settings.workers else main.size)
+    needed += projector_bytes(settings.mmproj)
     conditions = Conditions(
         main.path,
         settings.gpu_layers,
@@ -170,7 +178,8 @@ def _load_sequences(
         n_parallel = settings.parallel
         if n_parallel is None:
             n_parallel = sequences_that_fit(
-                sequence_bytes(models, lengths, settings.cache_type), free_memory()
+                sequence_bytes(models, lengths, settings.cache_type),
+                free_memory() - projector_bytes(settings.mmproj),  # which is loaded with the first image
             )
         mains, *others = _contexts(models, lengths, n_parallel, head, settings, stack)
         drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_parallel
@@ -224,6 +233,7 @@ def _contexts(
             # Logits take memory: the draft model needs one per branch or per staged token.
             max_logits=least if n_parallel == 1 else max(least, min(max_tokens, least * n_parallel)),
             max_tokens=max_tokens,
+            max_span=model.projector.max_span if model.projector else 0,
             max_branches=settings.branches,
             threads=settings.threads,
             cache_type=settings.cache_type,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_local.errors import ModelFileError
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT
 from spec_local.system.child_process import child_main, run_child
 
 
@@ -55,6 +55,7 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     from spec_local.llama.heads.choose import choose_head
     from spec_local.llama.model import Model
     from spec_local.models.pairs import OVERHEAD
+    from spec_local.models.projectors import projector_bytes, resolve_projector
     from spec_local.opening.drafters import find_drafters
     from spec_local.opening.loading import DEFAULT_CONTEXT, sequence_bytes, sequences_that_fit
     from spec_local.system.machine import default_threads
@@ -75,7 +76,8 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
         models += [Model(drafter.path, weights=False) for drafter in found]
     elif draft not in (FOUND_DRAFT, NO_DRAFT):
         models.append(Model(draft, weights=False))
-    fixed = sum(model.size for model in models) + OVERHEAD
+    mmproj = resolve_projector(main.path, session.get("mmproj", FOUND_PROJECTOR))
+    fixed = sum(model.size for model in models) + projector_bytes(mmproj) + OVERHEAD
     size = sequence_bytes(models, [model.n_ctx(wanted) for model in models], session["cache_type"])
     n_parallel = session["parallel"] or sequences_that_fit(size, memory - fixed)
     return {"n_parallel": n_parallel, "needed": fixed + n_parallel * size}

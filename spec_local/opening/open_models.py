@@ -10,7 +10,8 @@ from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
-from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
+from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, resolve_pair
+from spec_local.models.projectors import resolve_projector
 from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Sequences, load
 from spec_local.opening.placing import placed
 
@@ -33,6 +34,7 @@ class OpenOptions:
     draft_vocab: int | Literal["auto", "all"]
     mtp: bool
     workers: tuple[str, ...]
+    mmproj: Path | str = FOUND_PROJECTOR
 
     def check(self) -> None:
         """Raise InvalidRequest if a value is out of range, or excludes another one."""
@@ -44,14 +46,24 @@ class OpenOptions:
             raise InvalidRequest("workers do not give reproducible output: give one of the two")
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedModels:
+    """Models that are open.
+
+    sequences: their contexts. draft: the file of the draft that was given, or that has learned in its place.
+    mmproj: the file of the main model's projector. resources: frees everything when it is closed.
+    """
+
+    sequences: Sequences
+    draft: Path | None
+    mmproj: Path | None
+    resources: ExitStack
+
+
 def open_models(
     main: Path | str, draft: Path | str | None, options: OpenOptions, log: Callable[[str], None]
-) -> tuple[Sequences, Path | None, ExitStack]:
+) -> OpenedModels:
     """Load models by their names, where they are fastest, and open their contexts.
-
-    Returns:
-        the contexts; the file of the draft that was given, or that has learned in its place; and what frees
-        everything.
 
     Raises:
         SpecLocalError: see `Session.open`.
@@ -76,6 +88,7 @@ def open_models(
         mtp=options.mtp and drafting,
         workers=options.workers,
         find_draft=find_draft,
+        mmproj=resolve_projector(main, options.mmproj),
     )
     if doubts := kernels.status().doubts:
         log(f"comparing the CPU kernels for {', '.join(doubts)} again: a session's calls took longer")
@@ -88,7 +101,7 @@ def open_models(
         draft, (sequences, resources) = _load_learned(main, draft, load_with, log)
     else:
         sequences, resources = load_with(draft)
-    return sequences, draft, resources
+    return OpenedModels(sequences, draft, settings.mmproj, resources)
 
 
 def _load_learned(

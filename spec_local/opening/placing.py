@@ -59,7 +59,9 @@ def _measured(
 ) -> DeviceCosts | None:
     """Load the models on a device, measure their costs, and store them; None: they do not run there."""
     # The costs of one answer with chains: those that reports use, too.
-    alone = replace(_on(settings, Placement(device, device)), parallel=1, branches=1, draft_vocab="auto")
+    alone = replace(
+        _on(settings, Placement(device, device)), parallel=1, branches=1, draft_vocab="auto", mmproj=None
+    )
     programs = OtherPrograms()
     try:
         sequences, resources = load(main, draft, alone, lambda line: None)

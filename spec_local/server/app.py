@@ -64,7 +64,7 @@ def create(
         learning: None: no model learns.
     """
     kinds = kinds or PROTOCOLS
-    handlers = Handlers(served, kinds, access.max_body, learning)
+    handlers = Handlers(served, kinds, access, learning)
     open_paths = {"/health", "/v1/health", *page_files()}
     middleware = [Middleware(Guard, access=access, open_paths=open_paths)]
     if access.origins:

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -41,6 +41,7 @@ class Access:
         api_key: the key that clients must give; None: none is needed.
         origins: of the web pages elsewhere that may use the server; ``*``: all.
         max_body: maximum size of a body in bytes.
+        image_hosts: from which the server fetches images: see `ImageHosts`.
         hosts: results of `host_pattern`: further names under which clients reach the server without a key.
         body_s: seconds for a body to arrive: one of 16 MiB needs 2 Mbit/s. stall_s: for a client to read what
             it was sent.
@@ -50,6 +51,7 @@ class Access:
     origins: Collection[str] = ()
     max_body: int = 16 << 20
     hosts: Collection[str] = ()
+    image_hosts: Sequence[str] = ()
     body_s: float = 60
     stall_s: float = 60
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -11,15 +12,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from spec_local.core.sampling_settings import SamplingSettings
+from spec_local.server.guard import Access
 from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.protocols import errors, openapi, responding
 from spec_local.server.protocols.prompts import PROMPTS
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.request_body import completed, read_json
-from spec_local.server.protocols.work import in_thread
+from spec_local.server.protocols.work import in_thread, work_on
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from spec_local.server.supervision.supervisor import Supervisor
+
+_QUESTIONS = ("messages", "input", "prompt", "images")
+"""Fields of bodies that may be large."""
+
+
+def modalities(*, reads_images: bool) -> dict[str, bool]:
+    """What a model reads besides text, in the words of llama.cpp's server."""
+    return {"vision": reads_images, "audio": False}
 
 
 class Handlers:
@@ -28,7 +38,7 @@ class Handlers:
     Args:
         served: the models.
         kinds: the protocol of each path.
-        max_body: bytes.
+        access: whose limits of bodies and hosts of images hold.
         learning: None: no model learns.
     """
 
@@ -36,10 +46,11 @@ class Handlers:
         self,
         served: ServedModels,
         kinds: Mapping[str, type[Exchange]],
-        max_body: int,
+        access: Access,
         learning: IdleTraining | None,
     ) -> None:
-        self._served, self._kinds, self._max_body, self._learning = served, kinds, max_body, learning
+        self._served, self._kinds, self._learning = served, kinds, learning
+        self._max_body, self._image_hosts = access.max_body, access.image_hosts
         self._started = int(time.time())
         self._metrics = Metrics(lambda: served.n_running, lambda: served.n_waiting)
         if learning:
@@ -66,6 +77,7 @@ class Handlers:
             "object": "model",
             "created": self._started,
             "owned_by": "specdec",
+            "modalities": modalities(reads_images=model.reads_images),
             "meta": {"status": "loaded" if loaded else "not loaded", **facts},
         }
 
@@ -93,6 +105,7 @@ class Handlers:
                     "n_ctx": loaded.n_ctx,
                     "params": {name: chosen.get(name, value) for name, value in usual.items()},
                 },
+                "modalities": modalities(reads_images=loaded.reads_images),
                 **loaded.properties,
             }
         )
@@ -122,7 +135,7 @@ class Handlers:
     async def _checked(
         self, kind: type[Exchange], request: Request, body: Mapping[str, Any], engine: Supervisor
     ) -> Exchange:
-        loaded = engine.check_ready()
+        loaded = replace(engine.check_ready(), image_hosts=self._image_hosts)
 
         def check() -> Exchange:
             exchange = kind(body, loaded)
@@ -131,7 +144,7 @@ class Handlers:
             return exchange
 
         # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
-        return await in_thread(check, large=request.state.is_large)
+        return await in_thread(check, work_on(request))
 
     async def prompt(self, request: Request) -> Response:
         kind, response = PROMPTS[request.url.path]
@@ -144,9 +157,9 @@ class Handlers:
     async def answer(self, request: Request) -> Response:
         self._served.on_request()
         self._served.check_ready()
-        given = await read_json(request, self._max_body)
-        model = self._served.chosen(given.get("model"))
-        body, path = completed(given, model.defaults), request.url.path
+        body = await read_json(request, self._max_body)
+        model = self._served.chosen(body.get("model"))
+        body, path = completed(body, model.defaults), request.url.path
         kind = self._kinds[path]
         if not model.engine and (response := kind.without_model(body)):
             return JSONResponse(response)
@@ -160,7 +173,7 @@ class Handlers:
         )
 
     async def _respond(
-        self, kind: type[Exchange], request: Request, body: Mapping[str, Any], loaded: "asyncio.Future[None]"
+        self, kind: type[Exchange], request: Request, body: dict[str, Any], loaded: "asyncio.Future[None]"
     ) -> Response:
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
@@ -168,6 +181,8 @@ class Handlers:
             loaded.set_result(None)
             waited_s = time.monotonic() - begun
             exchange = await self._checked(kind, request, body, engine)
+            for name in _QUESTIONS:  # the images are there once more
+                body.pop(name, None)
             exchange.waited_s = waited_s
             answers = engine.answer(exchange.requests)
             stack.callback(engine.cancel, answers)

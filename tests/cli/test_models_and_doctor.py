@@ -4,6 +4,9 @@ import os
 
 import pytest
 
+from spec_local.system import machine
+from spec_local.system.native_build import SUFFIX
+
 CRASH_UNTIL_FIXED = (
     "import os, signal, sys\n"
     "if 'spec_local.llama.setup.probe' in sys.orig_argv and not os.path.exists({flag!r}):\n"
@@ -72,7 +75,41 @@ def test_doctor_on_a_working_build(fresh):
     assert done.returncode == 0, done
     assert b"llama.cpp works: " in done.stdout
     assert b"llama-cpp-python 0." in done.stdout
+    assert b"\npictures: libmtmd\n" in done.stdout
     assert done.stderr == b""
+
+
+def test_doctor_without_libmtmd(fresh, tmp_path):
+    done = fresh("doctor", env={"MTMD_CPP_LIB": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, b"")
+    (line,) = (line for line in done.stdout.decode().splitlines() if line.startswith("pictures: "))
+    assert line.startswith("pictures: no (this llama.cpp was built without libmtmd")
+    assert "specdec doctor --fix pictures" in line
+
+
+@pytest.mark.parametrize("fixes", [True, False], ids=["is built", "is not built"])
+def test_doctor_adds_libmtmd(fresh, tmp_path, fixes):
+    """pip's output and CMake's arguments, and the library in the place where it was missing."""
+    fresh.environment["SPECDEC_KERNELS"] = "off"
+    place, log = tmp_path / "lib", tmp_path / "log"
+    place.mkdir()
+    theirs = machine.llama_cpp_folder() / "lib" / f"libmtmd{SUFFIX}"
+    pip = (
+        "import os, sys\n"
+        f"print(os.environ['CMAKE_ARGS'], *sys.argv[1:], file=open({str(log)!r}, 'a'))\n"
+        + (f"os.symlink({str(theirs)!r}, {str(place / theirs.name)!r})\n" if fixes else "sys.exit(1)\n")
+    )
+    env = with_pip(fresh, tmp_path / "pip", pip)
+    env |= {"MTMD_CPP_LIB": str(place), "CMAKE_ARGS": "-DGGML_CUDA=ON"}
+    done = fresh("doctor", "--fix", "pictures", env=env)
+    (install,) = log.read_text().splitlines()
+    assert install.startswith("-DGGML_CUDA=ON -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF install --force-reinstall ")
+    assert done.returncode == (not fixes)
+    line = b"pictures: libmtmd\n" if fixes else b"pictures: no (libmtmd was not built: see above)\n"
+    assert done.stdout.count(b"pictures: ") == done.stdout.count(line) == 1
+    if fixes:  # only once
+        fresh("doctor", "--fix", "pictures", env=env)
+        assert len(log.read_text().splitlines()) == 1
 
 
 def test_doctor_on_a_crashing_build(fresh_inside, tmp_path):

@@ -6,7 +6,9 @@ from spec_local.errors import ModelFileError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models.pairs import OVERHEAD
+from spec_local.models.projectors import projector_bytes
 from spec_local.opening.memory_plan import plan_memory
+from tests.stored_models import write_projector
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +61,16 @@ def test_a_draft_that_is_found(tmp_path, monkeypatch):
     assert with_draft == alone + small.size + small.kv_bytes(512)
     draft.write_bytes(draft.read_bytes()[:-1000])
     assert plan_memory(session(main, "auto", parallel=1), 0).needed == alone
+
+
+def test_a_projector(paths, tmp_path):
+    main = tmp_path / "main.gguf"
+    main.write_bytes(paths[0].read_bytes())
+    alone = plan_memory(session(main, parallel=1), 0).needed
+    mmproj = write_projector(tmp_path / "mmproj-F16.gguf")
+    with_projector = alone + projector_bytes(mmproj)
+    assert plan_memory(session(main, parallel=1), 0).needed == with_projector
+    assert plan_memory(session(main, parallel=1, mmproj=str(mmproj)), 0).needed == with_projector
+    assert plan_memory(session(main, parallel=1, mmproj="none"), 0).needed == alone
+    with pytest.raises(ModelFileError, match="does not exist"):
+        plan_memory(session(main, mmproj=str(tmp_path / "missing.gguf")), 0)

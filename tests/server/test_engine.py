@@ -436,7 +436,7 @@ def test_prompts_that_are_read_again_are_logged(arguments, monkeypatch, is_gap):
     with process_here(arguments | {"parallel": 1}) as (ours, sent):
         for id, prompt in enumerate([f"a {words}", f"a {words} two", f"b {words}", f"b {words}"]):
             given = {"infill": Infill(prompt, "")} if is_gap else {"prompt": prompt}
-            ours.send(("answer", id, AnswerRequest(GREEDY, **given)))
+            ours.send(("answers", [(id, AnswerRequest(GREEDY, **given))]))
             lines = []
             while len(counted) == id:
                 kind, *message = sent.get(timeout=60)
@@ -466,7 +466,7 @@ def test_a_defect_ends_one_answer_and_not_the_process(arguments, monkeypatch):
     with process_here(arguments) as (ours, sent):
         for id, prompt in enumerate(["one two three", "six", "four five"]):
             settings = replace(GREEDY, logprobs=7) if prompt == "six" else GREEDY
-            ours.send(("answer", id, AnswerRequest(settings, prompt=prompt)))
+            ours.send(("answers", [(id, AnswerRequest(settings, prompt=prompt))]))
         ends = ends_of(sent, 3)
     assert isinstance(ends[0], Ended)
     assert isinstance(ends[2], Ended)
@@ -488,7 +488,7 @@ def test_grammars_are_compiled_beside_running_answers(arguments, monkeypatch):
     with process_here(arguments) as (ours, sent):
         grammars = [f'root ::= "{word}"' for word in ("one", "two", "three", "four", "five", "six")]
         for id, grammar in enumerate([*grammars, "root ::= oops"]):
-            ours.send(("answer", id, AnswerRequest(replace(GREEDY, grammar=grammar), prompt="one")))
+            ours.send(("answers", [(id, AnswerRequest(replace(GREEDY, grammar=grammar), prompt="one"))]))
         ends = ends_of(sent, 7)
     assert [type(ends[id]) for id in range(7)] == [Ended] * 6 + [Refused]
     assert len(threads) == 7

@@ -25,7 +25,9 @@ def processor(monkeypatch, pretend):
 
 
 def enabled(recipe):
-    switches = dict(s.removeprefix("-DGGML_").split("=") for s in recipe.cmake_args.split())
+    arguments = recipe.cmake_args.split()
+    assert arguments.pop() == "-DMTMD_VIDEO=OFF"  # it starts ffmpeg
+    switches = dict(s.removeprefix("-DGGML_").split("=") for s in arguments)
     assert switches.pop("NATIVE") == "OFF"
     assert set(switches.values()) <= {"ON", "OFF"}
     return {name for name, value in switches.items() if value == "ON"}
@@ -56,7 +58,14 @@ def test_an_older_processor_has_no_duplicate_recipes(processor):
 def test_other_architectures(processor):
     processor(set(), "arm64")
     (recipe,) = recipes()
-    assert recipe.cmake_args == "-DGGML_NATIVE=OFF"
+    assert recipe.cmake_args == "-DGGML_NATIVE=OFF -DMTMD_VIDEO=OFF"
+
+
+def test_a_build_with_pictures_keeps_the_options_of_the_user(monkeypatch):
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=ON")
+    assert build.with_pictures().cmake_args == "-DGGML_CUDA=ON -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF"
+    monkeypatch.delenv("CMAKE_ARGS")
+    assert build.with_pictures().cmake_args == "-DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF"
 
 
 @pytest.mark.parametrize("works_at", [0, 1, None])

@@ -428,3 +428,63 @@ def test_remove_deletes_interrupted_downloads(server, tmp_path):
     assert hub_cache.size_on_disk(MODEL) == 1000
     hub_cache.remove(MODEL)
     assert cached(tmp_path) == []
+
+
+EYES = b"GGUF" + b"eyes" * 500
+QUANT = HubModel(REPO, quant="Q4_K_M")
+
+
+def test_a_model_comes_with_its_projector(server, tmp_path):
+    files = {"toy-q4_k_m.gguf": TOY, "mmproj-toy-BF16.gguf": b"GGUF", "mmproj-toy-f16.gguf": EYES, **PARTS}
+    server.put(REPO, files | {"mtp-toy-Q4_K_M.gguf": TOY})
+    lines, progress = [], []
+    model = HubModel(REPO, MODEL.files, size=len(TOY), sha256=SHA256)  # these are of the model alone
+    path = pull(model, log=lines.append, progress=lambda *n: progress.append(n))
+    assert path.name == "toy-q4_k_m.gguf"
+    projector = path.with_name("mmproj-toy-f16.gguf")
+    assert projector.read_bytes() == EYES
+    assert not path.with_name("mmproj-toy-BF16.gguf").exists()
+    where = tmp_path / "cache"
+    assert lines == [f"downloading toy: 0.0 MB, with 0.0 MB of the projector for images into {where}"]
+    assert progress[-1] == (len(TOY) + len(EYES),) * 2
+    assert hub_cache.cached_files(model) == hub_cache.cached_files(QUANT) == [path]
+    assert hub_cache.cached_projectors(QUANT) == [projector]
+    server.requests.clear()
+    assert pull(model) == pull(QUANT) == path
+    assert server.requests == []
+    projector.resolve().write_bytes(b"damaged")
+    assert pull(model, log=lines.append) == path
+    assert projector.read_bytes() == EYES
+    assert "deleted mmproj-toy-f16.gguf: it is damaged" in lines
+    assert server.count("bytes") == 1  # the model was there
+
+
+def test_an_interrupted_pull_goes_on_with_the_projector(server):
+    server.put(REPO, {"toy-q4_k_m.gguf": TOY, "mmproj-F16.gguf": EYES})
+    interrupt(QUANT, len(TOY) + 200)  # after the model, if that was the first
+    path = pull(QUANT)
+    assert path.with_name("mmproj-F16.gguf").read_bytes() == EYES
+
+
+def test_a_head_and_a_projector_come_alone(server):
+    server.put(REPO, {"toy-q4_k_m.gguf": TOY, "mmproj-F16.gguf": EYES, "mtp-toy-Q4_K_M.gguf": b"GGUF head"})
+    path = pull(HubModel(REPO, quant="mtp-toy-Q4_K_M"))
+    assert [each.name for each in path.parent.iterdir()] == ["mtp-toy-Q4_K_M.gguf"]
+    # For a model that was downloaded without it.
+    assert pull(HubModel(REPO, quant="mmproj-F16")).read_bytes() == EYES
+    assert server.count("bytes") == 2
+    with pytest.raises(InvalidRequest, match="has no F16 file"):
+        pull(HubModel(REPO, quant="F16"))
+
+
+def test_remove_deletes_the_projector_with_the_last_model(server, tmp_path):
+    server.put(REPO, {"toy-q4_k_m.gguf": TOY, "mmproj-F16.gguf": EYES, **PARTS})
+    pull(QUANT)
+    pull(HubModel(REPO, quant="Q8_0"))
+    assert hub_cache.size_on_disk(QUANT) == len(TOY)
+    hub_cache.remove(HubModel(REPO, quant="Q8_0"))
+    assert hub_cache.cached_projectors(QUANT)
+    assert hub_cache.size_on_disk(QUANT) == len(TOY) + len(EYES)
+    hub_cache.remove(QUANT)
+    assert cached(tmp_path) == []
+    assert hub_cache.size_on_disk(QUANT) == 0

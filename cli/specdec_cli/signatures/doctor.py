@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Check that llama.cpp runs on this machine, and show which CPU kernels are used.
+    """Check that llama.cpp runs on this machine, and show its CPU kernels and whether pictures can be read.
 
     Examples:
 
@@ -19,11 +19,12 @@ class DoctorOptions:
     """
 
     part: Annotated[
-        Literal["kernels", "rpc"] | None,
+        Literal["kernels", "pictures", "rpc"] | None,
         Argument(
-            metavar="kernels|rpc",
-            help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. rpc: also check "
-            "llama.cpp's RPC backend, which --workers needs.",
+            metavar="kernels|pictures|rpc",
+            help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. pictures: with --fix, "
+            "rebuild llama-cpp-python if it cannot read pictures. rpc: also check llama.cpp's RPC backend, "
+            "which --workers needs.",
         ),
     ] = None
     fix: Annotated[

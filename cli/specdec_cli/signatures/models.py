@@ -38,6 +38,8 @@ class ModelsListOptions:
 class ModelsPullOptions:
     """Download and verify a model, or both models of a pair, and print the path.
 
+    A model that sees images comes with its projector (mmproj).
+
     Examples:
 
       specdec models pull starter
@@ -94,6 +96,7 @@ class ModelsCheckOptions:
 
     Only the headers of the files are read. The expected speed-up comes from costs
     that specdec tune MAIN DRAFT has measured, or else from the sizes of the models.
+    Without a draft, the main model's projector, with which it sees images, is checked.
 
     Examples:
 

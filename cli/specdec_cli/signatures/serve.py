@@ -98,7 +98,21 @@ class ServeOptions:
             help="Another host name, or *.DOMAIN, that clients without a key may use; repeatable.",
         ),
     ] = None
-    max_body: Annotated[int, _Server(min=1, metavar="<int>", help="Maximum size of a request in MiB.")] = 16
+    image_urls: Annotated[
+        str | None,
+        _Server(
+            metavar="HOST[,HOST]",
+            help="Hosts, with or without :PORT, from whose URLs images are fetched (default: none).",
+        ),
+    ] = None
+    max_body: Annotated[
+        int | None,
+        _Server(
+            min=1,
+            metavar="<int>",
+            help="Maximum size of a request in MiB (default: 16, or 64 for a model that reads images).",
+        ),
+    ] = None
     keep_headers: Annotated[
         bool,
         _Server(

@@ -33,6 +33,8 @@ _OPTIONS = {
     "AVX512_BF16": ("avx512_bf16",),
     "AVX_VNNI": ("avx_vnni",),
 }
+_COMMON = "-DMTMD_VIDEO=OFF"
+"""Of all builds. With videos, libmtmd, which reads pictures, starts the program ffmpeg."""
 _AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
 
 
@@ -51,7 +53,7 @@ class BuildRecipe:
 def portable() -> BuildRecipe:
     """Return the build that runs on all processors of this kind: with AVX2 on x86-64."""
     if platform.machine().lower() not in _X86_64:
-        return BuildRecipe("a portable build", "-DGGML_NATIVE=OFF")
+        return BuildRecipe("a portable build", f"-DGGML_NATIVE=OFF {_COMMON}")
     return BuildRecipe("a plain AVX2 build", _cmake_args(_AVX2))
 
 
@@ -85,10 +87,15 @@ def recipes() -> list[BuildRecipe]:
     return list(by_arguments.values())
 
 
+def with_pictures() -> BuildRecipe:
+    """Return the build for this processor that can read pictures; CMAKE_ARGS of the environment add to it."""
+    given = os.environ.get("CMAKE_ARGS", "")
+    return BuildRecipe("a build with libmtmd", f"{given} -DLLAVA_BUILD=ON {_COMMON}".strip())
+
+
 def _cmake_args(options: tuple[str, ...]) -> str:
-    return " ".join(
-        ["-DGGML_NATIVE=OFF", *(f"-DGGML_{o}={'ON' if o in options else 'OFF'}" for o in _OPTIONS)]
-    )
+    switches = (f"-DGGML_{o}={'ON' if o in options else 'OFF'}" for o in _OPTIONS)
+    return " ".join(["-DGGML_NATIVE=OFF", *switches, _COMMON])
 
 
 def _requirement() -> str:

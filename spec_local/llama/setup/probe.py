@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from spec_local import kernels
 from spec_local.core.calls import run
 from spec_local.errors import BackendCrash, BackendError, ContextOverflow, ModelFileError
-from spec_local.llama import runtime
+from spec_local.llama import mtmd, runtime
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.memory import shortage
 from spec_local.llama.model_file import check_header
@@ -35,7 +35,10 @@ _WITHOUT_KERNELS, _MAIN = "--without-kernels", "--main="  # arguments of the chi
 
 
 def probe_build() -> ChildResult:
-    """Test the installed build of llama.cpp on tiny models with common quantizations."""
+    """Test the installed build of llama.cpp on tiny models with common quantizations.
+
+    Of the facts of a build that works, `pictures` is why it cannot read pictures, empty if it can.
+    """
     return _run_child()
 
 
@@ -218,6 +221,14 @@ def _exercise_build() -> None:
             _exercise(quantize(source, Path(folder) / f"{kind}.gguf", kind), -1)
 
 
+def _why_no_pictures() -> str:
+    try:
+        mtmd.library()
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
 def _work(arguments: list[str]) -> dict[str, Any]:
     if arguments:
         if _WITHOUT_KERNELS in arguments:
@@ -230,7 +241,8 @@ def _work(arguments: list[str]) -> dict[str, Any]:
     else:
         kernels.use("off")  # the kernels have their own self-test
         _exercise_build()
-    return {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
+    facts = {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
+    return facts if arguments else facts | {"pictures": _why_no_pictures()}
 
 
 if __name__ == "__main__":

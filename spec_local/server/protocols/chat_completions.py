@@ -20,6 +20,7 @@ from spec_local.server.protocols.chat_body import (
 )
 from spec_local.server.protocols.history import Items, messages_of
 from spec_local.server.protocols.openai_exchange import OpenAIBody, OpenAIExchange
+from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import Count, choices, limit, read, schema_of
 from spec_local.server.supervision.events import AnswerRequest, Delta, Loaded, Token
 
@@ -57,7 +58,7 @@ class _Body(OpenAIBody):
         names = {"max_completion_tokens": body.get("max_output_tokens"), "reasoning_effort": effort}
         return {**names, **body, "messages": items}
 
-    def requests(self) -> list[AnswerRequest]:
+    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
         if self.functions or self.function_call not in (None, "none", "auto"):
             raise InvalidRequest("functions and function_call are not supported: give tools and tool_choice")
         if self.top_logprobs and not self.logprobs:
@@ -74,7 +75,10 @@ class _Body(OpenAIBody):
         )
         functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
         tool_choice, functions = choice_of(self.tool_choice, functions)
-        messages, tools = messages_of(self.messages), [function.tool() for function in functions]
+        messages, tools = (
+            messages_of(self.messages, images=images),
+            [function.tool() for function in functions],
+        )
         request = AnswerRequest(
             settings,
             messages,
@@ -116,7 +120,8 @@ class ChatCompletions(OpenAIExchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
-        super().__init__(given, given.requests(), loaded.name, with_logprobs=bool(given.logprobs))
+        requests = given.requests(RequestImages.of(loaded))
+        super().__init__(given, requests, loaded.name, with_logprobs=bool(given.logprobs))
 
     def _part(self, answer: AnswerSoFar, added: Delta) -> dict[str, Any]:
         part: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.protocols.openai_exchange import MAX_CHOICES, OpenAIBody, OpenAIExchange
+from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import choices, limit, read, schema_of, whole
 from spec_local.server.supervision.events import AnswerRequest, Delta, Loaded, Prompt, Token
 
@@ -33,13 +34,13 @@ class _Body(OpenAIBody):
     best_of: int | None = None
     logprobs: Annotated[int | None, BeforeValidator(_number)] = None
 
-    def requests(self) -> list[AnswerRequest]:
+    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
         n = self.n or 1
         if self.echo:
             raise InvalidRequest("echo is not supported: leave it out, and put the prompt before the answer")
         if self.best_of not in (None, n):
             raise InvalidRequest("best_of is not supported: leave it out, and choose among n answers")
-        prompts = prompts_of(self.prompt)
+        prompts = prompts_of(self.prompt, images=images)
         if self.suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
             raise InvalidRequest("suffix needs a prompt of text: give text, or remove suffix")
         if len(prompts) * n > MAX_CHOICES:
@@ -60,28 +61,35 @@ class _Body(OpenAIBody):
         ]
 
 
-def prompts_of(given: object, field: str = "prompt") -> list[Prompt]:
-    """The prompts in a body: a text, token ids, both mixed, or a list of such prompts.
+def prompts_of(given: object, field: str = "prompt", *, images: RequestImages | None = None) -> list[Prompt]:
+    """The prompts in a body: a text, token ids, both mixed, a text with images, or a list of such prompts.
 
     As in llama.cpp's server, a list with a number is one prompt, and other lists are several.
 
     Args:
         field: its name in errors.
+        images: those of the request; None: the model reads only text.
 
     Raises:
         InvalidRequest: it is something else.
     """
     is_one = not isinstance(given, list) or any(isinstance(part, int | float) for part in given)
-    prompts = [_prompt(each) for each in ([given] if is_one else given)]  # type: ignore[attr-defined]
+    prompts = [
+        _prompt(each, field if is_one else f"{field}[{i}]", images)
+        for i, each in enumerate([given] if is_one else given)  # type: ignore[arg-type, var-annotated]
+    ]
     if not prompts or None in prompts:
         raise InvalidRequest(f"{field} is not supported: give text, token ids, or a list of either")
     return prompts  # type: ignore[return-value]
 
 
-def _prompt(given: object) -> Prompt | None:
+def _prompt(given: object, field: str, images: RequestImages | None) -> Prompt | None:
     """One prompt, which llama.cpp's server also takes in an object, beside images; None: it is none."""
-    if isinstance(given, dict) and not given.get("multimodal_data"):
-        given = given.get("prompt_string")
+    if isinstance(given, dict):
+        data, text = given.get("multimodal_data"), given.get("prompt_string")
+        if data and images and isinstance(text, str):
+            return images.prompt(text, data, field)
+        given = None if data else text
     if isinstance(given, str):
         return given
     parts = [whole(part) for part in given] if isinstance(given, list) else []
@@ -103,7 +111,8 @@ class Completions(OpenAIExchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
-        super().__init__(given, given.requests(), loaded.name, with_logprobs=given.logprobs is not None)
+        requests = given.requests(RequestImages.of(loaded))
+        super().__init__(given, requests, loaded.name, with_logprobs=given.logprobs is not None)
         self._offsets = [_Offsets() for _ in self.requests]
 
     def _part(self, answer: AnswerSoFar, added: Delta) -> str:

@@ -16,6 +16,7 @@ from pydantic import WithJsonSchema
 from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest
 from spec_local.server.protocols.left_out import described, has_text, note, readable, role_of, text_of
+from spec_local.server.protocols.request_images import RequestImages
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -61,7 +62,10 @@ Items = Annotated[
 
 
 def messages_of(
-    given: Sequence[Mapping[str, Any]], field: str = "messages", system: str | None = None
+    given: Sequence[Mapping[str, Any]],
+    field: str = "messages",
+    system: str | None = None,
+    images: RequestImages | None = None,
 ) -> Sequence[Message]:
     """Messages as the library expects them.
 
@@ -72,14 +76,15 @@ def messages_of(
         given: see `Items`.
         field: their name in errors.
         system: content of a system message before them.
+        images: those of the request; None: the model reads only text, and notes stand for them.
 
     Raises:
-        InvalidRequest: there is no message, one has no role, or the question cannot be read.
+        InvalidRequest: there is no message, one has no role, or the question or an image cannot be read.
     """
     reader = _Reader()
     if system:
         reader.add("system", system)
-    for i, item in enumerate(given):
+    for i, item in enumerate(images.marked(given, field) if images else given):
         reader.read(item, f"{field}[{i}]", is_last=i == len(given) - 1)
     if not reader.messages:
         raise InvalidRequest(f"{field} is empty: give at least one message")
@@ -89,6 +94,8 @@ def messages_of(
     follows_result = before and before[-1]["role"] == "tool"  # programs add pictures to results in this way
     if last["role"] == "user" and not follows_result and not has_text(last["content"]):
         raise InvalidRequest(f"{field}: the question is only {last['content'][:60]!a}: add text to it")
+    if images:
+        reader.messages = [images.placed(message) for message in reader.messages]
     return reader.messages  # type: ignore[return-value]
 
 

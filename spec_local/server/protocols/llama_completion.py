@@ -12,6 +12,7 @@ from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.protocols.completions import Prompts, prompts_of
 from spec_local.server.protocols.openai_exchange import MAX_CHOICES
 from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import Part, SamplingBody, Stops, choices, limit, read
 from spec_local.server.supervision.events import AnswerRequest, Delta, Event, Infill, Loaded, Reading, Token
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
@@ -28,8 +29,8 @@ class _Body(SamplingBody):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
-    def requests(self) -> list[AnswerRequest]:
-        prompts, n = prompts_of(self.prompt), self.n_cmpl or self.n or 1
+    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
+        prompts, n = prompts_of(self.prompt, images=images), self.n_cmpl or self.n or 1
         if len(prompts) * n > MAX_CHOICES:
             raise InvalidRequest(
                 f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
@@ -66,7 +67,7 @@ class _InfillBody(_Body):
     input_suffix: Prompts
     input_extra: list[_File] | None = None
 
-    def requests(self) -> list[AnswerRequest]:
+    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
         (prefix, *others), (suffix, *more) = prompts_of(self.input_prefix), prompts_of(self.input_suffix)
         if others or more:
             raise InvalidRequest("input_prefix and input_suffix are lists of texts: give one text for each")
@@ -87,7 +88,8 @@ class LlamaCompletion(Exchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(self.body, body)
-        self.requests, self.streams = given.requests(), bool(given.stream)
+        self.requests = given.requests(RequestImages.of(loaded))
+        self.streams = bool(given.stream)
         self._probabilities = self.requests[0].settings.logprobs is not None
         self._tokens = bool(given.return_tokens)
         self._with_progress, self._with_timings = bool(given.return_progress), bool(given.timings_per_token)

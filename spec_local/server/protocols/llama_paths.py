@@ -1,6 +1,6 @@
 """The smaller paths of llama.cpp's server: tokens, the state of the slots, and what does not exist here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -13,8 +13,10 @@ from spec_local.errors import InvalidRequest
 from spec_local.server.protocols import errors
 from spec_local.server.protocols.completions import prompts_of
 from spec_local.server.protocols.request_body import flag, read_json
+from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import whole
-from spec_local.server.protocols.work import until_gone
+from spec_local.server.protocols.work import in_thread, until_gone, work_on
+from spec_local.server.supervision.events import Prompt
 from spec_local.server.supervision.supervisor import Supervisor
 from spec_local.settings import GenerationSettings
 from spec_local.text import printable
@@ -34,9 +36,14 @@ def routes(use: Use, max_body: int) -> list[Route]:
     async def tokenize(request: Request) -> Response:
         body = await read_json(request, max_body)
         content = body.get("content")
-        (text,) = prompts_of(content, "content") if content not in (None, []) else [""]
         special = flag(body, "add_special", False), flag(body, "parse_special", True)
         with await use(request, body) as engine:
+            images = RequestImages.of(engine.check_ready())
+
+            def prompts() -> Sequence[Prompt]:
+                return prompts_of(content, "content", images=images) if content not in (None, []) else [""]
+
+            (text,) = await in_thread(prompts, work_on(request))
             tokens = await engine.ask("tokenize", (text, *special))
             if not flag(body, "with_pieces", False):
                 return JSONResponse({"tokens": tokens})

@@ -20,6 +20,7 @@ from spec_local.server.protocols.chat_body import (
 from spec_local.server.protocols.history import Items, messages_of
 from spec_local.server.protocols.openai_json import named, new_id, warnings
 from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import (
     Part,
     ResponseFormat,
@@ -86,7 +87,7 @@ class _Body(SamplingBody):
         wanted = self.thinking
         return wanted is not None and wanted.type != "disabled" and wanted.display != "omitted"
 
-    def request(self) -> AnswerRequest:
+    def request(self, images: RequestImages | None) -> AnswerRequest:
         form, field = self.output_config.format if self.output_config else None, "output_config.format"
         if self.output_format is not None:  # its name in the beta
             form, field = self.output_format, "output_format"
@@ -100,7 +101,7 @@ class _Body(SamplingBody):
         one_only = isinstance(self.tool_choice, dict) and self.tool_choice.get("disable_parallel_tool_use")
         return AnswerRequest(
             settings,
-            messages_of(self.messages, system=self.system),
+            messages_of(self.messages, system=self.system, images=images),
             [each.tool() for each in functions],
             choice,
             self._variables(),
@@ -126,7 +127,8 @@ class Messages(Exchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
-        self.requests, self.streams = [given.request()], bool(given.stream)
+        self.requests = [given.request(RequestImages.of(loaded))]
+        self.streams = bool(given.stream)
         self._answer = AnswerSoFar()
         self._blocks = Blocks(("reasoning", "content") if given.shows_thinking else ("content",))
         self._content: list[dict[str, Any]] = []

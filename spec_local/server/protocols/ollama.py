@@ -10,11 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.images.image import Image
 from spec_local.server.protocols import errors, openai_json
 from spec_local.server.protocols.answer_so_far import AnswerSoFar, Blocks, arguments_of
 from spec_local.server.protocols.chat_body import Tool, choice_of, functions_of, tool_warnings, variables_of
 from spec_local.server.protocols.history import Items, messages_of
 from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import (
     Part,
     ResponseFormat,
@@ -23,7 +25,7 @@ from spec_local.server.protocols.sampling_body import (
     read,
     schema_of,
 )
-from spec_local.server.supervision.events import AnswerRequest, Event, Loaded
+from spec_local.server.supervision.events import AnswerRequest, Event, Loaded, Prompt
 from spec_local.server.supervision.served_models import seconds_of
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 from spec_local.text import printable
@@ -131,7 +133,7 @@ class _ChatBody(_Body):
         schemas = tool_warnings(functions, choice, settings.json_schema, "tools[{}].function.parameters")
         return AnswerRequest(
             settings,
-            messages_of(self.messages),
+            messages_of(self.messages, images=RequestImages.of(loaded)),
             [function.tool() for function in functions],
             choice,
             self.variables(),
@@ -160,18 +162,26 @@ class _GenerateBody(_Body):
                 "template is not supported: leave it out, or give the whole prompt and raw: true"
             )
         prompt, more = self.prompt or "", self.options.more() | {"warnings": self.warnings(loaded)}
+        seen: Prompt = prompt
+        if self.images and (images := RequestImages.of(loaded)):
+            seen = images.before(self.images, "images", [prompt])
         if self.raw:  # as ollama, which leaves the suffix out
-            return AnswerRequest(self.settings(), prompt=prompt, parse_special=True, **more)
+            return AnswerRequest(self.settings(), prompt=seen, parse_special=True, **more)
+        if self.suffix and seen is not prompt:
+            raise InvalidRequest("suffix needs a prompt of text: remove images or suffix")
         if self.suffix:
             return AnswerRequest(self.settings(), prompt=prompt, suffix=self.suffix, **more)
         if not loaded.template and not self.system and not self.context:
-            return AnswerRequest(self.settings(), prompt=prompt, **more)
+            return AnswerRequest(self.settings(), prompt=seen, **more)
         messages = self._earlier(more["warnings"])
         if self.system:
             others = [message for message in messages if message["role"] != "system"]
             messages = [{"role": "system", "content": self.system}, *others]
-        asked = messages_of([*messages, {"role": "user", "content": prompt, "images": self.images}])
-        return AnswerRequest(self.settings(), asked, variables=self.variables(), **more)
+        question = {"role": "user", "content": prompt, "images": self.images if seen is prompt else None}
+        *before, asked = messages_of([*messages, question])
+        if seen is not prompt:
+            asked["images"] = [(0, part) for part in seen if isinstance(part, Image)]
+        return AnswerRequest(self.settings(), [*before, asked], variables=self.variables(), **more)
 
     def _earlier(self, warnings: list[str]) -> list[dict[str, Any]]:
         """The messages of the conversation that `context` stands for; see `_context_of`."""
@@ -189,10 +199,18 @@ def _context_of(messages: Sequence[Mapping[str, Any]], answer: str) -> list[int]
     """A conversation as the numbers that a client sends back for its next prompt.
 
     In ollama they are tokens. Here they are the bytes of the messages' JSON, which the chat template renders
-    again with the next prompt.
+    again with the next prompt. As there, they do not contain images.
     """
-    pairs = [[message["role"], message["content"]] for message in messages]
+    pairs = [[message["role"], _without_images(message)] for message in messages]
     return [*json.dumps([*pairs, ["assistant", answer]]).encode()]
+
+
+def _without_images(message: Mapping[str, Any]) -> str:
+    """The content of a message, with a word in the place of each image."""
+    content = str(message["content"])
+    for at, _ in reversed(message.get("images", ())):
+        content = f"{content[:at]}[image]{content[at:]}"
+    return content
 
 
 # Exchanges

@@ -140,6 +140,7 @@ def _shown(
     if user_agent.startswith(_COPILOT):
         info["general.basename"] = name  # as ollama: it is the name that Copilot shows
     can = {"completion": True, "tools": facts.has_tools, "insert": facts.has_gaps, "thinking": facts.thinks}
+    can["vision"] = model.reads_images
     parameters = {"num_ctx": n_ctx} | {k: model.defaults[k] for k in _SAMPLING if k in model.defaults}
     return {
         "license": str(metadata.get("general.license", "")),

@@ -19,6 +19,8 @@ _MAX_VALUES = 1 << 20  # in a body: `{"":[]},` is 8 bytes that become 300
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """What may be one, or belong to a pair: programs cut text between the two."""
+_HALVES = (rb"\u", b"\xed")  # of which a text of base64 has none: to find that out takes milliseconds
+_IMAGES = (b"image", b"multimodal_data")  # all forms of images have one of these words
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_ENCODINGS = 2  # one after another, each of which can make a large body of a small one
 _MAX_MEMBERS = 1 << 14  # of a file of gzip: one of 20 bytes takes as long as a thousand bytes
@@ -31,7 +33,9 @@ class TooLarge(Exception):
 
 
 async def read_json(request: Request, max_body: int) -> dict[str, Any]:
-    """The JSON object in a request's body; `request.state.is_large`: work on it takes long.
+    """The JSON object in a request's body.
+
+    `request.state.is_large`: work on it takes long. `has_images`: it may contain images.
 
     Args:
         max_body: its maximum size in bytes, after decompression.
@@ -45,16 +49,19 @@ async def read_json(request: Request, max_body: int) -> dict[str, Any]:
     encoding = request.headers.get("content-encoding", "")
     request.state.is_large = bool(encoding) or len(body) > _LARGE
 
+    request.state.has_images = False
+
     def read() -> Any:
         text = decoded(body, encoding, max_body)
+        request.state.has_images = any(word in text for word in _IMAGES)
         _check_values(text)
         value = json.loads(text)
-        if not _HALF_CHARACTER.search(text):
+        if not any(part in text for part in _HALVES) or not _HALF_CHARACTER.search(text):
             return value
         return json.loads(_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
 
     try:
-        value = await in_thread(read, large=True) if request.state.is_large else read()
+        value = await in_thread(read, "large") if request.state.is_large else read()
     except InvalidRequest:  # of its encoding, or of its size
         raise
     except (ValueError, RecursionError) as error:

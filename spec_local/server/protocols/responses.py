@@ -20,6 +20,7 @@ from spec_local.server.protocols.chat_body import (
 from spec_local.server.protocols.history import Items, messages_of
 from spec_local.server.protocols.openai_json import named, new_id, probabilities, warnings
 from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import (
     Count,
     Part,
@@ -79,7 +80,7 @@ class _Body(SamplingBody):
     def has_logprobs(self) -> bool:
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
-    def request(self) -> AnswerRequest:
+    def request(self, images: RequestImages | None) -> AnswerRequest:
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
                 raise InvalidRequest(
@@ -97,7 +98,7 @@ class _Body(SamplingBody):
         effort = self.reasoning.effort if self.reasoning else None
         return AnswerRequest(
             settings,
-            messages_of(self.input, "input", self.instructions),
+            messages_of(self.input, "input", self.instructions, images),
             [tool.tool() for tool in tools],
             tool_choice,
             variables_of(effort, self.chat_template_kwargs),
@@ -117,7 +118,7 @@ class Responses(Exchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
-        request = given.request()
+        request = given.request(RequestImages.of(loaded))
         self.requests, self.streams = [request], bool(given.stream)
         self._answer, self._blocks = AnswerSoFar(), Blocks()
         self._output: list[dict[str, Any]] = []

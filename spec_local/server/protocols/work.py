@@ -5,7 +5,7 @@ import functools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -13,8 +13,11 @@ from starlette.responses import Response
 from spec_local.system.cancellation import abandoned_if
 
 _T = TypeVar("_T")
+Work = Literal["short", "large", "images"]
+"""How long work on a request takes: ``large`` is that on a large body, and with images it may also wait for
+another host."""
 # One thread: it competes with the event loop for Python's lock, and each of its bodies can take 500 MB.
-_large_bodies = ThreadPoolExecutor(1, "large-bodies")
+_POOLS = {"large": ThreadPoolExecutor(1, "large-bodies"), "images": ThreadPoolExecutor(4, "images")}
 
 
 def until_gone(
@@ -43,12 +46,17 @@ async def _disconnection(request: Request) -> None:
         pass
 
 
-async def in_thread(work: Callable[[], _T], *, large: bool) -> _T:
+def work_on(request: Request) -> Work:
+    """What work on the body of a request is, after `read_json`."""
+    return "images" if request.state.has_images else "large" if request.state.is_large else "short"
+
+
+async def in_thread(work: Callable[[], _T], kind: Work) -> _T:
     """The result of work in a thread; if the task that waits for it is cancelled, it is abandoned.
 
     Args:
         work: calls `spec_local.system.cancellation.check_wanted` where it takes long.
-        large: it takes long; such work is done one after another.
+        kind: large work is done one after another.
     """
     gone = threading.Event()
 
@@ -58,6 +66,6 @@ async def in_thread(work: Callable[[], _T], *, large: bool) -> _T:
 
     loop = asyncio.get_running_loop()
     try:
-        return await loop.run_in_executor(_large_bodies if large else None, run)
+        return await loop.run_in_executor(_POOLS.get(kind), run)
     finally:
         gone.set()

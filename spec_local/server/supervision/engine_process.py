@@ -55,6 +55,10 @@ _CHATS_PER_SLOT = (
     4  # conversations whose tokens are known: a token takes a few bytes, a slot's cache megabytes
 )
 
+_KEPT_IMAGE_BYTES = 256 << 20  # of those conversations: as much as one request may have, and more
+IN_IMAGE = -1
+"""In place of a token of a prompt that is a part of an image, as in llama.cpp."""
+
 
 @dataclass(slots=True)
 class _Running:
@@ -90,9 +94,10 @@ class _Sender:
 class EngineProcess:
     """Answers the requests that arrive on a connection; started by a `Supervisor`.
 
-    It receives ``("answer", id, AnswerRequest)`` and ``("ask", id, what, argument)``, ``("cancel", id)`` for
-    both, and ``("sign", None)``. It sends ``("checked", id)`` of a prompt, ``("event", id, Event)``,
-    ``("reply", id, value or SpecLocalError)`` and ``("sign",)`` if all workers answer.
+    It receives ``("answers", [(id, AnswerRequest), …])`` and ``("ask", id, what, argument)``,
+    ``("cancel", id)`` for both, and ``("sign", None)``. It sends ``("checked", id)`` of a prompt,
+    ``("event", id, Event)``, ``("reply", id, value or SpecLocalError)`` and ``("sign",)`` if all workers
+    answer.
 
     Args:
         keep_headers: system messages stay as they are: see `StablePrompts`.
@@ -167,6 +172,7 @@ class EngineProcess:
             properties={"version": __version__, "n_vocab": session.main.limits.n_vocab},
             draft_path=session.draft.model.path if session.draft else None,
             gpu_layers=self._model.gpu_layers if self._model.is_on_gpu else 0,
+            reads_images=self._model.projector is not None,
         )
 
     # Receiving and preparing
@@ -175,28 +181,33 @@ class EngineProcess:
         try:
             while True:
                 message = self._connection.recv_bytes()
-                kind, id, *rest = pickle.loads(message)
+                kind, *rest = pickle.loads(message)
                 prepare = self._preparing[len(message) > _LONG].submit
                 if kind == "cancel":
-                    self._asked.discard(id)
-                    if self._claim(id):  # its place in the queue is free at once
-                        self._finish(id, Ended(Delta(), "cancelled", Statistics()))
-                    elif id in self._unfinished:
-                        self._cancelled.add(id)
+                    self._cancel(*rest)
                 elif kind == "sign":
                     if not workers.unanswered():  # without them, no answer goes on
                         self._send("sign")
-                elif kind == "answer":
+                elif kind == "answers":
                     self._session.expect_prompt(True)
-                    self._unfinished.add(id)
-                    self._waiting.add(id)
-                    prepare(self._prepare, id, *rest)
+                    ids = [id for id, _ in rest[0]]
+                    self._unfinished.update(ids)
+                    self._waiting.update(ids)
+                    for id, request in rest[0]:
+                        prepare(self._prepare, id, request)
                 else:
-                    self._asked.add(id)
-                    prepare(self._reply, id, *rest)
+                    self._asked.add(rest[0])
+                    prepare(self._reply, *rest)
         except (EOFError, OSError):  # the server has ended
             self._closing = True
             self._ready.put(None)
+
+    def _cancel(self, id: int) -> None:
+        self._asked.discard(id)
+        if self._claim(id):  # its place in the queue is free at once
+            self._finish(id, Ended(Delta(), "cancelled", Statistics()))
+        elif id in self._unfinished:
+            self._cancelled.add(id)
 
     def _claim(self, id: int) -> bool:
         """Take an answer out of the queue; False: another thread has, or it was never in it.
@@ -294,7 +305,13 @@ class EngineProcess:
             gap = ChatRequest(prompt=request.prompt, suffix=request.suffix, raw=True)
             tokens = gap.tokens(self._model, n_ctx)
         else:
-            tokens = prompt_tokens(vocabulary, request.prompt, n_ctx, parse_special=request.parse_special)
+            tokens = prompt_tokens(
+                vocabulary,
+                request.prompt,
+                n_ctx,
+                parse_special=request.parse_special,
+                image_tokens=self._model.image_tokens,
+            )
         is_gap = request.infill is not None or request.suffix is not None
         return _Running(id, request.settings, tokens, is_gap=is_gap)
 
@@ -315,13 +332,20 @@ class EngineProcess:
         match what:
             case "tokenize":
                 text, add_special, parse_special = argument
-                return mixed_tokens(vocabulary, text, add_special=add_special, parse_special=parse_special)
+                tokens = mixed_tokens(
+                    vocabulary,
+                    text,
+                    add_special=add_special,
+                    parse_special=parse_special,
+                    image_tokens=self._model.image_tokens,
+                )
+                return [max(token, IN_IMAGE) for token in tokens]
             case "pieces":
-                if unknown := [token for token in argument if not 0 <= token < vocabulary.n_tokens]:
+                if unknown := [token for token in argument if not IN_IMAGE <= token < vocabulary.n_tokens]:
                     raise InvalidRequest(
                         f"token {unknown[0]} is unknown: give 0 to {vocabulary.n_tokens - 1}"
                     )
-                return [vocabulary.piece(token, special=True) for token in argument]
+                return [b"" if t == IN_IMAGE else vocabulary.piece(t, special=True) for t in argument]
             case "prompt":
                 chat = self._conversation(argument)
                 return str(chat.rendered), len(chat.prompt())
@@ -439,7 +463,7 @@ class EngineProcess:
         if running.chat and running.generated:
             # Before the last event: the next turn is prepared after it.
             running.chat.answer(running.answer, running.generated, running.reasoning)
-            self._chats.append(running.chat)
+            self._keep(running.chat)
         if running.is_read and not running.is_gap:
             self._read_again.add([*running.tokens, *running.generated])
         reason = event.reason
@@ -459,6 +483,15 @@ class EngineProcess:
             ),
         )
 
+    def _keep(self, chat: Conversation) -> None:
+        """Keep a conversation that was answered; for the images of many, others are forgotten earlier."""
+        self._chats.append(chat)
+        for n in range(1, len(self._chats)):
+            if sum(map(_image_bytes, list(self._chats)[-n - 1 :])) > _KEPT_IMAGE_BYTES:
+                for _ in range(len(self._chats) - n):
+                    self._chats.popleft()
+                break
+
     # Sending
 
     def _finish(self, id: int, event: Event) -> None:
@@ -471,6 +504,10 @@ class EngineProcess:
             self._sender(*message)
         except (BrokenPipeError, ConnectionResetError):  # the server has ended
             self._closing = True
+
+
+def _image_bytes(chat: Conversation) -> int:
+    return sum(len(image.data) for message in chat.messages for _, image in message.get("images", ()))
 
 
 def _slot(running: _Running) -> tuple[int, int, int, GenerationSettings]:

@@ -10,12 +10,14 @@ from spec_local.answers.marked import Span
 from spec_local.chat.messages import Message
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.errors import ContextOverflow, SpecLocalError
+from spec_local.images.image import Image
 from spec_local.settings import GenerationSettings
 
 if TYPE_CHECKING:
     from spec_local.chat.tool_calls import ToolCall
 
-Prompt = str | Sequence[int | str]
+Prompt = str | Sequence[int | str | Image]
+"""Text, or token ids, texts and images in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class AnswerRequest:
         variables: of the chat template: see `ChatTemplate.with_variables`.
         parallel_tool_calls: the answer may have more than one call.
         warnings: sentences about the request for the client.
-        prompt: text, token ids, or both mixed, to continue without a chat template.
+        prompt: text, token ids, images, or all of them mixed, to continue without a chat template.
         parse_special: the names of control tokens in texts of the prompt are these tokens.
         suffix: the text after a gap, which the answer fills after `prompt`.
         infill: a gap in place of a prompt.
@@ -187,6 +189,8 @@ class Loaded:
         template: the chat template; None: the model has none.
         properties: what /props tells besides.
         draft_path: the file of `draft`. gpu_layers: of the main model; negative: all.
+        reads_images: the main model has a projector.
+        image_hosts: from which the server fetches images: see `ImageHosts`.
     """
 
     name: str
@@ -197,3 +201,5 @@ class Loaded:
     properties: Mapping[str, Any] = field(default_factory=dict)
     draft_path: Path | None = None
     gpu_layers: int = 0
+    reads_images: bool = False
+    image_hosts: Sequence[str] = ()

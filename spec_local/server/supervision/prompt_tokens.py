@@ -1,8 +1,9 @@
 """The tokens of prompts that are used without a chat template, as llama.cpp's server makes them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spec_local.errors import InvalidRequest, ModelError
+from spec_local.images.image import Image
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.server.supervision.events import Infill, Prompt
 from spec_local.text import bytes_of
@@ -13,8 +14,23 @@ _LONGEST = 256  # characters of a token
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, for models without a token for that
 
 
-def prompt_tokens(vocabulary: Vocabulary, prompt: Prompt, n_ctx: int, *, parse_special: bool) -> list[int]:
-    """The tokens of a text, of token ids, or of both mixed.
+ImageTokens = Callable[[Image], Sequence[int]]
+"""The tokens and cells of an image: see `Model.image_tokens`."""
+
+
+def _no_images(image: Image) -> Sequence[int]:
+    raise InvalidRequest("an image cannot stand here: put it into the prompt")
+
+
+def prompt_tokens(
+    vocabulary: Vocabulary,
+    prompt: Prompt,
+    n_ctx: int,
+    *,
+    parse_special: bool,
+    image_tokens: ImageTokens = _no_images,
+) -> list[int]:
+    """The tokens of a text, of token ids, of images, or of all of them mixed.
 
     An empty prompt begins a text: it is the token with which texts begin, or that which separates them.
 
@@ -23,12 +39,13 @@ def prompt_tokens(vocabulary: Vocabulary, prompt: Prompt, n_ctx: int, *, parse_s
         parse_special: see `Vocabulary.tokenize`.
 
     Raises:
-        InvalidRequest: it is empty, and there is no such token.
+        InvalidRequest: it is empty, and there is no such token; or an image cannot be prepared.
         ContextOverflow: it is certainly longer than the context; then it is not tokenized.
     """
     texts = [prompt] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, str)]
     vocabulary.check_length(b"".join(map(bytes_of, texts)), n_ctx)
-    tokens = mixed_tokens(vocabulary, prompt, add_special=True, parse_special=parse_special)
+    options = {"add_special": True, "parse_special": parse_special}
+    tokens = mixed_tokens(vocabulary, prompt, image_tokens=image_tokens, **options)
     if not tokens:
         tokens = [token for token in (vocabulary.bos, vocabulary.eos, vocabulary.eot) if token >= 0][:1]
     if not tokens:
@@ -37,17 +54,31 @@ def prompt_tokens(vocabulary: Vocabulary, prompt: Prompt, n_ctx: int, *, parse_s
 
 
 def mixed_tokens(
-    vocabulary: Vocabulary, prompt: Prompt, *, add_special: bool = False, parse_special: bool = False
+    vocabulary: Vocabulary,
+    prompt: Prompt,
+    *,
+    add_special: bool = False,
+    parse_special: bool = False,
+    image_tokens: ImageTokens = _no_images,
 ) -> list[int]:
-    """As `prompt_tokens`, but an empty prompt has no tokens."""
-    tokens: list[int] = []
-    for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
-        if isinstance(part, int):
+    """As `prompt_tokens`, but an empty prompt has no tokens.
+
+    Beside an image, each text is tokenized for itself, as by libmtmd.
+    """
+    tokens = list[int]()
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    for i, part in enumerate(parts):
+        if isinstance(part, Image):
+            if i == 0 and add_special:
+                tokens += vocabulary.tokenize("", add_special=True)
+            tokens += image_tokens(part)
+        elif isinstance(part, int):
             if part >= vocabulary.n_tokens:
                 raise InvalidRequest(f"prompt has token {part}: give 0 to {vocabulary.n_tokens - 1}")
             tokens.append(part)
-        elif i == 0:
-            tokens += vocabulary.tokenize(part, add_special=add_special, parse_special=parse_special)
+        elif i == 0 or isinstance(parts[i - 1], Image):
+            first = add_special and i == 0
+            tokens += vocabulary.tokenize(part, add_special=first, parse_special=parse_special)
         else:
             tokens += vocabulary.continuation(part, parse_special=parse_special)
     return tokens

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.span import text_of
 from spec_local.prompt_cache.entry import n_common
 from spec_local.text import counted
 
@@ -31,7 +32,7 @@ class KnownPrompt:
     counts: NDArray[np.intp]
 
     @classmethod
-    def of(cls, tokens: Sequence[int]) -> "KnownPrompt":
+    def of(cls, tokens: Sequence[int] | NDArray[np.int32]) -> "KnownPrompt":
         array = np.asarray(tokens, np.int32)
         return cls(array, *np.unique(array, return_counts=True))
 
@@ -58,9 +59,9 @@ def read_again(prompt: NDArray[np.int32], n_cached: int, recent: Sequence[KnownP
     """
     if not recent or len(prompt) - n_cached < _LEAST:
         return None
-    counts = np.bincount(prompt)
+    counted_prompt = KnownPrompt.of(prompt)
     prefixes = [n_common(prompt, known.tokens) for known in recent]
-    scores = [n + _n_common(counts, known) for n, known in zip(prefixes, recent, strict=True)]
+    scores = [n + _n_common(counted_prompt, known) for n, known in zip(prefixes, recent, strict=True)]
     best = int(np.argmax(scores))
     n_prefix = prefixes[best]
     n_evicted = max(0, n_prefix - n_cached)
@@ -70,10 +71,10 @@ def read_again(prompt: NDArray[np.int32], n_cached: int, recent: Sequence[KnownP
     return ReadAgain(n, None if n_evicted >= _LEAST else n_prefix)
 
 
-def _n_common(counts: NDArray[np.intp], known: KnownPrompt) -> int:
+def _n_common(prompt: KnownPrompt, known: KnownPrompt) -> int:
     """Tokens that two prompts have in common, in any order."""
-    n = int(np.searchsorted(known.values, len(counts)))
-    return int(np.minimum(counts[known.values[:n]], known.counts[:n]).sum())
+    _, ours, theirs = np.intersect1d(prompt.values, known.values, assume_unique=True, return_indices=True)
+    return int(np.minimum(prompt.counts[ours], known.counts[theirs]).sum())
 
 
 def _n_in_blocks(tokens: NDArray[np.int32], others: NDArray[np.int32]) -> int:
@@ -151,5 +152,5 @@ class ReadAgainLog:
         return True
 
     def _around(self, tokens: Sequence[int], position: int) -> str:
-        before = self._text(tokens[max(0, position - _BEFORE) : position])[-_BEFORE:]
-        return f"…{before}{self._text(tokens[position : position + _AFTER])[:_AFTER]}…"
+        before = self._text(text_of(tokens[max(0, position - _BEFORE) : position]))[-_BEFORE:]
+        return f"…{before}{self._text(text_of(tokens[position : position + _AFTER]))[:_AFTER]}…"

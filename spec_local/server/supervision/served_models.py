@@ -43,6 +43,7 @@ class ServedModel:
     Args:
         name: as clients name it. session: arguments of `Session.open`. others: further names.
         defaults: fields of bodies that do not have them, and of their object ``speculative``.
+        has_projector: there is a file with which it reads images.
 
     Attributes:
         engine: None: the model is not loaded. ending: the one that is being unloaded.
@@ -58,6 +59,7 @@ class ServedModel:
     session: Mapping[str, Any]
     others: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_projector: bool = False
     engine: Supervisor | None = None
     ending: Supervisor | None = None
     process: "asyncio.Task[None] | None" = None
@@ -72,6 +74,11 @@ class ServedModel:
     def loaded(self) -> Loaded | None:
         """Facts about it; None: it is not loaded."""
         return self.engine.loaded if self.engine else None
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether it reads images, also while it is not loaded."""
+        return self.loaded.reads_images if self.loaded else self.has_projector
 
 
 class ServedModels:

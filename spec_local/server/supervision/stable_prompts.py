@@ -59,7 +59,7 @@ class StablePrompts:
         in times of day only, and each of these times is later by as much as has passed since.
         """
         made = [shown for message in messages if (shown := _without_headers(message)) is not None]
-        system = list(takewhile(lambda message: message["role"] in _SYSTEM, made))
+        system = list(takewhile(_is_of_text, made))
         texts = self._with_earlier_time([message["content"] or "" for message in system])
         changed = [{**message, "content": text} for message, text in zip(system, texts, strict=True)]
         return [*changed, *made[len(system) :]]
@@ -80,10 +80,15 @@ class StablePrompts:
         return clock.texts
 
 
+def _is_of_text(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is the system's, without images, whose places would no longer be right."""
+    return message.get("role") in _SYSTEM and not message.get("images")
+
+
 def _without_headers(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """A message without headers; None: it has nothing else."""
     content = message.get("content")
-    if message.get("role") not in _SYSTEM or not content or not (found := _HEADERS.match(content)):
+    if not _is_of_text(message) or not content or not (found := _HEADERS.match(content)):
         return message
     rest = content[found.end() :]
     return {**message, "content": rest} if rest.strip() else None

@@ -24,7 +24,7 @@ _LONGEST_WAIT_S = 60  # that a client is told to wait
 _STOP_S = 10.0  # for the process to end: a call of a large model with a long prompt takes seconds
 _SIGN_S = 1.0  # between two questions whether the process is there
 _SILENT_S = 5.0  # without a reply to one, which takes milliseconds even on a busy machine
-_MAX_UNREAD = 1 << 26  # bytes that may wait for a process that does not read: some requests of 16 MiB
+_MAX_UNREAD = 1 << 28  # bytes that may wait for a process that does not read: some requests of 64 MiB
 ENGINE_PROCESS = "spec_local.server.supervision.engine_process"
 """The module that the process runs."""
 STOPPING = "the server is stopping: try again when it has started again"
@@ -338,11 +338,11 @@ class Supervisor:
                 retry_s,
             )
         answers = AnswerEvents(len(requests))
-        for index, request in enumerate(requests):
-            id = next(self._ids)
-            self._answers[id] = answers, index
-            answers.ids.append(id)
-            size = self._send(("answer", id, request))
+        answers.ids = [next(self._ids) for _ in requests]
+        self._answers |= {id: (answers, index) for index, id in enumerate(answers.ids)}
+        # In one message: what they have in common, such as images, is sent once.
+        size = self._send(("answers", [*zip(answers.ids, requests, strict=True)]))
+        for id, request in zip(answers.ids, requests, strict=True):
             if size > loaded.n_ctx or request.settings.constrained:  # few tokens are shorter than a byte
                 answers.unchecked.add(id)
         return answers
