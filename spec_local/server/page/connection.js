@@ -11,8 +11,8 @@ const LEARNING_MS = 10_000; // between two looks at what a head has learned
 
 /**
  * What is known of the server. model: the chosen one if there are several, or null; names: of the model and its
- * draft, for people; n_ctx: tokens of its context; sees: whether it reads images, undefined: it is not known; defaults: settings of an answer that sets none; costs,
- * learning: what /costs and /learning returned.
+ * draft, for people; n_ctx: tokens of its context; sees: whether it reads images, undefined: it is not known;
+ * defaults: settings of an answer that sets none; costs, learning: what /costs and /learning returned.
  */
 export const server = { model: null, names: "", n_ctx: undefined, sees: undefined, defaults: {}, costs: null, learning: null };
 let onChange;
