@@ -1,7 +1,6 @@
 """Images on the page: pasted, dropped and chosen, scaled down, sent, kept, and freed."""
 
 import base64
-import dataclasses
 import io
 import json
 
@@ -9,21 +8,9 @@ import pytest
 from PIL import Image as Pillow
 
 from spec_local.server.supervision.events import Span
-from tests.page.conftest import ANSWERS, ask, delta, text_of, until
+from tests.page.conftest import ANSWERS, LOADED, ask, delta, give, picture, shown, text_of, until
 from tests.page.test_sharing import saved
 
-GIVE = """([how, files]) => {
-  const data = new DataTransfer();
-  for (const [name, type, base64] of files) {
-    data.items.add(new File([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))], name, { type }));
-  }
-  const options = { bubbles: true, cancelable: true };
-  const target = document.getElementById(how === "paste" ? "question" : "turns");
-  const event = how === "paste"
-    ? new ClipboardEvent("paste", { clipboardData: data, ...options })
-    : new DragEvent("drop", { dataTransfer: data, ...options });
-  return target.dispatchEvent(event);
-}"""
 STORED = """() => new Promise((resolve) => {
   indexedDB.open("specdec").onsuccess = ({ target: { result } }) => {
     if (!result.objectStoreNames.length) return resolve([]);
@@ -33,30 +20,9 @@ STORED = """() => new Promise((resolve) => {
     };
   };
 })"""
-LOADED = "img => img.complete && img.naturalWidth > 0"
 FULL = """() => {
   IDBObjectStore.prototype.put = () => { throw new DOMException("", "QuotaExceededError"); };
 }"""
-
-
-def picture(form="PNG", size=(40, 30), colour="red", **options):
-    """The bytes of a file of one colour."""
-    file = io.BytesIO()
-    Pillow.new("RGB", size, colour).save(file, form, **options)
-    return file.getvalue()
-
-
-def give(page, how, *files):
-    """Drop or paste files, each (name, type, bytes); return whether the browser would do what it does else."""
-    encoded = [[name, kind, base64.b64encode(data).decode()] for name, kind, data in files]
-    return page.evaluate(GIVE, [how, encoded])
-
-
-def shown(page, count, place="#files"):
-    """Wait for so many images, all of which are loaded; return their names."""
-    images = page.locator(f"{place} .thumbnail img")
-    until(lambda: images.count() == count and all(image.evaluate(LOADED) for image in images.all()))
-    return [image.get_attribute("alt") for image in images.all()]
 
 
 def asked(page, question):
@@ -71,12 +37,6 @@ def decoded(part):
     head, data = part["image_url"]["url"].split(",")
     found = base64.b64decode(data)
     return head, found, Pillow.open(io.BytesIO(found))
-
-
-@pytest.fixture
-def seeing(served):
-    served.engine.loaded = dataclasses.replace(served.engine.loaded, reads_images=True)
-    return served
 
 
 @pytest.fixture

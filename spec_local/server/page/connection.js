@@ -51,6 +51,7 @@ async function look() {
   } else {
     byId("model").textContent = "is loaded when you ask";
   }
+  byId("attach-images").hidden = !server.sees;
   notify("");
 }
 
@@ -62,7 +63,6 @@ async function listModels() {
   const chosen = served.find(({ id }) => id === wanted) ?? served.find(isLoaded) ?? served[0];
   server.model = served.length > 1 ? chosen.id : null;
   server.sees = chosen.modalities?.vision ?? false;
-  byId("attach-images").hidden = !server.sees;
   byId("models").hidden = !server.model;
   byId("models").replaceChildren(...served.map(({ id }) => element("option", { value: id }, id)));
   byId("models").value = chosen.id;
