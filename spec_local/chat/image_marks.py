@@ -1,12 +1,53 @@
 """Images while a template renders the text around them: marks that nobody can guess stand for them."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spec_local.chat.messages import Message
 from spec_local.chat.rendered import Rendered
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, ModelError
 from spec_local.images.image import MAX_IMAGES, Image
+
+
+def rendered_with_images(
+    messages: Sequence[Message], render: Callable[[Sequence[Message]], Rendered]
+) -> Rendered:
+    """The rendered text of messages with their images.
+
+    Where the template leaves out images in results of tools, they become the user's.
+
+    Args:
+        messages: in the library's form.
+        render: renders messages without images.
+
+    Raises:
+        InvalidRequest: there are too many images.
+        ModelError: the template leaves out an image; and what `render` raises.
+    """
+    marks = ImageMarks(messages)
+    try:
+        return marks.put(render(marks.messages))
+    except ModelError:
+        if not any(message["role"] == "tool" and message.get("images") for message in messages):
+            raise
+    marks = ImageMarks(_after_results(messages))
+    return marks.put(render(marks.messages))
+
+
+def _after_results(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with the images of results in the user's message after them."""
+    found, waiting = list[Message](), list[tuple[int, Image]]()
+    for message in messages:
+        if message["role"] == "tool":
+            message = message.copy()
+            waiting += [(0, image) for _, image in message.pop("images", ())]
+        elif waiting and message["role"] == "user":
+            message, waiting = message | {"images": [*waiting, *message.get("images", ())]}, []
+        elif waiting:
+            found.append({"role": "user", "content": "", "images": waiting})
+            waiting = []
+        found.append(message)
+    return [*found, {"role": "user", "content": "", "images": waiting}] if waiting else found
 
 
 class ImageMarks:

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from spec_local.arguments import checked
-from spec_local.chat.image_marks import ImageMarks
+from spec_local.chat.image_marks import rendered_with_images
 from spec_local.chat.messages import Arguments, Message, Tool, check_last, for_template, messages_of, tools_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.roles import arrangements, joined, without_calls
@@ -107,8 +107,7 @@ class ChatTemplate:
                 or exceeds a limit of time or memory.
             InvalidRequest: a message or a tool is incomplete, or is not valid Unicode.
         """
-        marks = ImageMarks(messages_of(messages))
-        return marks.put(self._rendered(marks.messages, tools or ()))
+        return rendered_with_images(messages_of(messages), lambda given: self._rendered(given, tools or ()))
 
     @checked
     def prompt(
@@ -121,9 +120,9 @@ class ChatTemplate:
         Raises:
             InvalidRequest, ModelError: see `render`; there is no message; the last one calls tools.
         """
-        marks = ImageMarks(messages_of(messages))
-        check_last(marks.messages)
-        return marks.put(self._prompt(marks.messages, tools))
+        given = messages_of(messages)
+        check_last(given)
+        return rendered_with_images(given, lambda shown: self._prompt(shown, tools))
 
     def _prompt(self, given: Sequence[Message], tools: Sequence[Tool] | None) -> Rendered:
         """See `prompt`."""

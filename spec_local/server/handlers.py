@@ -144,7 +144,7 @@ class Handlers:
             return exchange
 
         # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
-        return await in_thread(check, work_on(request))
+        return await in_thread(check, work_on(request, reads_images=loaded.reads_images))
 
     async def prompt(self, request: Request) -> Response:
         kind, response = PROMPTS[request.url.path]

@@ -19,7 +19,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 def test_all_blocks_are_tested():
-    assert len(REQUESTS) + len(PROGRAMS) + len(SERVERS) + len(CONTAINER) == len(BLOCKS) == 9
+    assert len(REQUESTS) + len(PROGRAMS) + len(SERVERS) + len(CONTAINER) == len(BLOCKS) == 10
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")

@@ -74,10 +74,8 @@ def prompts_of(given: object, field: str = "prompt", *, images: RequestImages | 
         InvalidRequest: it is something else.
     """
     is_one = not isinstance(given, list) or any(isinstance(part, int | float) for part in given)
-    prompts = [
-        _prompt(each, field if is_one else f"{field}[{i}]", images)
-        for i, each in enumerate([given] if is_one else given)  # type: ignore[arg-type, var-annotated]
-    ]
+    parts: Sequence[object] = given if isinstance(given, list) and not is_one else [given]
+    prompts = [_prompt(each, field if is_one else f"{field}[{i}]", images) for i, each in enumerate(parts)]
     if not prompts or None in prompts:
         raise InvalidRequest(f"{field} is not supported: give text, token ids, or a list of either")
     return prompts  # type: ignore[return-value]

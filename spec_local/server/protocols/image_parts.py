@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spec_local.errors import InvalidRequest
+from spec_local.server.protocols.left_out import left_out_beside_images
 
 _KINDS = ("image", "image_url", "input_image", "image_file", "computer_screenshot")
 _FILES = ("file", "input_file", "media")
@@ -68,7 +69,10 @@ def _marked(value: Any, where: str, put: Put) -> Any:
         return value
     if source := _source(value, where):
         return put(source, where)
-    return value if value.get("type") == "json" else _with_marked_content(value, where, put)
+    if value.get("type") == "json":
+        return value
+    found = _with_marked_content(value, where, put)
+    return left_out_beside_images(found) or found
 
 
 def _source(part: Mapping[str, Any], where: str) -> ImageSource | None:

@@ -114,12 +114,12 @@ def _get(is_tls: bool, name: str, port: int, path: str, deadline: float) -> tupl
         with _connected(is_tls, name, port, deadline) as connection:
             headers = {"User-Agent": f"specdec/{__version__}", "Accept": "image/*", "Connection": "close"}
             connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            if response.status in _REDIRECTS and (location := response.getheader("location")):
-                return b"", location
-            if response.status != 200:
-                raise InvalidRequest(f"{name} has no such image (status {response.status}): {_INLINE}")
-            return _body(response, name, deadline), None
+            with contextlib.closing(connection.getresponse()) as response:
+                if response.status in _REDIRECTS and (location := response.getheader("location")):
+                    return b"", location
+                if response.status != 200:
+                    raise InvalidRequest(f"{name} has no such image (status {response.status}): {_INLINE}")
+                return _body(response, name, deadline), None
     except InvalidRequest:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -20,7 +20,10 @@ _MEDIA = {
 }
 _NAMES = ("title", "filename", "name")
 _NOTE = "left out: this model reads text only"
-_PLACEHOLDER = re.compile(rf"\[(?:{'|'.join({*_MEDIA.values()})})(?: \S.*)? {_NOTE}\]")
+_NOTE_BESIDE_IMAGES = "left out: this model reads text and images only"
+_PLACEHOLDER = re.compile(
+    rf"\[(?:{'|'.join({*_MEDIA.values()})})(?: \S.*)? (?:{_NOTE}|{_NOTE_BESIDE_IMAGES})\]"
+)
 _CALL = re.compile(r"\w+_(?:call|tool_use)|mcp_approval_request")
 _RESULT = re.compile(r"\w+_(?:call_output|tool_result)|mcp_approval_response")
 _UNSAID = {
@@ -68,6 +71,13 @@ def text_of(part: object) -> str:
     inner = part.get(kind)
     names = [*_strings(part, *_NAMES), *_strings(inner if isinstance(inner, dict) else {}, *_NAMES)]
     return f"[{' '.join([_MEDIA[kind], *names[:1]])} {_NOTE}]"
+
+
+def left_out_beside_images(part: Mapping[str, Any]) -> str | None:
+    """The note in place of a part that a model which reads images cannot read; None: it is no such part."""
+    if part.get("type") not in _MEDIA or not _PLACEHOLDER.fullmatch(text := text_of(part)):
+        return None
+    return text.replace(_NOTE, _NOTE_BESIDE_IMAGES)
 
 
 def content_of(content: object) -> str:

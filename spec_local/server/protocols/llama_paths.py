@@ -38,12 +38,13 @@ def routes(use: Use, max_body: int) -> list[Route]:
         content = body.get("content")
         special = flag(body, "add_special", False), flag(body, "parse_special", True)
         with await use(request, body) as engine:
-            images = RequestImages.of(engine.check_ready())
+            loaded = engine.check_ready()
+            images = RequestImages.of(loaded)
 
             def prompts() -> Sequence[Prompt]:
                 return prompts_of(content, "content", images=images) if content not in (None, []) else [""]
 
-            (text,) = await in_thread(prompts, work_on(request))
+            (text,) = await in_thread(prompts, work_on(request, reads_images=loaded.reads_images))
             tokens = await engine.ask("tokenize", (text, *special))
             if not flag(body, "with_pieces", False):
                 return JSONResponse({"tokens": tokens})

@@ -46,9 +46,11 @@ async def _disconnection(request: Request) -> None:
         pass
 
 
-def work_on(request: Request) -> Work:
-    """What work on the body of a request is, after `read_json`."""
-    return "images" if request.state.has_images else "large" if request.state.is_large else "short"
+def work_on(request: Request, *, reads_images: bool) -> Work:
+    """What work on the body of a request is, after `read_json`, for a model that reads images or does not."""
+    if reads_images and request.state.has_images:
+        return "images"
+    return "large" if request.state.is_large else "short"
 
 
 async def in_thread(work: Callable[[], _T], kind: Work) -> _T:
