@@ -1,6 +1,9 @@
 """The page in a real browser, against the real application with a scripted engine."""
 
 import asyncio
+import base64
+import dataclasses
+import io
 import shutil
 import socket
 import threading
@@ -8,6 +11,7 @@ import time
 
 import pytest
 import uvicorn
+from PIL import Image as Pillow
 
 from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
@@ -180,6 +184,13 @@ def served():
 
 
 @pytest.fixture
+def seeing(served):
+    """The server of a model that reads images."""
+    served.engine.loaded = dataclasses.replace(served.engine.loaded, reads_images=True)
+    return served
+
+
+@pytest.fixture
 def open_page(browser, served):
     """Open the page in a new window with a storage of its own; every error on it fails the test."""
     problems, contexts = [], []
@@ -227,3 +238,40 @@ def until(condition, timeout=10):
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
+
+
+# Images
+
+GIVE = """([how, files]) => {
+  const data = new DataTransfer();
+  for (const [name, type, base64] of files) {
+    data.items.add(new File([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))], name, { type }));
+  }
+  const options = { bubbles: true, cancelable: true };
+  const target = document.getElementById(how === "paste" ? "question" : "turns");
+  const event = how === "paste"
+    ? new ClipboardEvent("paste", { clipboardData: data, ...options })
+    : new DragEvent("drop", { dataTransfer: data, ...options });
+  return target.dispatchEvent(event);
+}"""
+LOADED = "img => img.complete && img.naturalWidth > 0"
+
+
+def picture(form="PNG", size=(40, 30), colour="red", **options):
+    """The bytes of a file of one colour."""
+    file = io.BytesIO()
+    Pillow.new("RGB", size, colour).save(file, form, **options)
+    return file.getvalue()
+
+
+def give(page, how, *files):
+    """Drop or paste files, each (name, type, bytes); return whether the browser does what it does else."""
+    encoded = [[name, kind, base64.b64encode(data).decode()] for name, kind, data in files]
+    return page.evaluate(GIVE, [how, encoded])
+
+
+def shown(page, count, place="#files"):
+    """Wait for so many images, all of which are loaded; return their names."""
+    images = page.locator(f"{place} .thumbnail img")
+    until(lambda: images.count() == count and all(image.evaluate(LOADED) for image in images.all()))
+    return [image.get_attribute("alt") for image in images.all()]

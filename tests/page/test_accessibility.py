@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.page.conftest import ask, text_of
+from tests.page.conftest import ask, give, picture, shown, text_of
 
 AXE = Path(__file__).parents[2] / ".venv/npm/node_modules/axe-core/axe.min.js"
 PHONE = {"viewport": {"width": 390, "height": 844}}
 LOOKS = {"light": {"color_scheme": "light"}, "dark": {"color_scheme": "dark"}, "phone": PHONE}
-DIALOGS = {"settings": "#settings-button", "picture": "footer button:has-text('Share')"}
+DIALOGS = {
+    "settings": "#settings-button",
+    "picture": "footer button:has-text('Share')",
+    "image": ".question .thumbnail",
+}
 FOCUSED = """() => {
   const {activeElement: at} = document;
   if (at === document.body) return "";
@@ -26,7 +30,7 @@ def violations(page):
 
 @pytest.mark.skipif(not AXE.exists(), reason="make .venv/npm/installed installs axe-core")
 @pytest.mark.parametrize("look", LOOKS)
-def test_axe(open_page, look):
+def test_axe(open_page, seeing, look):
     page = open_page(**LOOKS[look])
     page.evaluate(AXE.read_text())
     assert violations(page) == {}  # nothing has been asked
@@ -42,9 +46,17 @@ def test_axe(open_page, look):
         page.wait_for_selector("#files li")
         if not page.locator("details.file").count():
             ask(page, "with a file")
+    for _ in range(2):
+        give(page, "drop", ("a.png", "image/png", picture()))
+        shown(page, 1)
+        if not page.locator(".question .thumbnail").count():
+            ask(page, "with an image")
+            shown(page, 1, ".question")
     for summary in (".file summary", ".reasoning:not([hidden]) summary"):
         page.click(summary)
     page.click("footer button:has-text('Edit')")
+    give(page, "drop", ("b.png", "image/png", picture()))
+    shown(page, 1)
     assert violations(page) == {}
     page.focus(".answer .corrected")
     assert page.locator("#rejected").is_visible()
@@ -90,18 +102,20 @@ def walk(page, start, key="Tab", most=60):
     return reached
 
 
-def test_tab_reaches_everything(open_page):
+def test_tab_reaches_everything(open_page, seeing):
     page = open_page()
     page.wait_for_selector("#model:has-text('scripted')")
     ask(page, "marks")
     page.click("footer button:has-text('Regenerate')")
     page.wait_for_selector(".versions")
+    give(page, "drop", ("a.png", "image/png", picture()))
+    shown(page, 1)
     reached = walk(page, "conversations-button")
     expected = [
         *("conversations-button", "statistics-button", "settings-button", "theme-button", "help-button"),
         *("new", "open", "rename", "delete", "export-markdown", "export-json"),
         *("turns", "Copy", "Regenerate", "Edit question", "Share speed", "Previous version", "Next version"),
-        *("attach", "question", "send", "statistics"),
+        *("Show a.png larger", "Remove a.png", "attach", "attach-images", "question", "send", "statistics"),
     ]
     assert [name for name in reached if name in expected] == expected
     assert [*reversed(walk(page, "statistics", "Shift+Tab"))] == reached

@@ -144,6 +144,7 @@ def test_a_browser_without_storage(open_page, browser, what):
     refusal = "{ get() { throw new DOMException('', 'SecurityError'); } }"
     context.add_init_script(f"Object.defineProperty(window, '{what}', {refusal})")
     page = open_page(context=context)
+    page.wait_for_selector("#model:has-text('scripted')")  # which takes older notices away
     ask(page, "one")
     assert text_of(page, ".answer") == ["You said one"]
     if what == "localStorage":

@@ -54,6 +54,7 @@ def test_marks_are_off_until_asked_for(open_page, served):
 
 def test_statistics(open_page):
     page = open_page()
+    page.wait_for_selector("#statistics svg")  # of the costs
     ask(page, "marks")
     panel = page.locator("#statistics")
     assert "60 tokens/s" in panel.text_content()

@@ -1,7 +1,9 @@
 """The page against a real server."""
 
-from tests.page.conftest import ask
+from tests.page.conftest import ask, give, picture, shown
 from tests.server.conftest import Server, arguments, models, specdec  # noqa: F401
+from tests.tiny_projectors import write_projector
+from tests.tiny_vision import write_vision_model
 
 
 def answer_on(page):
@@ -58,5 +60,33 @@ def test_a_choice_of_models(open_page, specdec, models):  # noqa: F811
         page.reload()
         page.wait_for_selector("#model:has-text('512 tokens of context')")
         assert page.locator("#models").input_value() == "draft"
+    finally:
+        started.stop()
+
+
+def test_an_image(open_page, specdec):  # noqa: F811
+    model = write_vision_model(specdec.folder / "page.gguf", "qwen2vl", n_ctx=4096)
+    projector = write_projector(specdec.folder / "page-eye.gguf", "qwen2vl_merger")
+    options = ("--draft", "none", "--ctx", 2048, "--parallel", 1, "--temp", 0)
+    started = Server(specdec, model, "--mmproj", projector, *options)
+    try:
+        page = open_page(started.address)
+        page.wait_for_selector("#attach-images")
+        page.click("#settings-button")
+        page.fill("[name=max_tokens]", "12")
+        page.click("#settings button.main")
+        page.wait_for_selector("#settings", state="hidden")
+        answers = []
+        for colour in ("red", "blue"):
+            page.click("#new")
+            give(page, "paste", ("image.png", "image/png", picture(size=(112, 84), colour=colour)))
+            shown(page, 1)
+            with page.expect_request("**/chat/completions") as request:
+                ask(page, "one two")
+            messages = request.value.post_data_json["messages"]
+            reply = started.chat("", messages=messages, max_tokens=12)
+            answers.append(answer_on(page))
+            assert answers[-1] == reply["choices"][0]["message"]["content"]
+        assert answers[0] != answers[1]  # the model has seen the images
     finally:
         started.stop()

@@ -10,6 +10,8 @@ import { askForName, listConversations, startSearch } from "./conversation_list.
 import { addDeleted, deleteWithUndo, settleDeleted, startDeletions, undoDeletions } from "./deletions.js";
 import { byId } from "./dom.js";
 import { download, jsonOf, markdownOf } from "./exports.js";
+import { storeImages, sweepImages } from "./image_store.js";
+import { dataUris, imagesOf } from "./images.js";
 import { merge } from "./merging.js";
 import { notify, say } from "./notices.js";
 import { closeCover, openDialog, startPanels } from "./panels.js";
@@ -24,7 +26,7 @@ let current; // the conversation that is shown
 let running = null; // an Answering
 const views = new WeakMap(); // by turn
 const ACTIONS = { copy, goOn, regenerate, edit, shareSpeed, showVersion: goToVersion };
-const composer = new Composer(send, () => server.n_ctx);
+const composer = new Composer(send, server);
 const firstScreen = byId("first");
 
 // Conversations
@@ -145,15 +147,35 @@ function onChangeElsewhere(id, stored) {
   drawList();
 }
 
+/** Save a conversation, whose images are stored apart from it; return whether there was room for it. */
 function save(conversation) {
-  if (store.saveConversation(conversation)) return;
-  const why = store.canStore() ? "The browser's storage is full" : "The browser stores nothing for this page";
-  const advice = store.canStore() ? " Delete others, or export it." : " Export it to keep it.";
-  notify(`${why}: this conversation is lost when you close the page.${advice}`);
+  const isSaved = store.saveConversation(conversation);
+  if (!isSaved) warnOfLoss("this conversation is", store.canStore());
+  return isSaved;
 }
 
-function exportAs(type, extension, text) {
-  download(new Blob([text], { type }), current.name, extension);
+/** Store the images of a conversation that are not stored, or that another tab has deleted. */
+async function saveImages({ turns }) {
+  const images = imagesOf(turns);
+  if (!images.length) return;
+  try {
+    await storeImages(images);
+  } catch (error) {
+    warnOfLoss("the images of this conversation are", error?.name === "QuotaExceededError");
+  }
+}
+
+function warnOfLoss(what, isFull) {
+  const why = isFull ? "The browser's storage is full" : "The browser stores nothing for this page";
+  const advice = isFull ? " Delete others, or export it." : " Export it to keep it.";
+  notify(`${why}: ${what} lost when you close the page.${advice}`);
+}
+
+/** textOf: of a conversation and the data of its images. */
+async function exportAs(type, extension, textOf) {
+  const conversation = current;
+  const text = textOf(conversation, await dataUris(conversation.turns));
+  download(new Blob([text], { type }), conversation.name, extension);
 }
 
 // Questions and answers
@@ -197,12 +219,14 @@ async function answer(turn, goesOn = false) {
   notify("");
   say("Answering");
   composer.setRunning(true);
-  save(conversation); // a question is not lost if the page is closed
   drawList();
   drawTurns();
   scrollToEnd();
+  if (imagesOf([turn]).length) await saveImages(conversation); // first: other tabs then find them
+  save(conversation); // a question is not lost if the page is closed
   const path = pathOf(conversation);
-  const messages = messagesOf(path.slice(0, path.indexOf(turn) + 1), settings.system, goesOn);
+  const turns = path.slice(0, path.indexOf(turn) + 1);
+  const messages = messagesOf(turns, settings.system, await dataUris(turns), goesOn);
   const status = await running.generate({ model: server.model ?? "any", messages, ...fieldsOfRequest() }, draw);
   running = null;
   end(conversation, turn, status);
@@ -212,7 +236,7 @@ function end(conversation, turn, status) {
   turn.model = server.names;
   turn.changed = Date.now();
   composer.setRunning(false);
-  save(conversation);
+  if (save(conversation)) saveImages(conversation);
   follow(updateTurns);
   say(turn.error || (turn.ended === "stopped" ? "Stopped." : "The answer is complete."));
   if (status === 401) askForKey(turn.error);
@@ -333,8 +357,9 @@ function start() {
     });
   }
   byId("new").addEventListener("click", startConversation);
-  byId("export-markdown").addEventListener("click", () => exportAs("text/markdown", "md", markdownOf(current)));
-  byId("export-json").addEventListener("click", () => exportAs("application/json", "json", jsonOf(current, settings.system)));
+  byId("export-markdown").addEventListener("click", () => exportAs("text/markdown", "md", markdownOf));
+  const asJson = (conversation, uris) => jsonOf(conversation, settings.system, uris);
+  byId("export-json").addEventListener("click", () => exportAs("application/json", "json", asJson));
   byId("help-button").addEventListener("click", () => openDialog(byId("help")));
   document.addEventListener("keydown", onKey);
   byId("turns").addEventListener("scroll", onScroll);
@@ -355,6 +380,7 @@ function start() {
   if (last) show(last);
   else startConversation();
   startConnection(updateTurns);
+  sweepImages(store.storedText);
 }
 
 start();

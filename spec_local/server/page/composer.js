@@ -2,21 +2,24 @@
 
 import { byId } from "./dom.js";
 import { bytesOf, chip, mostBytes, readFile } from "./files.js";
-import { notify } from "./notices.js";
+import { isImage, isPicture, MOST_IMAGES, readImage } from "./images.js";
+import { notify, say } from "./notices.js";
 
 const SAFARI_MS = 50; // within which Safari reports the key that ended a composition
 const DOUBLE_CLICK_MS = 500;
 
 export class Composer {
-  /** send: called with {question, files, edited}, where edited is a turn or null; n_ctx: returns the context's tokens. */
-  constructor(send, n_ctx) {
+  /** send: called with {question, files, edited}, where edited is a turn or null; server: see connection.js. */
+  constructor(send, server) {
     this.send = send;
-    this.n_ctx = n_ctx;
+    this.server = server;
     this.field = byId("question");
     this.files = [];
     this.edited = null; // the turn whose question is being edited
     this.before = null; // what was written before: {question, files}
     this.isRunning = false; // an answer is
+    this.n_reading = 0; // groups of files that are being read
+    this.isAwaited = false; // the question is to be sent when they have been read
     this.listen();
   }
 
@@ -72,7 +75,8 @@ export class Composer {
   submit() {
     const question = this.field.value.trim();
     const { files, edited } = this;
-    if (this.isRunning || !(question || files.length)) return;
+    if (this.n_reading) this.isAwaited = true;
+    if (this.isRunning || this.n_reading || !(question || files.length)) return;
     if (edited) this.stopEditing();
     else this.write({ question: "", files: [] });
     this.send({ question, files, edited });
@@ -80,24 +84,49 @@ export class Composer {
 
   /** Attach files; one line says why some are not. */
   async attach(given) {
-    const refused = [];
+    const { edited } = this;
+    const refused = new Set();
+    this.n_reading += 1;
+    byId("reading").hidden &&= !given.some(isPicture);
     for (const file of given) {
       try {
-        const read = await readFile(file, bytesOf(this.files), mostBytes(this.n_ctx()));
-        this.files = [...this.files, read];
+        this.add(await this.read(file), edited);
       } catch (error) {
-        refused.push(error.message);
+        refused.add(error.message);
       }
     }
+    this.n_reading -= 1;
+    if (!this.n_reading) byId("reading").hidden = true;
+    if (refused.size) notify([...refused].join(" "));
+    else say(this.files.length === 1 ? "1 file is attached." : `${this.files.length} files are attached.`);
+    const isAwaited = this.isAwaited && !this.n_reading;
+    if (!this.n_reading) this.isAwaited = false;
+    if (isAwaited && !refused.size) this.submit();
+  }
+
+  read(file) {
+    if (!isPicture(file)) return readFile(file, bytesOf(this.files), mostBytes(this.server.n_ctx));
+    if (this.server.sees === false) throw new Error("This model reads no images: start the server with one that does.");
+    if (this.files.filter(isImage).length >= MOST_IMAGES) throw new Error(`A question has room for ${MOST_IMAGES} images.`);
+    return readImage(file);
+  }
+
+  /** Add a file to the question that was written when the file was given: another one may be edited meanwhile. */
+  add(file, edited) {
+    const isShown = edited === this.edited;
+    if (!isShown && edited) return; // the editing has ended
+    const files = isShown ? this.files : this.before.files;
+    const added = [...files, { ...file, name: unused(file.name, files) }];
+    if (!isShown) this.before.files = added;
+    else this.files = added;
     this.listFiles();
-    if (refused.length) notify(refused.join(" "));
   }
 
   remove(file) {
     const at = this.files.indexOf(file);
     this.files = this.files.filter((other) => other !== file);
     this.listFiles();
-    const buttons = byId("files").querySelectorAll("button");
+    const buttons = byId("files").querySelectorAll(".quiet");
     (buttons[Math.min(at, buttons.length - 1)] ?? byId("attach")).focus();
   }
 
@@ -107,7 +136,6 @@ export class Composer {
   }
 
   listen() {
-    const chooser = byId("file-chooser");
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.submit();
@@ -118,19 +146,24 @@ export class Composer {
       this.stopEditing();
       this.field.focus();
     });
-    byId("attach").addEventListener("click", () => chooser.click());
     this.field.addEventListener("paste", (event) => {
       const { files, types } = event.clipboardData;
       if (!files.length || types.includes("text/plain")) return; // cells of a table come as a picture, too
       event.preventDefault();
       this.attach([...files]);
     });
+    this.listenToChooser(byId("attach"), byId("file-chooser"));
+    this.listenToChooser(byId("attach-images"), byId("image-chooser"));
+    this.listenToDrops();
+  }
+
+  listenToChooser(button, chooser) {
+    button.addEventListener("click", () => chooser.click());
     chooser.addEventListener("change", async () => {
-      await this.attach(chooser.files);
+      await this.attach([...chooser.files]);
       chooser.value = ""; // so that the same file can be chosen again
       this.field.focus();
     });
-    this.listenToDrops();
   }
 
   /**
@@ -167,4 +200,13 @@ export class Composer {
       this.attach([...event.dataTransfer.files]);
     });
   }
+}
+
+/** A name that no other file has: all images that are pasted have the same. */
+function unused(name, files) {
+  const [, stem, extension] = /^(.+?)(\.\w+)?$/.exec(name) ?? [name, name, ""];
+  const isTaken = (wanted) => files.some((file) => file.name === wanted);
+  let free = name;
+  for (let n = 2; isTaken(free); n++) free = `${stem} ${n}${extension ?? ""}`;
+  return free;
 }

@@ -1,7 +1,7 @@
 // A conversation is a tree of turns: a question that is edited, or an answer that is generated again, is another
 // version beside the old one. What is shown is the path from a first turn to the turn `last`.
 
-import { messageOf } from "./files.js";
+import { contentOf } from "./files.js";
 import { newTurn, textOf } from "./store.js";
 
 /** The turns that are shown, from the first to the last. */
@@ -46,11 +46,14 @@ export function nameOf(question) {
   return characters.length > NAME_LENGTH ? `${characters.slice(0, NAME_LENGTH - 1).join("").trim()}…` : words;
 }
 
-/** The messages of turns, for the server. system: the system message, "": none; goesOn: the last answer does. */
-export function messagesOf(turns, system, goesOn = false) {
+/**
+ * The messages of turns, for the server. system: the system message, "": none; uris: the data of their images, see
+ * `dataUris`; goesOn: the last answer does.
+ */
+export function messagesOf(turns, system, uris, goesOn = false) {
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
-    messages.push({ role: "user", content: messageOf(turn) });
+    messages.push({ role: "user", content: contentOf(turn, uris) });
     const content = textOf(turn.answer);
     if (content || turn.ended) messages.push({ role: "assistant", content });
   }

@@ -2,6 +2,8 @@
 // then they are stored with the time of their deletion.
 
 import { byId } from "./dom.js";
+import { deleteImages } from "./image_store.js";
+import { imagesOf } from "./images.js";
 import { say } from "./notices.js";
 import { deleteConversation, saveConversation } from "./store.js";
 
@@ -56,7 +58,10 @@ export function settleDeleted(id) {
 function forget() {
   const last = Math.max(0, ...pending.map(({ deleted }) => deleted));
   if (!pending.length || Date.now() - last < UNDO_MS || byId("deleted").matches(":hover, :focus-within")) return;
-  pending.forEach(deleteConversation);
+  for (const conversation of pending) {
+    deleteConversation(conversation);
+    deleteImages(imagesOf(conversation.turns));
+  }
   pending = [];
   show();
 }

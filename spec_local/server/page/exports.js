@@ -3,6 +3,7 @@
 import { messagesOf, pathOf } from "./conversation.js";
 import { element } from "./dom.js";
 import { messageOf } from "./files.js";
+import { isImage } from "./images.js";
 import { summary } from "./statistics.js";
 import { textOf } from "./store.js";
 
@@ -29,11 +30,12 @@ export function fileName(name) {
   return RESERVED.test(safe) ? `_${safe}` : safe || "conversation";
 }
 
-/** The turns that are shown, as Markdown. */
-export function markdownOf(conversation) {
+/** The turns that are shown, as Markdown. uris: the data of their images, see `dataUris`. */
+export function markdownOf(conversation, uris) {
   const parts = [`# ${conversation.name.replace(/\s+/g, " ") || "Conversation"}`];
   for (const turn of pathOf(conversation)) {
-    parts.push("## Question", closed(messageOf(turn)), `## Answer${turn.model && ` (${turn.model})`}`);
+    const images = turn.files.filter(isImage).map((file) => picture(file, uris.get(file.image)));
+    parts.push("## Question", ...images, closed(messageOf(turn)), `## Answer${turn.model && ` (${turn.model})`}`);
     if (turn.reasoning.length) {
       parts.push("<details><summary>Reasoning</summary>", closed(textOf(turn.reasoning)), "</details>");
     }
@@ -44,9 +46,14 @@ export function markdownOf(conversation) {
   return `${parts.filter(Boolean).join("\n\n")}\n`;
 }
 
-/** All versions of all turns, and the messages of those that are shown. */
-export function jsonOf(conversation, system) {
-  return JSON.stringify({ ...conversation, messages: messagesOf(pathOf(conversation), system) }, null, 2);
+/** All versions of all turns, the messages of those that are shown, and the images of all by their ids. */
+export function jsonOf(conversation, system, uris) {
+  const images = uris.size ? { images: Object.fromEntries(uris) } : {};
+  return JSON.stringify({ ...conversation, ...images, messages: messagesOf(pathOf(conversation), system, uris) }, null, 2);
+}
+
+function picture({ name }, uri) {
+  return uri ? `![${name.replace(/[\\[\]]/g, "\\$&")}](${uri})` : `*${name} (no longer stored)*`;
 }
 
 /** Markdown whose last code block ends: an answer may have been stopped in one. */

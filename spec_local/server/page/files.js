@@ -1,6 +1,7 @@
-// Text files that belong to a question: {name, text}.
+// Files that belong to a question: texts, {name, text}, and images, which images.js describes.
 
 import { element } from "./dom.js";
+import { isImage, thumbnail } from "./images.js";
 
 const BYTES_PER_TOKEN = 4; // of English text and code, or less: a longer text does not fit into the context
 const MOST_BYTES = 1e6; // of a question's files; the browser keeps some 5 MB of conversations
@@ -10,7 +11,7 @@ export function mostBytes(n_ctx = Infinity) {
   return Math.min(MOST_BYTES, BYTES_PER_TOKEN * n_ctx);
 }
 
-/** Read a file that a user gave. n_bytes: of the question's other files. Throws an error with a line for the user. */
+/** Read a text file that a user gave. n_bytes: of the question's other files. Throws an error with a line for the user. */
 export async function readFile(file, n_bytes, most) {
   const name = file.name.replace(/\s+/g, " ");
   if (n_bytes + file.size > most) {
@@ -28,16 +29,30 @@ export async function readFile(file, n_bytes, most) {
   } catch {
     // It is not UTF-8.
   }
-  throw new Error(`${name} is not a text file in UTF-8: only text can be attached.`);
+  throw new Error(`${name} is not a text file in UTF-8: only text and images can be attached.`);
 }
 
+/** Bytes of the texts among files. */
 export function bytesOf(files) {
-  return files.reduce((n, { text }) => n + new TextEncoder().encode(text).length, 0);
+  return files.reduce((n, { text = "" }) => n + new TextEncoder().encode(text).length, 0);
 }
 
-/** What the model reads: the files of a question in code blocks, then the question. */
+/** What the model reads as text: the text files of a question in code blocks, then the question. */
 export function messageOf({ question, files }) {
-  return [...files.map(fenced), question].filter(Boolean).join("\n\n");
+  return [...files.filter((file) => !isImage(file)).map(fenced), question].filter(Boolean).join("\n\n");
+}
+
+/** The content of a question's message: its text; with images, OpenAI's parts, images first. uris: see `dataUris`. */
+export function contentOf(turn, uris) {
+  const text = messageOf(turn);
+  const parts = turn.files.filter(isImage).map((file) => imagePart(file, uris.get(file.image)));
+  if (!parts.length) return text;
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
+function imagePart({ name }, url) {
+  if (url) return { type: "image_url", image_url: { url } };
+  return { type: "text", text: `[The image ${name} is no longer available.]` }; // so that the model does not invent it
 }
 
 function fenced({ name, text }) {
@@ -50,10 +65,11 @@ function fenced({ name, text }) {
 /** A file of a question that is being written. remove: what its button does. */
 export function chip(file, remove) {
   const button = element("button", { type: "button", class: "quiet", "aria-label": `Remove ${file.name}`, click: remove }, "×");
+  if (isImage(file)) return element("li", { class: "image" }, thumbnail(file), button);
   return element("li", {}, ...label(file), button);
 }
 
-/** A file of a question that was sent, which shows its text on request. */
+/** A text file of a question that was sent, which shows its text on request. */
 export function sentFile(file) {
   const text = element("pre", { tabindex: 0, "aria-label": file.name }, file.text);
   return element("details", { class: "file" }, element("summary", {}, ...label(file)), text);

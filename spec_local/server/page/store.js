@@ -2,7 +2,8 @@
 //
 // A conversation is {id, name, changed, deleted, turns, last}; a turn is {id, changed, question, files, reasoning,
 // answer, statistics, model, ended, error, parent}. `parent` is the index in `turns` of the turn before it, -1: none, and
-// `last` that of the last turn that is shown: see conversation.js. `files` are {name, text}. `reasoning` and `answer` are
+// `last` that of the last turn that is shown: see conversation.js. `files` are {name, text}, or images, {name, image,
+// width, height}, whose data image_store.js keeps. `reasoning` and `answer` are
 // lists of spans {text, kind, rejected}, as the server sends them. `changed` and `deleted` (0: it is not) are in
 // milliseconds. Each conversation has a key of its own, and what two tabs add to one of them is merged.
 
@@ -51,6 +52,11 @@ export function saveSettings(settings) {
 export function loadConversations() {
   const stored = keys().filter((name) => name.startsWith(CONVERSATION)).map(read);
   return stored.map(conversationFrom).filter(Boolean).sort((a, b) => b.changed - a.changed);
+}
+
+/** All that is stored of conversations, also of damaged ones, as a text. */
+export function storedText() {
+  return keys().filter((name) => name.startsWith(CONVERSATION)).map((name) => localStorage.getItem(name)).join("\n");
 }
 
 /** Save a conversation with what another tab has added to it; return whether there was room for it. */
@@ -184,7 +190,8 @@ function isSpan(span) {
 }
 
 function isFile(file) {
-  return isObject(file) && typeof file.name === "string" && typeof file.text === "string";
+  if (!isObject(file) || typeof file.name !== "string") return false;
+  return typeof file.text === "string" || (typeof file.image === "string" && [file.width, file.height].every(Number.isFinite));
 }
 
 function isStatistics(value) {

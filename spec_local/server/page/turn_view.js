@@ -3,6 +3,7 @@
 import { FormattedText } from "./answer.js";
 import { element } from "./dom.js";
 import { sentFile } from "./files.js";
+import { isImage, thumbnail } from "./images.js";
 import { summary } from "./statistics.js";
 import { textOf } from "./store.js";
 import { versionSwitch } from "./versions.js";
@@ -26,7 +27,10 @@ export class TurnView {
     this.answer = element("div", { class: "answer" });
     this.waiting = element("p", { class: "waiting", hidden: true });
     this.footer = element("footer");
-    const question = element("div", { class: "question", dir: "auto" }, turn.question, ...turn.files.map(sentFile));
+    const images = turn.files.filter(isImage).map(thumbnail);
+    const files = turn.files.filter((file) => !isImage(file)).map(sentFile);
+    const shown = images.length ? [element("div", { class: "images" }, ...images)] : [];
+    const question = element("div", { class: "question", dir: "auto" }, ...shown, turn.question, ...files);
     const name = `Question: ${turn.question || turn.files[0]?.name}`;
     this.element = element("article", { "aria-label": name, tabindex: -1 }, question, this.details, this.waiting, this.answer, this.footer);
     this.clear();
