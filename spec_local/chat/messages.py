@@ -65,8 +65,8 @@ def messages_of(given: Sequence[Mapping[str, object]]) -> list[Message]:
     ``{"type": "text", "text": …}`` or ``{"type": "image", "image": …}``. As in llama.cpp, a line break
     separates texts that follow each other.
 
-    ``developer`` is another name for ``system``. An answer with calls may have the content None. Keys with the
-    value None count as missing.
+    ``developer`` is another name for ``system``. An answer with calls may have the content None. Keys with
+    the value None count as missing.
 
     Raises:
         InvalidRequest: a message is incomplete or wrong; the error names its index.

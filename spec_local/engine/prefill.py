@@ -16,22 +16,36 @@ _MIN_SHARED = 16  # tokens of another request's prompt that are worth waiting fo
 
 
 def check_prompt(main: ModelSequence, prompt: Sequence[int]) -> None:
-    """Raise an error for a prompt that is empty or too long.
+    """Raise an error for a prompt that cannot be read.
 
     Raises:
-        InvalidRequest: it has no tokens.
+        InvalidRequest: it has no tokens, ends with an image, or has only a part of one.
         ContextOverflow: it is longer than the context.
     """
     if not prompt:
         raise InvalidRequest("the prompt is empty: give some text")
-    if prompt[-1] < 0:
-        raise InvalidRequest("the prompt ends with a picture: add text after it")
+    if min(prompt) < 0:
+        _check_spans(prompt)
     if len(prompt) > (n_ctx := main.limits.n_ctx):
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens but the context only {n_ctx}: shorten it or raise `n_ctx`",
             len(prompt),
             n_ctx,
         )
+
+
+def _check_spans(prompt: Sequence[int]) -> None:
+    end = 0
+    for i, token in enumerate(prompt):
+        if token >= 0 or i < end:
+            continue
+        if not isinstance(token, Cell):
+            raise InvalidRequest(f"token {token} is outside the vocabulary: give no negative numbers")
+        end = i + len(token.span)
+        if list(prompt[i:end]) != token.span.cells:
+            raise InvalidRequest("the prompt has only a part of an image: give all of its tokens")
+    if end == len(prompt):
+        raise InvalidRequest("the prompt ends with an image: add text after it")
 
 
 class Prefill:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,21 @@ from spec_local.llama.vocabulary import Vocabulary
 from spec_local.llama.workers import devices as devices_of
 from spec_local.text import printable
 
-if TYPE_CHECKING:
-    from spec_local.llama.projector import Projector
-
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _FEW = 0.01  # of the bytes of all weights: norms and biases have less
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
+
+
+class ImageReader(Protocol):
+    """What reads images for a model: see `spec_local.llama.projector.Projector`."""
+
+    @property
+    def max_span(self) -> int: ...
+
+    def items(self, image: Image) -> Sequence[int]: ...
+
+    def close(self) -> None: ...
 
 
 class Model:
@@ -66,7 +74,7 @@ class Model:
     ) -> None:
         self.path, self.gpu_layers, self._has_weights = Path(path), gpu_layers, weights
         self.workers = tuple(workers)
-        self.projector: Projector | None = None
+        self.projector: ImageReader | None = None
         """Reads images for it; None: it reads only text."""
         check_header(self.path)
         self._lib = lib = runtime.library()
@@ -148,7 +156,7 @@ class Model:
         """Raise ModelError if the model has no projector; one that is damaged shows with the first image."""
         self._checked_projector()
 
-    def _checked_projector(self) -> "Projector":
+    def _checked_projector(self) -> ImageReader:
         if not self.projector:
             raise ModelError(
                 f"{self.name} has no projector, and reads no images: give its mmproj file (`mmproj`)"

@@ -194,7 +194,7 @@ class RecurrentSequence(LlamaSequence):
         done = False
         try:
             if self.context.saved.has_cells:
-                self._take_cells(tokens, found, state.length)
+                self._take_cells(tokens, found, state.length, least=1)
             else:
                 self._shorten(0)
                 self.cached += tokens[: state.length]

@@ -329,15 +329,16 @@ class LlamaSequence(NativeSequence, RollsBack):
         """Number of the first of these tokens with which the history begins, each at its usual position."""
         return 0 if self._positions.start else whole(tokens, common_prefix(self.cached, tokens))
 
-    def _take_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
+    def _take_cells(self, tokens: Sequence[int], found: Match, most: int, least: int = _MIN_RESTORED) -> None:
         """Make the history the longest known prefix of `tokens`, of up to `most` of them.
 
         Args:
             found: what the prompt cache has of them.
+            least: fewer tokens are not restored.
         """
         best: LlamaSequence = max(self._all(), key=lambda each: (each._n_shared(tokens), each is self))
         n = min(most, best._n_shared(tokens))
-        use_saved = min(most, found.n_cells) - n >= _MIN_RESTORED
+        use_saved = min(most, found.n_cells) - n >= least
         if use_saved:
             n = whole(tokens, n - n % self.context.saved.block)
         if best is self:
