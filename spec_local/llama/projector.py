@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject
 
 _KEPT_BYTES = 256 << 20  # of vectors: dozens of pictures
-_KEPT_IMAGES = (
-    64  # whose tokens are kept, without vectors some kilobytes each; two conversations at their limit
-)
+_KEPT_IMAGES = 64  # whose tokens are kept; two conversations at their limit
+_KEPT_FILES = 256 << 20  # bytes of their files: dozens of photos
 _MAX_SPANS = {"gemma3": 256, "gemma4v": 1120, "gemma4uv": 1120}
 """Most cells of a picture whose cells attend to all of it, by the projector's type, as in libmtmd."""
 _PLACED_BY_TEXT = ("hunyuanvl", "deepseek4v")
@@ -43,6 +42,7 @@ class Projector:
         kind: its type, as in the file.
         model: the main model, which stays open as long as it.
         threads: number of threads for encoding.
+        check: called before the file is opened for the first time; raises its error.
 
     Raises (with the first picture):
         ModelFileError: the file cannot be loaded, or is of another model.
@@ -52,12 +52,14 @@ class Projector:
         max_span: maximum number of cells of a picture that must be evaluated in one call; 0: any part can.
     """
 
-    def __init__(self, path: Path, model: Model, kind: str, threads: int) -> None:
+    def __init__(
+        self, path: Path, model: Model, kind: str, threads: int, check: Callable[[], None] = lambda: None
+    ) -> None:
         self.path, self._model, self._threads = path, model, threads
         self.max_span = _MAX_SPANS.get(kind, 0)
-        self._kind, self._lock = kind, threading.RLock()
+        self._kind, self._check, self._lock = kind, check, threading.RLock()
         self._native: NativeObject | None = None
-        self._items: OrderedDict[bytes, Sequence[int]] = OrderedDict()  # by the hash of the picture
+        self._items: OrderedDict[bytes, tuple[Image, Sequence[int]]] = OrderedDict()  # by the image's hash
         self._vectors: OrderedDict[bytes, Sequence[Vectors]] = OrderedDict()  # of its spans
         # Copies of a file that has been replaced meanwhile would be cells of another picture.
         stat = path.stat()
@@ -80,10 +82,13 @@ class Projector:
             InvalidRequest: the picture cannot be prepared.
         """
         with self._lock:
-            if (found := self._items.pop(image.hash, None)) is None:
-                found = self._prepared(image)
-            self._items[image.hash] = found
-            if len(self._items) > _KEPT_IMAGES:
+            known = self._items.pop(image.hash, None)
+            found = known[1] if known else self._prepared(image)
+            self._items[image.hash] = image, found
+            while len(self._items) > 1 and (
+                len(self._items) > _KEPT_IMAGES
+                or sum(len(each.data) for each, _ in self._items.values()) > _KEPT_FILES
+            ):
                 self._items.popitem(last=False)
             return found
 
@@ -150,6 +155,7 @@ class Projector:
         if self._kind in _PLACED_BY_TEXT:
             raise ModelFileError(f"{self.path.name} is of the type {self._kind}, which is not supported yet")
         lib = mtmd.library()
+        self._check()
         params = lib.mtmd_context_params_default()
         params.use_gpu, params.n_threads = self._model.is_on_gpu, self._threads
         params.print_timings = params.warmup = False

@@ -1,5 +1,6 @@
 """Load a session's models, and open a context of each for every sequence."""
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from spec_local.llama.open import open_sequences
 from spec_local.llama.projector import Projector
 from spec_local.llama.reproducible import open_reproducible_sequences
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.llama.setup.probe import check_model_file
+from spec_local.llama.setup.probe import check_model_file, check_projector_file
 from spec_local.models.projectors import describe, projector_bytes
 from spec_local.opening.preload import take
 from spec_local.system.machine import default_threads
@@ -91,7 +92,11 @@ def load(
         model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft)
         if settings.mmproj:
             kind = describe(settings.mmproj).type
-            model.projector = Projector(settings.mmproj, model, kind, settings.threads or default_threads())
+            check = functools.partial(
+                check_projector_file, settings.mmproj, main, gpu_layers=settings.gpu_layers, log=log
+            )
+            threads = settings.threads or default_threads()
+            model.projector = Projector(settings.mmproj, model, kind, threads, check)
         wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
         if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
             log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")

@@ -57,6 +57,7 @@ def unchecked():
     """Open models without their check in a child process, which takes a second for each file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
+        patch.setattr("spec_local.opening.loading.check_projector_file", lambda *args, **kwargs: None)
         patch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
         yield
 

@@ -9,7 +9,7 @@ from PIL import Image as PillowImage
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.core.span import Cell
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, ModelFileError
 from spec_local.images.image import Image
 from spec_local.llama.projector import Projector
 from spec_local.session import Done, Session, Text
@@ -324,3 +324,26 @@ def test_a_failed_image_ends_one_answer(models, opened, monkeypatch):
     assert not found[1]
     for i in (0, 2):
         assert found[i] == expected(models, "gemma3", *prompts[i])[: len(found[i])]
+
+
+def test_a_damaged_projector_does_not_crash(models, tmp_path, own_cache, monkeypatch):
+    """libmtmd aborts the process with some files: they are tried in a child process first."""
+    from spec_local.llama.setup import probe
+
+    main, projector, _ = models["qwen3vl_merger"]
+    monkeypatch.setattr("spec_local.opening.loading.check_projector_file", probe.check_projector_file)
+    whole = projector.read_bytes()
+    for name, data in {
+        "cut": whole[:-5000],
+        "no-size": whole.replace(b"vision.image_size", b"vision.image_sizf"),
+    }.items():
+        damaged = tmp_path / f"mmproj-{name}.gguf"
+        damaged.write_bytes(data)
+        with Session.open(main, "none", n_ctx=512, threads=1, mmproj=damaged) as session:
+            with pytest.raises(ModelFileError) as caught:
+                prompt_of(session, 1, "a")
+            assert "\n" not in str(caught.value)
+            assert answer(session, prompt_of(session, "text"))[0]
+    with Session.open(main, "none", n_ctx=512, threads=1, mmproj=projector) as session:
+        assert answer(session, prompt_of(session, 1, "a"))[0]
+    assert len([*(own_cache / "checked-models").iterdir()]) == 1

@@ -8,6 +8,7 @@ the file, the build or the processor changes.
 
 import contextlib
 import os
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,9 +19,10 @@ from spec_local import kernels
 from spec_local.core.calls import run
 from spec_local.errors import BackendCrash, BackendError, ContextOverflow, ModelFileError
 from spec_local.llama import mtmd, runtime
+from spec_local.llama.gguf_header import read_metadata
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.memory import shortage
-from spec_local.llama.model_file import check_header
+from spec_local.llama.model_file import check_gguf, check_header
 from spec_local.system.child_process import DEADLINE_S, ChildResult, child_main, run_children
 from spec_local.system.files import write_atomically
 from spec_local.system.folders import user_folder
@@ -125,6 +127,24 @@ def check_model_files(
             write_atomically(mark, os.fsencode(path))
 
 
+def check_projector_file(
+    path: Path, main: Path, *, gpu_layers: int = -1, log: Callable[[str], None] = lambda line: None
+) -> None:
+    """Raise an error if a projector crashes llama.cpp, or cannot encode an image for a main model.
+
+    Raises:
+        ModelFileError, ContextOverflow, BackendCrash: see `check_model_file`.
+    """
+    check_gguf(path)
+    mark = _mark(path, gpu_layers, main)
+    if mark.exists():
+        return
+    log(f"checking {path.name} (first use on this machine)")
+    _raise_failure(path, probe_file(path, gpu_layers, main=main), gpu_layers, main)
+    with contextlib.suppress(OSError):
+        write_atomically(mark, os.fsencode(path))
+
+
 def _mark(path: Path, gpu_layers: int, main: Path | None) -> Path:
     """The file that exists if a model file has passed the check."""
     fingerprint = runtime.fingerprint(path, gpu_layers, *([runtime.fingerprint(main)] if main else []))
@@ -174,6 +194,9 @@ def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
     from spec_local.llama.model import Model
     from spec_local.llama.open import open_sequence
 
+    if main and read_metadata(path).get("general.architecture") == "clip":
+        _exercise_projector(path, Model(main, weights=False))
+        return
     model = Model(path, gpu_layers=gpu_layers, load_mtp=True)
     if model.is_head:
         if main:
@@ -207,6 +230,21 @@ def _exercise_head(main: "Model", draft: "Model | None" = None) -> None:
         # Of several layers, each drafts one token.
         for new in (tokens, *[tokens[:1]] * min(row.limits.max_draft, 8)):
             run(row.call(new, n_logits=1))
+
+
+def _exercise_projector(path: Path, main: "Model") -> None:
+    """Encode an image of one colour."""
+    from spec_local.core.span import Cell
+    from spec_local.images.image import Image
+    from spec_local.llama.projector import Projector
+
+    width, height = 64, 48
+    size = 54 + 3 * width * height
+    header = struct.pack("<2sIIIIiiHHIIiiII", b"BM", size, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    items = Projector(path, main, "", 1).items(Image(header + bytes(size - len(header)), "test"))
+    for cell in items:
+        if isinstance(cell, Cell):
+            cell.span.vectors()
 
 
 def _exercise_build() -> None:
