@@ -13,7 +13,7 @@ from spec_local.server.supervision.events import (
     Ended,
     Event,
     Loaded,
-    Span,
+    MarkedSpan,
     Started,
     Token,
 )
@@ -41,7 +41,7 @@ HELLO = Delta(
     n_accepted=1,
     draft_depth=3,
     source="draft",
-    spans=(Span("Hel", "accepted"), Span("lo", "corrected", ("p",))),
+    spans=(MarkedSpan("Hel", "accepted"), MarkedSpan("lo", "corrected", ("p",))),
 )
 HELD_BACK = Delta(tokens=(token(5, b"\xe2\x82"),), n_drafted=2, draft_depth=1)
 BROKEN = Delta(content="\udcff wörld", tokens=(token(6, b"\xff w\xc3"), token(7, b"\xb6rld")))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rich.text import Text as Styled
 
-from spec_local.answers.marked import MarkedText, Span
+from spec_local.answers.marked import MarkedText, MarkedSpan
 from spec_local.answers.running import OnRead
 from spec_local.answers.text import NumberedEvent, Text
 from specdec_cli import render, terminal, waiting
@@ -132,7 +132,7 @@ class DraftsView(AnswerView):
         listed = " · ".join(self._rejected[:_MAX_LISTED])
         return [f"rejected: {listed}" + (f" · and {more} more" if more > 0 else "")]
 
-    def _show(self, spans: Sequence[Span]) -> None:
+    def _show(self, spans: Sequence[MarkedSpan]) -> None:
         for span in spans:
             if span.text:
                 self._write(span.text, self._styles.get(span.kind, ""))

@@ -16,7 +16,7 @@ Kind = Literal["main", "accepted", "corrected"]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MarkedSpan:
     """A part of the text.
 
     Attributes:
@@ -44,15 +44,15 @@ class MarkedText:
     def __init__(self, piece: Callable[[int], bytes]) -> None:
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._pending: deque[Span] = deque()  # of the tokens so far
+        self._pending: deque[MarkedSpan] = deque()  # of the tokens so far
         self._rejected: tuple[str, ...] = ()  # where the next character will be
 
-    def feed(self, event: Text) -> list[Span]:
+    def feed(self, event: Text) -> list[MarkedSpan]:
         """The spans of the text of a step."""
         self.add(event)
         return self.take(event.text)
 
-    def finish(self, text: str = "") -> list[Span]:
+    def finish(self, text: str = "") -> list[MarkedSpan]:
         """The spans of the rest of the text."""
         self._append(self._decoder.decode(b"", final=True), "main")
         return self.take(text)
@@ -68,11 +68,11 @@ class MarkedText:
         if n == len(event.tokens):  # the main model ended the answer
             self._append("", "main")
 
-    def take(self, text: str) -> list[Span]:
+    def take(self, text: str) -> list[MarkedSpan]:
         """The spans of the next text that is shown; text before it, such as a marker, is skipped."""
         start = "".join(span.text for span in self._pending).find(text)
         if start < 0:
-            return [Span(text)]
+            return [MarkedSpan(text)]
         if start:
             self._cut(start)
         return self._cut(len(text))
@@ -85,16 +85,16 @@ class MarkedText:
 
     def _append(self, text: str, kind: Kind) -> None:
         if text or self._rejected:
-            self._pending.append(Span(text, "corrected" if self._rejected else kind, self._rejected))
+            self._pending.append(MarkedSpan(text, "corrected" if self._rejected else kind, self._rejected))
             self._rejected = ()
 
-    def _cut(self, n: int) -> list[Span]:
+    def _cut(self, n: int) -> list[MarkedSpan]:
         """Remove the first n characters, and the rejections after them."""
-        spans: list[Span] = []
+        spans: list[MarkedSpan] = []
         while self._pending and (n or not self._pending[0].text):
             span = self._pending.popleft()
             if len(span.text) > n:
-                self._pending.appendleft(Span(span.text[n:], span.kind))
+                self._pending.appendleft(MarkedSpan(span.text[n:], span.kind))
                 span = replace(span, text=span.text[:n])
             n -= len(span.text)
             if spans and span.kind == spans[-1].kind and not span.rejected:

@@ -81,7 +81,9 @@ def whole(tokens: Sequence[int], n: int) -> int:
 
 def text_of(tokens: Sequence[int]) -> Sequence[int]:
     """The tokens without cells; the same list if it has none."""
-    return [token for token in tokens if token >= 0] if tokens and min(tokens) < 0 else tokens
+    if not tokens or min(tokens) >= 0:
+        return tokens
+    return [token for token in tokens if not isinstance(token, Cell)]
 
 
 class GrowingText:

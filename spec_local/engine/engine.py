@@ -106,7 +106,7 @@ class Engine:
         going_on = [request for request in decoding if request not in failed]
         unread = [request for request in reading if request not in failed and request.prefill.n_unread]
         self._shorten(going_on, load)
-        unread = self._read_spans(unread, events)
+        unread = self._read_spans(unread, events) if unread else unread
 
         calls: list[tuple[int, int]] = []  # requests that decode, and tokens of prompts
         for context in dict.fromkeys(request.main.context for request in [*going_on, *unread]):

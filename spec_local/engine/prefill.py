@@ -37,10 +37,8 @@ def check_prompt(main: ModelSequence, prompt: Sequence[int]) -> None:
 def _check_spans(prompt: Sequence[int]) -> None:
     end = 0
     for i, token in enumerate(prompt):
-        if token >= 0 or i < end:
+        if i < end or not isinstance(token, Cell):
             continue
-        if not isinstance(token, Cell):
-            raise InvalidRequest(f"token {token} is outside the vocabulary: give no negative numbers")
         end = i + len(token.span)
         if list(prompt[i:end]) != token.span.cells:
             raise InvalidRequest("the prompt has only a part of an image: give all of its tokens")
@@ -137,7 +135,7 @@ class Prefill:
         end = next((stop for stop in self._stops if stop > start), len(self._prompt))
         chunk = self._prompt[start : min(end, start + n_max)]
         if min(chunk) < 0:
-            chunk = chunk[: next(i for i, token in enumerate(chunk) if token < 0)]
+            chunk = chunk[: next((i for i, token in enumerate(chunk) if isinstance(token, Cell)), len(chunk))]
         return self.main.call(chunk, range(ROOT, len(chunk) - 1), 0)
 
     def commit(self, call: Call[Any]) -> None:

@@ -12,11 +12,10 @@ class Positions:
         start: of the first entry.
     """
 
-    def __init__(self) -> None:
-        self.start = 0
-        self._spans: list[
-            tuple[int, int, int]
-        ] = []  # of each: first and next entry; position of the next one
+    def __init__(self, start: int) -> None:
+        self.start = start
+        # Of each span: its first entry, the next one after it, and the position of that.
+        self._spans: list[tuple[int, int, int]] = []
 
     def at(self, n: int) -> int:
         """The position of entry number `n`, which does not split a span."""
@@ -37,8 +36,6 @@ class Positions:
 
     def add(self, entries: Sequence[int], n_before: int) -> None:
         """Note that these entries follow the first `n_before`."""
-        if not entries or min(entries) >= 0:
-            return
         for i, cell in enumerate(entries):
             if isinstance(cell, Cell) and not cell.index and cell.span.n_positions != len(cell.span):
                 first = n_before + i

@@ -23,7 +23,6 @@ from spec_local.llama import mtmd, runtime
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject
 
-_KEPT_BYTES = 256 << 20  # of vectors: dozens of pictures
 _KEPT_IMAGES = 64  # whose tokens are kept; two conversations at their limit
 _KEPT_FILES = 256 << 20  # bytes of their files: dozens of photos
 _MAX_SPANS = {"gemma3": 256, "gemma4v": 1120, "gemma4uv": 1120}
@@ -49,8 +48,11 @@ class Projector:
         BackendError: libmtmd is missing.
 
     Attributes:
+        kept_bytes: of vectors that are kept: those of dozens of images.
         max_span: maximum number of cells of a picture that must be evaluated in one call; 0: any part can.
     """
+
+    kept_bytes = 256 << 20
 
     def __init__(
         self, path: Path, model: Model, kind: str, threads: int, check: Callable[[], None] = lambda: None
@@ -117,17 +119,22 @@ class Projector:
         """The vectors of a span of a picture."""
         with self._lock:
             if (found := self._vectors.pop(image.hash, None)) is None:
-                found = self._encode(image)
+                found = self.encode(image)
             self._vectors[image.hash] = found
-            while len(self._vectors) > 1 and self._kept_bytes > _KEPT_BYTES:
+            while len(self._vectors) > 1 and self._n_bytes > self.kept_bytes:
                 self._vectors.popitem(last=False)
             return found[number]
 
     @property
-    def _kept_bytes(self) -> int:
+    def _n_bytes(self) -> int:
         return sum(each.nbytes for vectors in self._vectors.values() for each in vectors)
 
-    def _encode(self, image: Image) -> Sequence[Vectors]:
+    def encode(self, image: Image) -> Sequence[Vectors]:
+        """Compute the vectors of each span of an image.
+
+        Raises:
+            BackendError: libmtmd cannot.
+        """
         lib, found, width = mtmd.library(), list[Vectors](), self._model.n_embd_input
         with self._chunks(image) as chunks:
             for chunk in chunks.all():

@@ -100,7 +100,7 @@ class RecurrentSequence(LlamaSequence):
         Raises:
             ModelError: the model cannot roll back, and `length` is neither 0 nor that of both.
         """
-        self._positions.add(self._tree.tokens, len(self.cached))
+        self._add_spans(self._tree.tokens, len(self.cached))
         self.cached += self._tree.tokens  # the tree is a chain
         self._tree.clear()
         n = len(self.cached) - length
@@ -131,7 +131,7 @@ class RecurrentSequence(LlamaSequence):
         if not self._states.can_remove(n):
             raise InvalidRequest(f"cannot remove the last {n} tokens: the state before them is not kept")
         length = len(self.cached) - n
-        if not self.context.remove(self._seq_id, self._positions.at(length)):
+        if not self.context.remove(self._seq_id, self._at(length)):
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         self._states.on_removed(length)
         self._free_checkpoint()
@@ -211,7 +211,7 @@ class RecurrentSequence(LlamaSequence):
         self._states.on_replaced()
         self._free_checkpoint()
         self.context.saved.drop_state(self._seq_id)
-        self.context.remove(self._seq_id, self._positions.at(length))
+        self.context.remove(self._seq_id, self._at(length))
         self._drop(length)
 
     def _copyable(self) -> Iterator[tuple[int, int]]:
@@ -228,6 +228,6 @@ class RecurrentSequence(LlamaSequence):
     def resync(self, *, unchanged: bool = False) -> None:
         """See `LlamaSequence.resync`: goes back to a checkpoint; the state may include tokens of the call."""
         self._tree.clear()
-        length = self._positions.n_before(self.context.length(self._seq_id))
+        length = self._n_before(self.context.length(self._seq_id))
         if not unchanged or length != len(self.cached):
             self._drop(self._restore(len(self.cached)))

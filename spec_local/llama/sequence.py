@@ -128,7 +128,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         guard = context.first_other + index if context.has_guard else None
         self._tree = Tree(context, self._seq_id, context.max_branches, guard)
         self.cached = []
-        self._positions = Positions()  # of the history
+        self._positions: Positions | None = None  # of the history; None: each is its token's number
         self._span_states: States | None = None  # of the last call, if it was a span's
         self._first_entry = self._first_node = 0  # of the last call, in its batch and in the tree
 
@@ -188,7 +188,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         if len(self.cached) + len(span) > self.limits.n_ctx:
             raise self._full()
         self.context.check_span(span)
-        start = self._positions.at(len(self.cached))
+        start = self._at(len(self.cached))
         return Call(self, cells, parents, 0, (start + span.offsets[:, 0]).tolist(), True)
 
     def begin_span(self, call: Call[Any]) -> tuple[Span, int, int]:
@@ -196,7 +196,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         self._tree.add_chain(call.tokens, call.positions or ())
         self._first_node = 0
         span: Span = call.tokens[0].span  # type: ignore[attr-defined]
-        return span, self._positions.at(len(self.cached)), self._seq_id
+        return span, self._at(len(self.cached)), self._seq_id
 
     def on_span(self, n_last: int, states: States | None) -> None:
         """Note that a span was evaluated.
@@ -213,7 +213,7 @@ class LlamaSequence(NativeSequence, RollsBack):
             raise InvalidRequest("padded calls number the tokens themselves: give no positions")
         known = [*self._tree.positions, *positions]
         for parent, position in zip(parents, positions, strict=True):
-            after = known[parent] + 1 if parent >= 0 else self._positions.at(len(self.cached))
+            after = known[parent] + 1 if parent >= 0 else self._at(len(self.cached))
             is_first = parent < 0 and not self.cached
             if not 0 <= position < _MOST_POSITIONS or (position != after and not is_first):
                 raise InvalidRequest(f"a token is at position {position}: give {after}, after its parent")
@@ -225,7 +225,8 @@ class LlamaSequence(NativeSequence, RollsBack):
             n_logits: number of the last nodes whose logits are computed.
         """
         self._first_entry, self._first_node, self._span_states = start, len(self._tree.tokens), None
-        self._tree.add(batch, start, call, n_logits, self._positions.at(len(self.cached)))
+        n = len(self.cached)
+        self._tree.add(batch, start, call, n_logits, self._at(n) if self._positions else n)
 
     def states(self, nodes: Sequence[int]) -> States:
         """Hidden states of tokens of the last call, as in `LlamaContext.states`.
@@ -261,28 +262,43 @@ class LlamaSequence(NativeSequence, RollsBack):
     def _commit(self, path: Sequence[int]) -> None:
         """`commit` of a path that has been checked."""
         tree, n_before = self._tree, len(self.cached)
-        start = self._positions.at(n_before)
+        start = self._at(n_before) if self._positions else n_before
         try:
             if path and tree.seq_ids[path[-1]] != self._seq_id:
                 tree.take(path, start)
-            if path and not self.cached:
-                self._positions.start = tree.positions[path[0]]
+            if path and not self.cached and (first := tree.positions[path[0]]):
+                self._positions = Positions(first)
             self.cached += map(tree.tokens.__getitem__, path)
             if path and tree.tokens[path[-1]] < 0:
-                self._positions.add(tree.tokens, n_before)
+                self._add_spans(tree.tokens, n_before)
             if len(path) < len(tree.tokens):
                 self._cut(len(self.cached))
             if self.context.has_guard:
-                tree.guard(start, self._positions.at(len(self.cached)))
+                tree.guard(start, self._at(len(self.cached)))
         except BaseException:  # from a signal handler
             self.resync()
             raise
         tree.clear()
 
+    def _at(self, n: int) -> int:
+        """The position of entry number `n` of the history, or the one after it."""
+        return self._positions.at(n) if self._positions else n
+
+    def _n_before(self, position: int) -> int:
+        """The number of entries of the history whose cells are before a position."""
+        return self._positions.n_before(position) if self._positions else position
+
+    def _add_spans(self, entries: Sequence[int], n_before: int) -> None:
+        """Note that entries, perhaps with spans, follow the first `n_before` ones."""
+        if entries and min(entries) < 0:
+            self._positions = self._positions or Positions(0)
+            self._positions.add(entries, n_before)
+
     def _drop(self, length: int) -> None:
         """Drop the tree, and the history from a token on, whose cells are gone."""
         del self.cached[length:]
-        self._positions.cut(length)
+        if self._positions:
+            self._positions.cut(length)
         self._tree.clear()
 
     def truncate(self, length: int) -> None:
@@ -327,7 +343,11 @@ class LlamaSequence(NativeSequence, RollsBack):
 
     def _n_shared(self, tokens: Sequence[int]) -> int:
         """Number of the first of these tokens with which the history begins, each at its usual position."""
-        return 0 if self._positions.start else whole(tokens, common_prefix(self.cached, tokens))
+        return (
+            0
+            if self._positions and self._positions.start
+            else whole(tokens, common_prefix(self.cached, tokens))
+        )
 
     def _take_cells(self, tokens: Sequence[int], found: Match, most: int, least: int = _MIN_RESTORED) -> None:
         """Make the history the longest known prefix of `tokens`, of up to `most` of them.
@@ -350,7 +370,6 @@ class LlamaSequence(NativeSequence, RollsBack):
 
     def _restore_cells(self, tokens: Sequence[int], found: Match, most: int) -> None:
         """Append cells of the prompt cache to the history, as far as there are any, up to `most` tokens."""
-        positions = self._positions
         for cells in found.cells:
             start, end = whole(tokens, cells.start), whole(tokens, min(most, cells.start + cells.n))
             if start < len(self.cached) or end <= start:
@@ -359,12 +378,12 @@ class LlamaSequence(NativeSequence, RollsBack):
                 return
             done = False
             try:
-                positions.add(tokens[start:end], start)
+                self._add_spans(tokens[start:end], start)
                 if not self.context.saved.put_cells(
-                    cells, self._seq_id, end, lambda n: positions.at(whole(tokens, n))
+                    cells, self._seq_id, end, lambda n: self._at(whole(tokens, n))
                 ):
                     return  # the file has gone: the rest is evaluated
-                self._tree.guard(positions.at(start), positions.at(end))
+                self._tree.guard(self._at(start), self._at(end))
                 self.cached += tokens[start:end]
                 self.may_draft(tokens[start:end])
                 done = True
@@ -375,9 +394,9 @@ class LlamaSequence(NativeSequence, RollsBack):
     def save(self, most: int | None = None) -> Progress:
         """Copy what the prompt cache lacks of the history into it: see `SavedParts.save`."""
         self._check_open()
-        if not self.cached or self._tree.tokens or self._positions.start:
+        if not self.cached or self._tree.tokens or (self._positions and self._positions.start):
             return "all"
-        return self.context.saved.save(self.cached, self._seq_id, most, self._positions.at)
+        return self.context.saved.save(self.cached, self._seq_id, most, self._at)
 
     def _shorten(self, length: int) -> None:
         """Keep the cells of the first `length` tokens, and discard the tree."""
@@ -391,8 +410,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         """Replace the history with the first tokens of another sequence's; their cells are shared."""
         self.truncate(0)
         try:
-            self._positions.add(tokens, 0)
-            end = self._positions.at(len(tokens))
+            self._add_spans(tokens, 0)
+            end = self._at(len(tokens))
             self.context.copy(seq_id, self._seq_id, 0, end)
             self._tree.guard(0, end)
             self.cached += tokens
@@ -404,7 +423,7 @@ class LlamaSequence(NativeSequence, RollsBack):
         """Reduce the cache to `length` tokens, and discard the tree."""
         self._check_rollback(length)
         try:
-            self._tree.cut(self._positions.at(length))
+            self._tree.cut(self._at(length) if self._positions else length)
         except BaseException:  # llama.cpp failed, or a signal handler interrupts it
             self.resync()
             raise
@@ -424,8 +443,8 @@ class LlamaSequence(NativeSequence, RollsBack):
         Args:
             unchanged: whether llama.cpp has not begun to evaluate the call.
         """
-        self._drop(self._positions.n_before(self.context.length(self._seq_id)))
-        self._tree.resync(self._positions.at(len(self.cached)))
+        self._drop(self._n_before(self.context.length(self._seq_id)))
+        self._tree.resync(self._at(len(self.cached)))
 
 
 def _n_first(path: Sequence[int]) -> int:

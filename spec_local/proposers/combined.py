@@ -45,14 +45,19 @@ class CombinedProposer:
         self.main_costs = policy.main_costs
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
-        self._text = GrowingText()
+        self._has_begun = False
+        self._text: GrowingText | None = None
+        """What lookups and draft models read of a history with cells; a head has states of images, too."""
         self._length: int | None = None  # of the history that was proposed for
         self._draft_used = False  # since the last commit
 
     async def prefill(self, history: Sequence[int]) -> None:
         if not self._draft:
             return
-        history = self._readable(history)
+        if not self._has_begun:
+            self._begin(history)
+        if self._text and not self.head:
+            history = self._text.of(history)
         self._draft.commit(history)  # discards the cache of another history
         self._draft.recall(history)
         if reading := self._policy.reads(self._draft.readings(history)):
@@ -60,7 +65,10 @@ class CombinedProposer:
 
     async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
         draft, policy = self._draft, self._policy
-        found, history = self._find(self._text.of(history), limit), self._readable(history)
+        if not self._has_begun:
+            self._begin(history)
+        text = self._text.of(history) if self._text else history
+        found, history = self._find(text, limit), history if self.head else text
         offer = Offer(limit, found, draft.readings(history) if draft else ())
         decision = policy.choose(offer)
         proposal = decision.proposal
@@ -86,7 +94,8 @@ class CombinedProposer:
                 lookup.observe(tokens, logits)
 
     def commit(self, history: Sequence[int]) -> None:
-        history = self._readable(history)
+        if self._text and not self.head:
+            history = self._text.of(history)
         if self._length is not None and self._length < len(history):
             output = history[self._length :]
             drafted = self._draft.drafted(output) if self._draft and self._draft_used else ()
@@ -96,9 +105,11 @@ class CombinedProposer:
             self._draft_used = False
         self._length = None
 
-    def _readable(self, history: Sequence[int]) -> Sequence[int]:
-        """The part of the history that the draft model reads: only a head has states of pictures."""
-        return history if self.head else self._text.of(history)
+    def _begin(self, history: Sequence[int]) -> None:
+        """Note whether the history, whose prompt is known now, has cells."""
+        self._has_begun = True
+        if min(history) < 0:
+            self._text = GrowingText()
 
     def _find(self, history: Sequence[int], limit: Limit) -> list[Proposal]:
         if limit.branches > 1:

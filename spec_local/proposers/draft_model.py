@@ -234,7 +234,9 @@ class _DraftTree:
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
         self._lookups, self._max_staged = draft.lookups, draft.n_staged
         self._whole, self._history, self._limit = whole, history, limit
-        self._recent = list(text_of(whole)[-self._sampler.window :]) if self._sampler.window else []
+        self._recent = list(whole[-self._sampler.window :]) if self._sampler.window else []
+        if draft.head and self._recent and min(self._recent) < 0:
+            self._recent = list(text_of(self._recent))
         self._evaluated = {ROOT: ROOT}  # the model's number of each evaluated node
         # A chain is evaluated without nodes, and rejected tokens are truncated. Of the last call for it:
         self._n_before = 0  # draft tokens that were in the chain
@@ -341,7 +343,7 @@ class _DraftTree:
         n_max = min(self._max_staged, left, own.max_logits - 1, own.max_tokens - n_unread)
         if not self._lookups or n_max < 1 or own.rollback != "any":
             return
-        history = text_of([*self._whole, *self.tokens] if self.tokens else self._whole)
+        history = [*self._whole, *self.tokens] if self.tokens else self._whole
         limit = Limit(n_max, n_max, 1)
         found = next(filter(None, (lookup.find(history, limit).tokens for lookup in self._lookups)), ())
         n_vocab = min(own.n_vocab, self._n_vocab)

@@ -9,7 +9,7 @@ from PIL import Image as PillowImage
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.core.span import Cell
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, ModelFileError
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.images.image import Image
 from spec_local.llama.projector import Projector
 from spec_local.session import Done, Session, Text
@@ -68,6 +68,28 @@ def opened(models):
         return Session.open(main, draft_model if draft == "model" else draft, **usual | options)
 
     return open_session
+
+
+class RecordingProjector(Projector):
+    """Notes the images that it encodes; `failing` are the names of some that it cannot."""
+
+    failing = ()
+
+    def __init__(self, session, mmproj):
+        super().__init__(mmproj, session.main.model, "gemma3", 1)
+        self.encoded = []
+
+    def encode(self, image):
+        self.encoded.append(image.name)
+        if image.name in self.failing:
+            raise ModelError("damaged")
+        return super().encode(image)
+
+
+def recording(session, models, kind):
+    """The projector of a session, which now notes what it encodes."""
+    session.main.model.projector = found = RecordingProjector(session, models[kind][1])
+    return found
 
 
 def prompt_of(session, *parts):
@@ -195,7 +217,7 @@ def test_a_second_question_reads_only_new_tokens(models, opened, kind, own_cache
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_prompt_cache_keeps_images(models, opened, kind, own_cache, monkeypatch):
+def test_the_prompt_cache_keeps_images(models, opened, kind, own_cache):
     """Blocks of 256 tokens end in a text and within images."""
     text = " ".join(f"word {i}" for i in range(110))
     parts = (text, 1, " and ", 2, text, 3, " the end")
@@ -204,10 +226,11 @@ def test_the_prompt_cache_keeps_images(models, opened, kind, own_cache, monkeypa
         wanted, _ = answer(session, prompt)
     assert wanted == expected(models, kind, *parts)[: len(wanted)]
     with opened(kind, prompt_cache=1 << 28) as session:
-        monkeypatch.setattr(Projector, "_encode", None)  # not needed
+        projector = recording(session, models, kind)
         found, statistics = answer(session, prompt_of(session, *parts))
         assert found == wanted
         assert statistics.prompt_n <= 16
+        assert not projector.encoded
 
 
 def test_cells_of_a_block_are_restored_wherever_it_ends(models, opened, own_cache):
@@ -263,26 +286,23 @@ def test_chat(models, opened):
         assert events[-1].statistics.cached_n > events[-1].statistics.prompt_n
 
 
-def test_an_image_is_encoded_once(opened, monkeypatch):
-    encoded, encode = [], Projector._encode
-    monkeypatch.setattr(
-        Projector, "_encode", lambda self, image: encoded.append(image) or encode(self, image)
-    )
+def test_an_image_is_encoded_once(opened, models):
     with opened("qwen2vl_merger") as session:
+        projector = recording(session, models, "qwen2vl_merger")
         for text in ("one ", "two ", "three "):
             answer(session, prompt_of(session, text, 1, " end", 2, " end"))
-    assert [each.name for each in encoded] == ["1.png", "2.png"]
+    assert projector.encoded == ["1.png", "2.png"]
 
 
-def test_vectors_are_forgotten_but_encoded_again(opened, monkeypatch):
-    monkeypatch.setattr("spec_local.llama.projector._KEPT_BYTES", 1)
+def test_vectors_are_forgotten_but_encoded_again(opened, models):
     with opened("qwen2vl_merger") as session:
+        projector = recording(session, models, "qwen2vl_merger")
+        projector.kept_bytes = 1
         wanted = [answer(session, prompt_of(session, text, 1, 2, " end"))[0] for text in ("one ", "two ")]
         session.main.truncate(0)
-        assert [
-            answer(session, prompt_of(session, text, 1, 2, " end"))[0] for text in ("one ", "two ")
-        ] == wanted
-        assert len(session.main.model.projector._vectors) == 1
+        found = [answer(session, prompt_of(session, text, 1, 2, " end"))[0] for text in ("one ", "two ")]
+        assert found == wanted
+        assert len(projector.encoded) == 4
 
 
 def test_wrong_uses(models, opened):
@@ -303,17 +323,10 @@ def test_wrong_uses(models, opened):
         assert session.main.model.projector  # it has the same width: libmtmd sees no difference
 
 
-def test_a_failed_image_ends_one_answer(models, opened, monkeypatch):
-    encode = Projector._encode
-
-    def failing(self, given):
-        if given.name == "2.png":
-            raise ModelError("damaged")
-        return encode(self, given)
-
-    monkeypatch.setattr(Projector, "_encode", failing)
+def test_a_failed_image_ends_one_answer(models, opened):
     prompts = [("a ", 1, " b"), ("a ", 2, " b"), ("only text",)]
     with opened("gemma3", parallel=3) as session:
+        recording(session, models, "gemma3").failing = ("2.png",)
         found, failed = {0: [], 1: [], 2: []}, []
         for each in session.generate_many([prompt_of(session, *parts) for parts in prompts], PLAIN):
             if isinstance(each.event, Text):
@@ -324,26 +337,3 @@ def test_a_failed_image_ends_one_answer(models, opened, monkeypatch):
     assert not found[1]
     for i in (0, 2):
         assert found[i] == expected(models, "gemma3", *prompts[i])[: len(found[i])]
-
-
-def test_a_damaged_projector_does_not_crash(models, tmp_path, own_cache, monkeypatch):
-    """libmtmd aborts the process with some files: they are tried in a child process first."""
-    from spec_local.llama.setup import probe
-
-    main, projector, _ = models["qwen3vl_merger"]
-    monkeypatch.setattr("spec_local.opening.loading.check_projector_file", probe.check_projector_file)
-    whole = projector.read_bytes()
-    for name, data in {
-        "cut": whole[:-5000],
-        "no-size": whole.replace(b"vision.image_size", b"vision.image_sizf"),
-    }.items():
-        damaged = tmp_path / f"mmproj-{name}.gguf"
-        damaged.write_bytes(data)
-        with Session.open(main, "none", n_ctx=512, threads=1, mmproj=damaged) as session:
-            with pytest.raises(ModelFileError) as caught:
-                prompt_of(session, 1, "a")
-            assert "\n" not in str(caught.value)
-            assert answer(session, prompt_of(session, "text"))[0]
-    with Session.open(main, "none", n_ctx=512, threads=1, mmproj=projector) as session:
-        assert answer(session, prompt_of(session, 1, "a"))[0]
-    assert len([*(own_cache / "checked-models").iterdir()]) == 1

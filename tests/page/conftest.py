@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
 from spec_local.server import app
-from spec_local.server.supervision.events import Delta, Ended, Loaded, Reading, Span, Started
+from spec_local.server.supervision.events import Delta, Ended, Loaded, Reading, MarkedSpan, Started
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from spec_local.server.supervision.supervisor import AnswerEvents, Busy, NotReady
 
@@ -40,23 +40,23 @@ def delta(*spans, reasoning="", source="draft", drafted=2, accepted=1):
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> [x](javascript:alert(3)) </code></pre>"
 ANSWERS = {
     "marks": [
-        delta(Span("The"), source="none", drafted=0, accepted=0),
-        delta(Span(" cat sat", "accepted"), Span(" on", "corrected", (" down the",))),
-        delta(Span(" `x` it.\n\n```python\nprint(", "accepted"), Span("1)\n```\n")),
+        delta(MarkedSpan("The"), source="none", drafted=0, accepted=0),
+        delta(MarkedSpan(" cat sat", "accepted"), MarkedSpan(" on", "corrected", (" down the",))),
+        delta(MarkedSpan(" `x` it.\n\n```python\nprint(", "accepted"), MarkedSpan("1)\n```\n")),
     ],
     "think": [
-        delta(Span("Hmm, ", "accepted"), Span("well.", "main"), reasoning="Hmm, well."),
-        delta(Span("Yes.")),
+        delta(MarkedSpan("Hmm, ", "accepted"), MarkedSpan("well.", "main"), reasoning="Hmm, well."),
+        delta(MarkedSpan("Yes.")),
     ],
     "hostile": [
         delta(
-            Span(HOSTILE, "accepted"),
-            Span(f"```html\n{HOSTILE}\n```\n"),
-            Span(HOSTILE, "corrected", (HOSTILE,)),
+            MarkedSpan(HOSTILE, "accepted"),
+            MarkedSpan(f"```html\n{HOSTILE}\n```\n"),
+            MarkedSpan(HOSTILE, "corrected", (HOSTILE,)),
         )
     ],
-    "long": [delta(Span("first ")), "wait", delta(Span("never"))],
-    "many": [delta(Span(f"word{i} ", "accepted")) for i in range(150)],
+    "long": [delta(MarkedSpan("first ")), "wait", delta(MarkedSpan("never"))],
+    "many": [delta(MarkedSpan(f"word{i} ", "accepted")) for i in range(150)],
 }
 
 
@@ -94,7 +94,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0.4)
             await self.is_read.wait()
         answers.put(0, Started(5, 2))
-        for event in ANSWERS.get(question, [delta(Span(f"You said {question}"))]):
+        for event in ANSWERS.get(question, [delta(MarkedSpan(f"You said {question}"))]):
             if event == "wait":
                 await stopped.wait()
             else:

@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image as Pillow
 
-from spec_local.server.supervision.events import Span
+from spec_local.server.supervision.events import MarkedSpan
 from tests.page.conftest import ANSWERS, LOADED, ask, delta, give, picture, shown, text_of, until
 from tests.page.test_sharing import saved
 
@@ -295,7 +295,7 @@ def test_editing_and_regenerating_keep_images(page):
 
 
 def test_an_answer_about_an_image_goes_on(page, monkeypatch):
-    monkeypatch.setitem(ANSWERS, "first ", [delta(Span("and the rest."))])
+    monkeypatch.setitem(ANSWERS, "first ", [delta(MarkedSpan("and the rest."))])
     give(page, "drop", ("a.png", "image/png", picture()))
     shown(page, 1)
     page.fill("#question", "long")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_local.server.supervision.events import Span
+from spec_local.server.supervision.events import MarkedSpan
 from tests.page.conftest import ANSWERS, ask, delta, until
 from tests.page.markdown_texts import DOCUMENT, HOSTILE_TEXTS
 
@@ -291,8 +291,8 @@ def test_random_marks(open_page):
 
 
 def test_marks_in_code_are_asked_for(open_page, monkeypatch):
-    code = (Span("```python\n"), Span("x = 1\n", "accepted"), Span("y\n", "corrected", ("z",)))
-    monkeypatch.setitem(ANSWERS, "code", [delta(Span("Use `a b`:\n", "accepted"), *code)])
+    code = (MarkedSpan("```python\n"), MarkedSpan("x = 1\n", "accepted"), MarkedSpan("y\n", "corrected", ("z",)))
+    monkeypatch.setitem(ANSWERS, "code", [delta(MarkedSpan("Use `a b`:\n", "accepted"), *code)])
     page = open_page()
     page.focus("#turns")
     page.keyboard.press("m")
@@ -325,7 +325,7 @@ def test_marks_in_code_are_asked_for(open_page, monkeypatch):
 @pytest.mark.parametrize("how", ["clipboard", "selection"])
 def test_code_is_copied(open_page, browser, monkeypatch, how):
     code = 'def f(x):\n    return "<b>" + x\n'
-    monkeypatch.setitem(ANSWERS, "code", [delta(Span(f"A:\n```python\n{code}```\n", "accepted"))])
+    monkeypatch.setitem(ANSWERS, "code", [delta(MarkedSpan(f"A:\n```python\n{code}```\n", "accepted"))])
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     page = open_page(context=context)
     ask(page, "code")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_local.server.supervision.events import Span
+from spec_local.server.supervision.events import MarkedSpan
 from tests.page.conftest import ANSWERS, ask, delta, text_of, until
 
 KEYS = """events => {
@@ -69,7 +69,7 @@ def stop_and_continue(page, question, begun):
 
 
 def test_an_answer_that_was_stopped_goes_on_in_its_place(open_page, served, monkeypatch):
-    monkeypatch.setitem(ANSWERS, "first ", [delta(Span("and the rest.", "accepted"))])
+    monkeypatch.setitem(ANSWERS, "first ", [delta(MarkedSpan("and the rest.", "accepted"))])
     page = open_page()
     stop_and_continue(page, "long", ".answer:has-text('first')")
     page.wait_for_selector(".answer:has-text('first and the rest.')")
@@ -86,8 +86,8 @@ def test_an_answer_that_was_stopped_goes_on_in_its_place(open_page, served, monk
 
 
 def test_reasoning_that_was_stopped_goes_on(open_page, served, monkeypatch):
-    monkeypatch.setitem(ANSWERS, "hm", [delta(Span("Well, "), reasoning="Well, "), "wait"])
-    monkeypatch.setitem(ANSWERS, "", [delta(Span("so."), reasoning="so."), delta(Span("Yes."))])
+    monkeypatch.setitem(ANSWERS, "hm", [delta(MarkedSpan("Well, "), reasoning="Well, "), "wait"])
+    monkeypatch.setitem(ANSWERS, "", [delta(MarkedSpan("so."), reasoning="so."), delta(MarkedSpan("Yes."))])
     page = open_page()
     stop_and_continue(page, "hm", ".reasoning:has-text('Well')")
     page.wait_for_selector(".answer:has-text('Yes.')")
@@ -163,7 +163,7 @@ def test_a_reader_who_scrolls_up_is_left_there(open_page):
 def test_long_words_and_tables_at_any_width(open_page, monkeypatch, viewport):
     table = "| name | about |\n|-|-|\n| incomprehensibilities | " + "a word " * 30 + "|"
     columns = "\n".join(["|".join(["", *["internationalization"] * 9, ""]), "|-" * 9 + "|"])
-    monkeypatch.setitem(ANSWERS, "table", [delta(Span(f"{table}\n\n{columns}\n\n{'x' * 400}"))])
+    monkeypatch.setitem(ANSWERS, "table", [delta(MarkedSpan(f"{table}\n\n{columns}\n\n{'x' * 400}"))])
     page = open_page(viewport=viewport)
     ask(page, "table")
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
@@ -176,7 +176,7 @@ def test_long_words_and_tables_at_any_width(open_page, monkeypatch, viewport):
 
 
 def test_each_paragraph_has_its_own_direction(open_page, monkeypatch):
-    monkeypatch.setitem(ANSWERS, "שלום", [delta(Span("שלום עולם\n\nhello\n\n```\nx = 1\n```"))])
+    monkeypatch.setitem(ANSWERS, "שלום", [delta(MarkedSpan("שלום עולם\n\nhello\n\n```\nx = 1\n```"))])
     page = open_page()
     ask(page, "שלום")
     right = "e => { const r = document.createRange(); r.selectNodeContents(e); const b = "

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.answers.marked import MarkedText, Span
+from spec_local.answers.marked import MarkedText, MarkedSpan
 from spec_local.answers.text import Text
 from spec_local.core.proposal import Proposal
 from spec_local.text import TextStream
@@ -35,66 +35,66 @@ EXAMPLES = {  # steps, stop strings, spans
         ],
         [],
         [
-            [Span("the")],
-            [Span(" cat sat", "accepted"), Span("\n", "corrected", ("the cat",))],
-            [Span(" cat", "accepted"), Span("the")],
+            [MarkedSpan("the")],
+            [MarkedSpan(" cat sat", "accepted"), MarkedSpan("\n", "corrected", ("the cat",))],
+            [MarkedSpan(" cat", "accepted"), MarkedSpan("the")],
             [],
         ],
     ),
     "each branch of a tree": (
         [([CAT, THE], TREE, 1)],
         [],
-        [[Span(" cat", "accepted"), Span("the", "corrected", (" satthe", "\n"))], []],
+        [[MarkedSpan(" cat", "accepted"), MarkedSpan("the", "corrected", (" satthe", "\n"))], []],
     ),
     "draft tokens that the end replaces": (
         [([CAT], CHAIN([CAT, SAT, THE]), 1)],
         [],
-        [[Span(" cat", "accepted"), Span("", "corrected", (" satthe",))], []],
+        [[MarkedSpan(" cat", "accepted"), MarkedSpan("", "corrected", (" satthe",))], []],
     ),
     "a character belongs to the token that completes it": (
         [([HALF], NONE, 0), ([REST, THE], CHAIN([REST]), 1)],
         [],
-        [[], [Span("😀", "accepted"), Span("the")], []],
+        [[], [MarkedSpan("😀", "accepted"), MarkedSpan("the")], []],
     ),
     "a rejection waits for the character": (
         [([HALF], CHAIN([CAT]), 0), ([REST, THE], CHAIN([REST]), 1)],
         [],
-        [[], [Span("😀", "corrected", (" cat",)), Span("the")], []],
+        [[], [MarkedSpan("😀", "corrected", (" cat",)), MarkedSpan("the")], []],
     ),
     "two rejections at the tokens of one character": (
         [([HALF], CHAIN([CAT]), 0), ([REST], CHAIN([SAT]), 0)],
         [],
-        [[], [Span("😀", "corrected", (" cat", " sat"))], []],
+        [[], [MarkedSpan("😀", "corrected", (" cat", " sat"))], []],
     ),
     "a rejection at a character that is never completed": (
         [([HALF], CHAIN([CAT]), 0)],
         [],
-        [[], [Span("\udcf0\udc9f", "corrected", (" cat",))]],
+        [[], [MarkedSpan("\udcf0\udc9f", "corrected", (" cat",))]],
     ),
     "a rejection before a token without text": (
         [([CONTROL], CHAIN([CAT]), 0), ([SAT], CHAIN([CONTROL]), 0)],
         [],
-        [[Span("", "corrected", (" cat",))], [Span(" sat")], []],
+        [[MarkedSpan("", "corrected", (" cat",))], [MarkedSpan(" sat")], []],
     ),
     "marks wait for text that may begin a stop string": (
         [([SAT, CAT], CHAIN([SAT, THE]), 1), ([THE], NONE, 0)],
         [" catalogue"],
-        [[Span(" sat", "accepted")], [Span(" cat", "corrected", ("the",)), Span("the")], []],
+        [[MarkedSpan(" sat", "accepted")], [MarkedSpan(" cat", "corrected", ("the",)), MarkedSpan("the")], []],
     ),
     "rejections one after the other, each at its place": (
         [([CAT], CHAIN([THE]), 0), ([SAT], CHAIN([THE]), 0)],
         [" cat saw"],
-        [[], [Span(" cat", "corrected", ("the",)), Span(" sat", "corrected", ("the",))], []],
+        [[], [MarkedSpan(" cat", "corrected", ("the",)), MarkedSpan(" sat", "corrected", ("the",))], []],
     ),
     "a rejection is reported once if its token is divided": (
         [([CAT], CHAIN([THE]), 0), ([SAT], NONE, 0)],
         ["tx"],
-        [[Span(" ca", "corrected", ("the",))], [Span("t", "corrected"), Span(" sa")], [Span("t")]],
+        [[MarkedSpan(" ca", "corrected", ("the",))], [MarkedSpan("t", "corrected"), MarkedSpan(" sa")], [MarkedSpan("t")]],
     ),
     "what a stop string cuts off is not rejected": (
         [([CAT, END], CHAIN([CAT, END, THE]), 2)],  # the answer ends before "the" is looked at
         [" END"],
-        [[Span(" cat", "accepted")], []],
+        [[MarkedSpan(" cat", "accepted")], []],
     ),
 }
 
@@ -109,17 +109,17 @@ def test_text_that_is_not_shown_is_skipped():
     marked.add(Text("", [MARKER, NEWLINE], Proposal(), 0))
     assert marked.take("") == []
     marked.add(Text("", [CAT, SAT], Proposal.chain([CAT]), 1))
-    assert marked.take(" cat") == [Span(" cat", "accepted")]
+    assert marked.take(" cat") == [MarkedSpan(" cat", "accepted")]
     marked.add(Text("", [MARKER, THE], Proposal.chain([MARKER]), 1))
-    assert marked.take(" sat") == [Span(" sat")]
-    assert marked.take("the") == [Span("the")]
+    assert marked.take(" sat") == [MarkedSpan(" sat")]
+    assert marked.take("the") == [MarkedSpan("the")]
 
 
 def test_text_of_no_token_is_unmarked():
     marked = MarkedText(piece)
     marked.add(Text("", [CAT], Proposal.chain([CAT]), 1))
-    assert marked.take("dog") == [Span("dog")]
-    assert marked.take(" cat") == [Span(" cat", "accepted")]
+    assert marked.take("dog") == [MarkedSpan("dog")]
+    assert marked.take(" cat") == [MarkedSpan(" cat", "accepted")]
 
 
 @given(

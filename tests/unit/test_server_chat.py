@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.server.protocols.chat_completions import ChatCompletions
-from spec_local.server.supervision.events import Delta, Refused, Span
+from spec_local.server.supervision.events import Delta, Refused, MarkedSpan
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
@@ -577,7 +577,7 @@ def test_bytes_that_are_not_text_become_printable():
     broken = Delta(
         reasoning="\udcff",
         tool_calls=[Call("c", "f\udcff", "\udcff")],
-        spans=[Span("\udcff", "main", ["\udcfe"])],
+        spans=[MarkedSpan("\udcff", "main", ["\udcfe"])],
     )
     message = whole(exchange(), [STARTED, broken, ended()]).choices[0].message
     assert message.reasoning_content == "\ufffd"

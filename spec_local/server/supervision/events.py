@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_local.answers.gain import Gain
-from spec_local.answers.marked import Span
+from spec_local.answers.marked import MarkedSpan
 from spec_local.chat.messages import Message
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.errors import ContextOverflow, SpecLocalError
@@ -141,7 +141,7 @@ class Delta:
     n_accepted: int = 0
     draft_depth: int = 0
     source: str = "none"
-    spans: Sequence[Span] = ()
+    spans: Sequence[MarkedSpan] = ()
 
 
 @dataclass(frozen=True, slots=True)
