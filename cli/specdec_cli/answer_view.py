@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rich.text import Text as Styled
 
-from spec_local.answers.marked import MarkedText, MarkedSpan
+from spec_local.answers.marked import MarkedSpan, MarkedText
 from spec_local.answers.running import OnRead
 from spec_local.answers.text import NumberedEvent, Text
 from specdec_cli import render, terminal, waiting

@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
 from spec_local.server import app
-from spec_local.server.supervision.events import Delta, Ended, Loaded, Reading, MarkedSpan, Started
+from spec_local.server.supervision.events import Delta, Ended, Loaded, MarkedSpan, Reading, Started
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from spec_local.server.supervision.supervisor import AnswerEvents, Busy, NotReady
 

@@ -291,7 +291,11 @@ def test_random_marks(open_page):
 
 
 def test_marks_in_code_are_asked_for(open_page, monkeypatch):
-    code = (MarkedSpan("```python\n"), MarkedSpan("x = 1\n", "accepted"), MarkedSpan("y\n", "corrected", ("z",)))
+    code = (
+        MarkedSpan("```python\n"),
+        MarkedSpan("x = 1\n", "accepted"),
+        MarkedSpan("y\n", "corrected", ("z",)),
+    )
     monkeypatch.setitem(ANSWERS, "code", [delta(MarkedSpan("Use `a b`:\n", "accepted"), *code)])
     page = open_page()
     page.focus("#turns")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.answers.marked import MarkedText, MarkedSpan
+from spec_local.answers.marked import MarkedSpan, MarkedText
 from spec_local.answers.text import Text
 from spec_local.core.proposal import Proposal
 from spec_local.text import TextStream
@@ -79,7 +79,11 @@ EXAMPLES = {  # steps, stop strings, spans
     "marks wait for text that may begin a stop string": (
         [([SAT, CAT], CHAIN([SAT, THE]), 1), ([THE], NONE, 0)],
         [" catalogue"],
-        [[MarkedSpan(" sat", "accepted")], [MarkedSpan(" cat", "corrected", ("the",)), MarkedSpan("the")], []],
+        [
+            [MarkedSpan(" sat", "accepted")],
+            [MarkedSpan(" cat", "corrected", ("the",)), MarkedSpan("the")],
+            [],
+        ],
     ),
     "rejections one after the other, each at its place": (
         [([CAT], CHAIN([THE]), 0), ([SAT], CHAIN([THE]), 0)],
@@ -89,7 +93,11 @@ EXAMPLES = {  # steps, stop strings, spans
     "a rejection is reported once if its token is divided": (
         [([CAT], CHAIN([THE]), 0), ([SAT], NONE, 0)],
         ["tx"],
-        [[MarkedSpan(" ca", "corrected", ("the",))], [MarkedSpan("t", "corrected"), MarkedSpan(" sa")], [MarkedSpan("t")]],
+        [
+            [MarkedSpan(" ca", "corrected", ("the",))],
+            [MarkedSpan("t", "corrected"), MarkedSpan(" sa")],
+            [MarkedSpan("t")],
+        ],
     ),
     "what a stop string cuts off is not rejected": (
         [([CAT, END], CHAIN([CAT, END, THE]), 2)],  # the answer ends before "the" is looked at

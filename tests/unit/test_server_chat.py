@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.server.protocols.chat_completions import ChatCompletions
-from spec_local.server.supervision.events import Delta, Refused, MarkedSpan
+from spec_local.server.supervision.events import Delta, MarkedSpan, Refused
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
