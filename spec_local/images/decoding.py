@@ -49,15 +49,18 @@ def check(container: Container) -> None:
         _load(container)
 
 
-def decode(container: Container) -> NDArray[np.uint8]:
+def decode(container: Container, band_pixels: int = _BAND_PIXELS) -> NDArray[np.uint8]:
     """The pixels of an image: RGB, upright, on white where it is transparent; (height, width, 3).
+
+    Args:
+        band_pixels: how many are converted to RGB together.
 
     Raises:
         InvalidRequest: as `check`.
     """
     with _ONE_AT_A_TIME:
         image = _load(container)
-        rows = max(1, _BAND_PIXELS // image.width)
+        rows = max(1, band_pixels // image.width)
         try:
             pixels = np.empty((image.height, image.width, 3), np.uint8)
             for top in range(0, image.height, rows):

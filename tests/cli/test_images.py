@@ -6,7 +6,6 @@ import re
 import PIL.Image
 import pytest
 
-from spec_local.session import Session
 from tests.tiny_projectors import write_projector
 from tests.tiny_vision import write_vision_model
 
@@ -64,8 +63,15 @@ def test_images_of_a_prompt(generate, folder):
     )
 
 
-def test_errors_come_before_a_model_is_loaded(generate, inside, folder, monkeypatch):
-    monkeypatch.setattr(Session, "open", None)
+def test_errors_come_before_a_model_is_loaded(inside, folder, tmp_path):
+    content = (folder / "seeing.gguf").read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(content[: len(content) // 2])
+
+    def generate(*arguments, command="generate", **options):
+        return inside(command, cut, *SHORT, *arguments, cwd=folder, **options)
+
+    assert "cut.gguf" in inside.one_line(generate("look"), 1)
     for command in ("generate", "run", "chat"):
         for path, reason in (
             ("notes.txt", "notes.txt: the file is not a JPEG, PNG, GIF, WebP or BMP image"),

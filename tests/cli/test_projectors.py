@@ -128,9 +128,13 @@ def test_pull_list_and_show(fresh_inside, seeing, folder):
 
 
 @pytest.mark.parametrize(("given", "later"), [("eyes.gguf", "auto"), ("auto", "auto"), ("none", "none")])
-def test_another_main_model_of_a_chat_has_another_projector(monkeypatch, given, later):
+def test_another_main_model_of_a_chat_has_another_projector(given, later):
     changes = {}
-    monkeypatch.setattr(ChatModels, "reopen", lambda self, chat, **given: changes.update(given))
-    models = ChatModels(ModelOptions(mmproj=given), SamplingOptions())
+
+    class Models(ChatModels):
+        def reopen(self, chat, **given):
+            changes.update(given)
+
+    models = Models(ModelOptions(mmproj=given), SamplingOptions())
     models.use(SimpleNamespace(settings=GenerationSettings()), "other.gguf", None)
     assert changes["mmproj"] == later

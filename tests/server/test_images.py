@@ -4,8 +4,12 @@ import base64
 import contextlib
 import http.server
 import io
+import json
+import shutil
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import anthropic
 import numpy as np
@@ -21,6 +25,7 @@ from tests.server.conftest import Server
 from tests.tiny_projectors import write_projector
 from tests.tiny_vision import write_vision_model
 
+NPM = Path(__file__).parents[2] / ".venv/npm"
 OPTIONS = {"temperature": 0, "max_tokens": 12}
 
 
@@ -165,6 +170,16 @@ def test_anthropics_client(seeing, answers):
         history[2]["content"][0]["content"] = content[:1]
         without = client.messages.count_tokens(model="vision", messages=history, tools=tools).input_tokens
         assert with_image > without + 8
+
+
+@pytest.mark.skipif(not (NPM / "installed").exists(), reason="make .venv/npm/installed installs them")
+def test_npm_packages(seeing, answers, tmp_path):
+    script = shutil.copy(Path(__file__).with_name("client_images.mjs"), NPM)  # beside its packages
+    picture = tmp_path / "a.png"
+    picture.write_bytes(A)
+    command = ["node", script, seeing.address, json.dumps(answers[0]), picture]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
 
 
 def test_ollamas_paths(seeing):

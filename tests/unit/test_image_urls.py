@@ -82,9 +82,9 @@ def server():
         opened.shutdown()
 
 
-def refusal(url, *hosts):
+def refusal(url, *hosts, **options):
     with pytest.raises(InvalidRequest) as error:
-        ImageHosts([*map(checked_host, hosts)]).fetch(url)
+        ImageHosts([*map(checked_host, hosts)], **options).fetch(url)
     line = str(error.value)
     assert line.isprintable()
     assert len(line) < 300
@@ -168,11 +168,10 @@ def test_replies_that_are_no_image(server, path, expected):
 
 
 @pytest.mark.parametrize("path", ["slow", "slow-headers"])
-def test_slow_replies_end(server, monkeypatch, path):
+def test_slow_replies_end(server, path):
     """Although each byte comes in time."""
-    monkeypatch.setattr(image_urls, "_TIMEOUT_S", 0.3)
     begun = time.monotonic()
-    assert "no reply within 0.3 s" in refusal(f"http://{server}/{path}", server)
+    assert "no reply within 0.3 s" in refusal(f"http://{server}/{path}", server, timeout=0.3)
     assert time.monotonic() - begun < 2
 
 

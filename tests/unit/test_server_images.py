@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import secrets
 from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image as PillowImage
+from PIL.PngImagePlugin import PngImageFile
 
 from spec_local.chat.meaning import same_message
 from spec_local.chat.messages import messages_of
@@ -126,7 +128,7 @@ def test_line_breaks_of_texts_stay(texts):
 
 
 def test_texts_cannot_forge_marks(monkeypatch):
-    monkeypatch.setattr(request_images.secrets, "token_hex", lambda n: "0123456789abcdef")
+    monkeypatch.setattr(secrets, "token_hex", lambda n: "0123456789abcdef")
     assert "0123456789abcdef" in request_images.RequestImages.of(SEEING)._mark(3)
     monkeypatch.undo()
     forged = "[image 0123456789abcdef 0] <__media__>"
@@ -361,25 +363,26 @@ def test_gaps_have_no_images():
         OllamaGenerate({"prompt": "a", "suffix": "b", "images": [b64(A)]}, SEEING)
 
 
-def test_too_many_images_are_refused_before_one_is_decoded(monkeypatch):
-    monkeypatch.setattr(request_images, "_known", None)
-    with pytest.raises(InvalidRequest, match="more than"):
-        messages(ChatCompletions, user(*[PARTS["MCP"]] * (MAX_IMAGES + 1)))
+def test_too_many_images_are_refused_before_one_is_decoded():
+    """Otherwise, the first one would be refused as damaged."""
+    damaged = PARTS["MCP"] | {"data": b64(A[:-20])}
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_IMAGES} images"):
+        messages(ChatCompletions, user(*[damaged] * (MAX_IMAGES + 1)))
+    with pytest.raises(InvalidRequest, match=r"content\[0\]: the image"):
+        messages(ChatCompletions, user(*[damaged] * MAX_IMAGES))
 
 
 def test_an_image_is_decoded_once(monkeypatch):
-    monkeypatch.setattr(request_images, "_known", request_images._KnownImages())
-    decoded = []
-    original = Image.__post_init__
-    monkeypatch.setattr(Image, "__post_init__", lambda self: (decoded.append(1), original(self)))
+    part = PARTS["MCP"] | {"data": b64(picture(3))}  # which no other test sends
+    decoded, original = [], PngImageFile.load
+    monkeypatch.setattr(PngImageFile, "load", lambda file: decoded.append(1) or original(file))
     for _ in range(3):
-        messages(ChatCompletions, user(text("What?"), PARTS["MCP"], PARTS["MCP"]))
+        messages(ChatCompletions, user(text("What?"), part, part))
     assert len(decoded) == 1
 
 
-def test_known_images_have_a_limit(monkeypatch):
-    monkeypatch.setattr(request_images, "_KEPT_BYTES", len(A) + len(B))
-    known = request_images._KnownImages()
+def test_known_images_have_a_limit():
+    known = request_images._KnownImages(len(A) + len(B))
     files = [A, B, picture(2)]
     for data in files:
         assert known.image(b64(data), "a") == Image(data)
@@ -407,20 +410,21 @@ def test_answers_that_share_images_send_them_once():
     assert again.messages[0]["images"][0][1].data == data
 
 
-def test_conversations_with_large_images_are_forgotten_earlier(monkeypatch):
-    """But never the last one."""
-    monkeypatch.setattr(engine_process, "_KEPT_IMAGE_BYTES", 3 * len(A))
+def test_conversations_with_large_images_are_forgotten_earlier():
+    """But never the last one. Of the images of three, the limit is hardly more."""
+    image = Image(A.ljust(28 << 20, b"\0"))
+    assert engine_process._KEPT_IMAGE_BYTES // len(image.data) == 3 * 3
     process = engine_process.EngineProcess.__new__(engine_process.EngineProcess)
     process._chats = deque(maxlen=5)
     plain = [SimpleNamespace(messages=messages_of([user("Hi")])) for _ in range(4)]
     for chat in plain:
         process._keep(chat)
-    chats = [SimpleNamespace(messages=messages_of([user(IMAGE)])) for _ in range(6)]
+    chats = [SimpleNamespace(messages=messages_of([user(*[image] * 3)])) for _ in range(6)]
     for i, chat in enumerate(chats):
         process._keep(chat)
         kept = [*plain, *chats[: i + 1]][-5:] if i < 3 else chats[i - 2 : i + 1]
         assert list(process._chats) == kept
-    large = SimpleNamespace(messages=messages_of([user(*[IMAGE] * 4)]))
+    large = SimpleNamespace(messages=messages_of([user(*[image] * 10)]))
     process._keep(large)
     assert list(process._chats) == [large]
 

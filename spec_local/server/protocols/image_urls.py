@@ -21,7 +21,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.images.image import MAX_BYTES
 from spec_local.system.cancellation import check_wanted
 
-_TIMEOUT_S = 10.0  # for an image, from the first connection to the last byte
+_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE = 1 << 16  # bytes that are read at a time
@@ -59,10 +59,12 @@ class ImageHosts:
     Args:
         hosts: results of `checked_host`. A name stands for https on its usual port, and with a port for both
             protocols. Only a host that is itself an address, or localhost, may be in a private network.
+        timeout: in seconds, for an image, from the first connection to the last byte.
     """
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], timeout: float = _TIMEOUT_S) -> None:
         self._hosts = frozenset(hosts)
+        self._timeout = timeout
 
     def fetch(self, url: str) -> bytes:
         """The content of a URL.
@@ -70,10 +72,10 @@ class ImageHosts:
         Raises:
             InvalidRequest: it may not, or cannot, be fetched.
         """
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + self._timeout
         for _ in range(_MAX_REDIRECTS + 1):
             is_tls, name, port, path = self._target(url)
-            data, location = _get(is_tls, name, port, path, deadline)
+            data, location = self._get(is_tls, name, port, path, deadline)
             if location is None:
                 return data
             following = urllib.parse.urljoin(url, location)
@@ -107,24 +109,27 @@ class ImageHosts:
         query = urllib.parse.quote(parts.query, safe=_SAFE)
         return is_tls, name, number, f"{path}?{query}" if query else path
 
-
-def _get(is_tls: bool, name: str, port: int, path: str, deadline: float) -> tuple[bytes, str | None]:
-    """The content of a path, or where it redirects to."""
-    try:
-        with _connected(is_tls, name, port, deadline) as connection:
-            headers = {"User-Agent": f"specdec/{__version__}", "Accept": "image/*", "Connection": "close"}
-            connection.request("GET", path, headers=headers)
-            with contextlib.closing(connection.getresponse()) as response:
-                if response.status in _REDIRECTS and (location := response.getheader("location")):
-                    return b"", location
-                if response.status != 200:
-                    raise InvalidRequest(f"{name} has no such image (status {response.status}): {_INLINE}")
-                return _body(response, name, deadline), None
-    except InvalidRequest:
-        raise
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        why = f"no reply within {_TIMEOUT_S:g} s" if time.monotonic() >= deadline else _reason(error)
-        raise InvalidRequest(f"the image cannot be fetched from {name} ({why}): {_INLINE}") from None
+    def _get(
+        self, is_tls: bool, name: str, port: int, path: str, deadline: float
+    ) -> tuple[bytes, str | None]:
+        """The content of a path, or where it redirects to."""
+        try:
+            with _connected(is_tls, name, port, deadline) as connection:
+                headers = {"User-Agent": f"specdec/{__version__}", "Accept": "image/*", "Connection": "close"}
+                connection.request("GET", path, headers=headers)
+                with contextlib.closing(connection.getresponse()) as response:
+                    if response.status in _REDIRECTS and (location := response.getheader("location")):
+                        return b"", location
+                    if response.status != 200:
+                        raise InvalidRequest(
+                            f"{name} has no such image (status {response.status}): {_INLINE}"
+                        )
+                    return _body(response, name, deadline), None
+        except InvalidRequest:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = f"no reply within {self._timeout:g} s" if time.monotonic() >= deadline else _reason(error)
+            raise InvalidRequest(f"the image cannot be fetched from {name} ({why}): {_INLINE}") from None
 
 
 def _reason(error: Exception) -> str:

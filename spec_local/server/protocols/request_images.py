@@ -118,9 +118,14 @@ class RequestImages:
 
 
 class _KnownImages:
-    """The images that were used last, by their texts: to decode one again takes up to seconds."""
+    """The images that were used last, by their texts: to decode one again takes up to seconds.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: of the images that are kept.
+    """
+
+    def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._images: OrderedDict[bytes, Image] = OrderedDict()
         self._n_bytes = 0
         self._lock = threading.Lock()
@@ -141,7 +146,7 @@ class _KnownImages:
             if key not in self._images:
                 self._images[key] = made
                 self._n_bytes += len(made.data)
-            while self._n_bytes > _KEPT_BYTES:
+            while self._n_bytes > self._most_bytes:
                 self._n_bytes -= len(self._images.popitem(last=False)[1].data)
         return made
 
