@@ -288,10 +288,10 @@ def test_one_answer_of_a_conversation_at_a_time(make_session, monkeypatch):
     conversation = chat.conversation
     both, ask = threading.Barrier(2), conversation.ask
 
-    def slow(message):
+    def slow(*arguments):
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.1)  # in vain: the second thread is refused before it comes here
-        return ask(message)
+        return ask(*arguments)
 
     monkeypatch.setattr(conversation, "ask", slow)
 
