@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gguf
 
 from spec_local.llama import tiny
-from tests.tiny_architectures import Tensor, _matrix, _vector
+from tests.tiny_architectures import Tensor, _add, _matrix, _vector
 
 _N = 32  # width
 _N_HEADS = 2
@@ -76,15 +76,6 @@ def write_projector(
     for name, shape, scale in _tensors(kind, n_embd, n_layers, n_deepstack):
         writer.add_tensor(name, tiny.random_weights(name, shape, scale, seed, 0))
     return tiny.finish(writer, path)
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_uint32(key, value)
 
 
 def _settings(known: _Kind, n_embd: int, n_layers: int) -> dict[str, Any]:

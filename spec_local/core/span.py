@@ -22,7 +22,7 @@ class Span:
         offsets: int32 (n_cells, n_axes): position of each cell relative to the first one's. For models that
             rotate by several positions (M-RoPE), there are three axes: time, row and column.
         n_positions: positions that the span takes: the token after it is at so many after its first cell.
-        encode: computes the vectors, float32 (n_cells, width); it may take seconds, and is called once.
+        encode: computes the vectors, float32 (n_cells, width); it may take seconds.
         is_causal: whether a cell attends only to those before it, and not to all of the span.
         placeholder: the token that stands for a cell where only tokens can be read, such as in a head.
     """
@@ -87,17 +87,13 @@ def text_of(tokens: Sequence[int]) -> Sequence[int]:
 
 
 class GrowingText:
-    """The tokens of a history without cells, while the history grows by tokens."""
+    """The tokens of a history without cells, while the history grows."""
 
     def __init__(self) -> None:
-        self._n, self._text, self._has_cells = 0, list[int](), False
+        self._n, self._text = 0, list[int]()
 
     def of(self, history: Sequence[int]) -> Sequence[int]:
-        """The tokens of the history, which begins with that of the last call; itself if it has no cells."""
-        if not self._n:
-            self._text = list(text_of(history))
-            self._has_cells = len(self._text) < len(history)
-        elif self._has_cells:
-            self._text += history[self._n :]
+        """The tokens of the history, which begins with that of the last call."""
+        self._text += text_of(history[self._n :])
         self._n = len(history)
-        return self._text if self._has_cells else history
+        return self._text

@@ -18,15 +18,19 @@ def answer_on(page):
     )
 
 
+def limit_answers(page, n_tokens):
+    page.click("#settings-button")
+    page.fill("[name=max_tokens]", str(n_tokens))
+    page.click("#settings button.main")
+    page.wait_for_selector("#settings", state="hidden")
+
+
 def test_a_chat(open_page, specdec, arguments):  # noqa: F811
     started = Server(specdec, *arguments, "--temp", 0, "--policy", "fixed", "--draft-max", 3)
     try:
         page = open_page(started.address)
         page.wait_for_selector("#model:has-text('draft.gguf')")
-        page.click("#settings-button")
-        page.fill("[name=max_tokens]", "24")
-        page.click("#settings button.main")
-        page.wait_for_selector("#settings", state="hidden")
+        limit_answers(page, 24)
         ask(page, "one two three")
         expected = started.chat("one two three", max_tokens=24)["choices"][0]["message"]["content"]
         assert answer_on(page) == expected
@@ -43,10 +47,7 @@ def test_a_choice_of_models(open_page, specdec, models):  # noqa: F811
         page = open_page(started.address)
         page.wait_for_selector("#model:has-text('512 tokens of context')")
         assert page.locator("#models option").all_text_contents() == ["main", "draft"]
-        page.click("#settings-button")
-        page.fill("[name=max_tokens]", "24")
-        page.click("#settings button.main")
-        page.wait_for_selector("#settings", state="hidden")
+        limit_answers(page, 24)
         page.select_option("#models", "draft")
         page.wait_for_selector("#model:text-is('is loaded when you ask')")
         for name in ("draft", "main", "draft"):
@@ -72,10 +73,7 @@ def test_an_image(open_page, specdec):  # noqa: F811
     try:
         page = open_page(started.address)
         page.wait_for_selector("#attach-images")
-        page.click("#settings-button")
-        page.fill("[name=max_tokens]", "12")
-        page.click("#settings button.main")
-        page.wait_for_selector("#settings", state="hidden")
+        limit_answers(page, 12)
         answers = []
         for colour in ("red", "blue"):
             page.click("#new")
