@@ -1,12 +1,12 @@
 """Images while a template renders the text around them: marks that nobody can guess stand for them."""
 
-import secrets
 from collections.abc import Callable, Sequence
 
 from spec_local.chat.messages import Message
 from spec_local.chat.rendered import Rendered
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.images.image import MAX_IMAGES, Image
+from spec_local.images.marks import NumberedMarks
 
 
 def rendered_with_images(
@@ -65,7 +65,7 @@ class ImageMarks:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._images: list[Image] = []
-        self._nonce = secrets.token_hex(8)
+        self._marks = NumberedMarks()
         self.messages = [self._marked(message) for message in messages]
         if len(self._images) > MAX_IMAGES:
             raise InvalidRequest(
@@ -77,15 +77,12 @@ class ImageMarks:
             return message
         content, text, end = message["content"], "", 0
         for at, image in message["images"]:
-            text += content[end:at] + self._mark(len(self._images))
+            text += content[end:at] + self._marks.of(len(self._images))
             self._images.append(image)
             end = at
         marked = message | {"content": text + content[end:]}
         del marked["images"]
         return marked
-
-    def _mark(self, i: int) -> str:
-        return f"[image {self._nonce} {i}]"
 
     def put(self, rendered: Rendered) -> Rendered:
         """The images in place of their marks in a rendered text.
@@ -95,4 +92,6 @@ class ImageMarks:
         """
         if not self._images:
             return rendered
-        return rendered.with_images([self._mark(i).encode() for i in range(len(self._images))], self._images)
+        return rendered.with_images(
+            [self._marks.of(i).encode() for i in range(len(self._images))], self._images
+        )

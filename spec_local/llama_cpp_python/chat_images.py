@@ -1,12 +1,12 @@
 """Images in the messages of llama-cpp-python: marks stand for them until the prompt is tokenized."""
 
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spec_local.errors import InvalidRequest
 from spec_local.images.image import MAX_IMAGES, Image
+from spec_local.images.marks import NumberedMarks
+from spec_local.text import bytes_of
 
 
 class MarkedMessages:
@@ -26,7 +26,7 @@ class MarkedMessages:
 
     def __init__(self, messages: Sequence[Mapping[str, Any]] = ()) -> None:
         self.images: list[Image] = []
-        self._nonce = secrets.token_hex(8)
+        self._marks = NumberedMarks()
         self.messages = [self._marked(message) for message in messages]
         if len(self.images) > MAX_IMAGES:
             raise InvalidRequest(f"the messages have {len(self.images)} images: give at most {MAX_IMAGES}")
@@ -40,7 +40,7 @@ class MarkedMessages:
             is_image = part.get("type") == "image_url"
             if is_image:
                 url = part["image_url"]
-                text += f"[image {self._nonce} {len(self.images)}]"
+                text += self._marks.of(len(self.images))
                 self.images.append(Image.of_data_uri(url["url"] if isinstance(url, Mapping) else url))
             else:
                 text += "\n" * follows_text + part["text"]  # as in llama.cpp
@@ -59,9 +59,9 @@ class MarkedMessages:
             tokenize: of a text; the second argument says whether it begins the prompt.
             image_tokens: see `Model.image_tokens`.
         """
-        first, *rest = re.split(rb"\[image %s (\d+)\]" % self._nonce.encode(), prompt)
-        found = list(tokenize(first, True))
+        first, *rest = self._marks.split(prompt.decode("utf-8", "surrogateescape"))
+        found = list(tokenize(bytes_of(first), True))
         for number, text in zip(rest[::2], rest[1::2], strict=True):
             found += image_tokens(self.images[int(number)])
-            found += tokenize(text, False) if text else ()
+            found += tokenize(bytes_of(text), False) if text else ()
         return found

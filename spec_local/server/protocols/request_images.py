@@ -1,7 +1,6 @@
 """The images of one request: marks stand for them while its texts are read, and then they are decoded."""
 
 import hashlib
-import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 from spec_local.errors import InvalidRequest
 from spec_local.images.image import MAX_IMAGES, Image
+from spec_local.images.marks import NumberedMarks
 from spec_local.server.protocols.image_parts import ImageSource, with_marks
 from spec_local.server.protocols.image_urls import ImageHosts
 from spec_local.server.supervision.events import Loaded
@@ -30,7 +30,7 @@ class RequestImages:
     def __init__(self, hosts: ImageHosts) -> None:
         self._hosts = hosts
         self._sources: list[tuple[ImageSource, str]] = []
-        self._nonce = secrets.token_hex(8)  # so that no text can contain a mark
+        self._marks = NumberedMarks()
 
     @classmethod
     def of(cls, loaded: Loaded) -> "RequestImages | None":
@@ -49,10 +49,7 @@ class RequestImages:
         if len(self._sources) == MAX_IMAGES:
             raise InvalidRequest(f"{where}: there are more than {MAX_IMAGES} images: send fewer")
         self._sources.append((source, where))
-        return self._mark(len(self._sources) - 1)
-
-    def _mark(self, i: int) -> str:
-        return f"[image {self._nonce} {i}]"
+        return self._marks.of(len(self._sources) - 1)
 
     def placed(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message in which images, with their places, have replaced the marks.
@@ -62,11 +59,10 @@ class RequestImages:
         Raises:
             InvalidRequest: an image cannot be read.
         """
-        rest, content = message["content"], ""
-        images: list[tuple[int, Image]] = []
-        while (start := rest.find(f"[image {self._nonce} ")) >= 0:
-            number, _, after = rest[start:].removeprefix(f"[image {self._nonce} ").partition("]")
-            content += rest[:start].removesuffix("\n")
+        rest, *others = self._marks.split(message["content"])
+        content, images = "", list[tuple[int, Image]]()
+        for number, after in zip(others[::2], others[1::2], strict=True):
+            content += rest.removesuffix("\n")
             images.append((len(content), self._image(*self._sources[int(number)])))
             rest = after.removeprefix("\n")
         return message | {"content": content + rest, "images": images} if images else message
