@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "validation"),
-    ("text",),
+    ("text", "bfloat16"),
     ("signatures", "system"),
     ("core", "images"),
     ("reasoning", "arguments"),
     ("kernels", "verifiers", "lookups", "grammar", "prompt_cache"),
     ("llama", "policies"),
-    ("datastore", "calibration", "proposers"),
+    ("datastore", "calibration", "proposers", "conversion"),
     ("settings", "engine", "models"),
     ("opening", "answers"),
     ("chat",),
