@@ -99,10 +99,10 @@ class Checkpoint:
             raise ModelFileError(f"{found.path} cannot be read ({error.strerror}): check it") from None
         if found.kind == "BF16":
             data = bfloat16.decode(data)
-        values: NDArray[np.float32] | NDArray[np.int64] = data.astype(
-            np.float32 if data.dtype.kind == "f" else np.int64, copy=False
-        )
-        return values.reshape(found.shape)
+        data = data.reshape(found.shape)
+        if data.dtype.kind == "f":
+            return data.astype(np.float32, copy=False)
+        return data.astype(np.int64, copy=False)
 
     def _find(self, name: str) -> _Tensor:
         if name not in self._tensors:
