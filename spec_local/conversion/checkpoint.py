@@ -61,7 +61,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = _read_config(folder / "config.json")
+        self.config = read_config(folder / "config.json")
         self._tensors: dict[str, _Tensor] = {}
         files = sorted(folder.glob("*.safetensors"))
         if not files:
@@ -110,7 +110,12 @@ class Checkpoint:
         return self._tensors[name]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json.
+
+    Raises:
+        ModelFileError: it is missing or damaged.
+    """
     try:
         return TypeAdapter(dict[str, Any]).validate_json(read_bytes(path, _MAX_CONFIG))
     except FileNotFoundError:
