@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from spec_local import bfloat16
-from spec_local.errors import ModelFileError
+from spec_local.errors import ModelError, ModelFileError
 from spec_local.system.files import NotRegular, opened, read_bytes
 
 _MAX_CONFIG = 1 << 20  # bytes; config.json has a few kB
@@ -104,6 +104,21 @@ class Checkpoint:
             return data.astype(np.float32, copy=False)
         return data.astype(np.int64, copy=False)
 
+    def damaged(self, why: str) -> ModelFileError:
+        """The error for a folder whose content makes no sense."""
+        return ModelFileError(f"{self.folder} is damaged ({why}): download it again")
+
+    def unsupported(self, layout: str, what: str) -> ModelError:
+        """The error for a head that has something which llama.cpp does not evaluate.
+
+        Args:
+            layout: such as ``EAGLE-3 of SpecForge``.
+        """
+        return ModelError(
+            f"{self.folder} ({layout}) cannot be converted: {what}, which llama.cpp does not support: "
+            "use another head"
+        )
+
     def _find(self, name: str) -> _Tensor:
         if name not in self._tensors:
             raise ModelFileError(f"{self.folder} has no tensor {name}: download it again")
@@ -132,11 +147,11 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
             n = int.from_bytes(file.read(8), "little")
             if n > _MAX_HEADER:
                 raise damaged
-            header = json.loads(file.read(n))
+            header = TypeAdapter(dict[str, Any]).validate_python(json.loads(file.read(n)))
             size = file.seek(0, 2) - 8 - n
         header.pop("__metadata__", None)
         entries = TypeAdapter(dict[str, _Entry]).validate_python(header)
-    except (NotRegular, ValueError, AttributeError, RecursionError, ValidationError):
+    except (NotRegular, ValueError, RecursionError):  # a ValidationError is a ValueError
         raise damaged from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror}): check its permissions") from None

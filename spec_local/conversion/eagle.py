@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, Validati
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import ConvertedHead, HeadTensor
 from spec_local.conversion.rope import rope
-from spec_local.errors import ModelError, ModelFileError
+from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 from spec_local.validation import describe
 
@@ -110,7 +110,7 @@ class _Eagle:
         try:
             self._settings = _Settings.model_validate(self._raw)
         except ValidationError as error:
-            raise self._damaged(f"config.json: {describe(error)}") from None
+            raise self._checkpoint.damaged(f"config.json: {describe(error)}") from None
 
     def head(self) -> ConvertedHead:
         self._check_settings()
@@ -118,7 +118,7 @@ class _Eagle:
         self._check_tensors(shape)
         layers = self._layers()
         self._check_fit(shape, layers)
-        fields, divisors = rope(self._raw, shape.head)
+        fields, divisors = rope(self._checkpoint, self._raw, shape.head, self._layout())
         settings = self._settings
         fields |= {
             "block_count": 1,
@@ -141,23 +141,18 @@ class _Eagle:
             tensors["rope_freqs.weight"] = HeadTensor(divisors.shape, lambda: divisors)
         if (ids := self._draft_tokens()) is not None:
             tensors["d2t"] = HeadTensor(ids.shape, lambda: ids)
-        return ConvertedHead("eagle3", f"EAGLE-3 of {self._layout()}", fields, tensors)
+        return ConvertedHead("eagle3", self._layout(), fields, tensors)
 
     def _layout(self) -> str:
+        architectures = str(self._raw.get("architectures"))
         if self._is_speculator:
-            return "speculators"
-        if "Eagle3LlamaForCausalLM" in str(self._raw.get("architectures")):
-            return "AngelSlim"
-        return "SpecForge" if "Eagle3" in str(self._raw.get("architectures")) else "SafeAILab"
-
-    def _damaged(self, why: str) -> ModelFileError:
-        return ModelFileError(f"{self._checkpoint.folder} is damaged ({why}): download it again")
+            return "EAGLE-3 of speculators"
+        if "Eagle3LlamaForCausalLM" in architectures:
+            return "EAGLE-3 of AngelSlim"
+        return "EAGLE-3 of " + ("SpecForge" if "Eagle3" in architectures else "SafeAILab")
 
     def _unsupported(self, what: str) -> ModelError:
-        return ModelError(
-            f"{self._checkpoint.folder} ({self._layout()}) cannot be converted: {what}, which llama.cpp does "
-            "not support: use another head"
-        )
+        return self._checkpoint.unsupported(self._layout(), what)
 
     def _check_settings(self) -> None:
         for name, only in _ONLY.items():
@@ -169,16 +164,16 @@ class _Eagle:
     def _norm_before_residual(self) -> bool:
         found = self._settings.norm_before_residual
         if found is None and self._is_speculator:  # its versions have different defaults
-            raise self._damaged("config.json has no `norm_before_residual`")
+            raise self._checkpoint.damaged("config.json has no `norm_before_residual`")
         return bool(found)
 
     def _size(self, plain: str, axis: int) -> int:
         """The size of a tensor along an axis, of a matrix unless the axis is the only one."""
         if plain not in self._names:
-            raise self._damaged(f"it has no tensor {plain}")
+            raise self._checkpoint.damaged(f"it has no tensor {plain}")
         shape = self._checkpoint.shape(self._names[plain])
         if not axis < len(shape) <= 2 or not all(shape):
-            raise self._damaged(f"{self._names[plain]} has the shape {list(shape)}")
+            raise self._checkpoint.damaged(f"{self._names[plain]} has the shape {list(shape)}")
         return shape[axis]
 
     def _shape(self) -> _Shape:
@@ -188,7 +183,7 @@ class _Eagle:
         rows = self._size(f"{attention}q_proj.weight", 0)
         head = settings.head_dim or rows // n_heads
         if head % 2 or n_heads % n_kv:
-            raise self._damaged(f"{n_heads} and {n_kv} attention heads of width {head}")
+            raise self._checkpoint.damaged(f"{n_heads} and {n_kv} attention heads of width {head}")
         return _Shape(
             self._size("norm.weight", 0),
             self._size("fc.weight", 1),
@@ -243,14 +238,14 @@ class _Eagle:
                 raise self._unsupported(f"it has a tensor {name}")
         for plain, (_, size) in expected.items():
             if plain not in self._names:
-                raise self._damaged(f"it has no tensor {plain}")
+                raise self._checkpoint.damaged(f"it has no tensor {plain}")
             found = self._checkpoint.shape(self._names[plain])
             if found != size and plain not in _PER_TOKEN:
-                raise self._damaged(_other_shape(self._names[plain], found, size))
+                raise self._checkpoint.damaged(_other_shape(self._names[plain], found, size))
         if "lm_head.weight" not in self._names and "d2t" in self._names:
-            raise self._damaged("it has no tensor lm_head.weight")
+            raise self._checkpoint.damaged("it has no tensor lm_head.weight")
         if self._raw.get("norm_before_fc") and "input_norm.weight" not in self._names:
-            raise self._damaged("it has no tensor input_norm.weight")
+            raise self._checkpoint.damaged("it has no tensor input_norm.weight")
 
     def _layers(self) -> list[int]:
         """The layers of the main model whose inputs are read.
@@ -274,7 +269,7 @@ class _Eagle:
         why = None
         if shape.fused != _N_LAYERS_READ * main.n_embd:
             why = f"hidden states of width {shape.fused // _N_LAYERS_READ} against {main.n_embd}"
-        elif shape.width != main.n_embd:
+        elif shape.width != main.n_embd and not self._names.keys() >= _PER_TOKEN:
             why = f"its own width is {shape.width}, that of the token embeddings {main.n_embd}"
         elif len(set(layers)) < len(layers):
             why = "it reads a layer twice"
@@ -300,12 +295,12 @@ class _Eagle:
             return None
         distances = self._checkpoint.tensor(self._names["d2t"])
         if distances.dtype != np.int64 or distances.ndim != 1:
-            raise self._damaged("d2t is not a list of integers")
+            raise self._checkpoint.damaged("d2t is not a list of integers")
         ids: NDArray[np.int64] = (distances + np.arange(len(distances))).astype(np.int64)
         if ids.min() < 0 or ids.max() >= self._main.vocabulary.n_tokens:
-            raise self._damaged("d2t has tokens that are not in the vocabulary")
+            raise self._checkpoint.damaged("d2t has tokens that are not in the vocabulary")
         if len(np.unique(ids)) < len(ids):
-            raise self._damaged("d2t has a token twice")
+            raise self._checkpoint.damaged("d2t has a token twice")
         return ids
 
     def _tensor(self, plain: str, shape: _Shape) -> HeadTensor:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
+from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import Value
-from spec_local.errors import ModelError, ModelFileError
 from spec_local.validation import describe
 
 
@@ -29,11 +29,14 @@ class _Rope(BaseModel):
     beta_slow: PositiveFloat | None = None
 
 
-def rope(settings: Mapping[str, Any], width: int) -> tuple[dict[str, Value], NDArray[np.float32] | None]:
+def rope(
+    checkpoint: Checkpoint, settings: Mapping[str, Any], width: int, layout: str
+) -> tuple[dict[str, Value], NDArray[np.float32] | None]:
     """The fields of the header, and the divisors of the frequencies (``rope_freqs``), if there are any.
 
     Args:
-        settings: the config.json, or that of one layer.
+        checkpoint, layout: for error messages.
+        settings: those of its config.json, wherever they are.
         width: of an attention head; all of it is rotated.
 
     Raises:
@@ -41,26 +44,25 @@ def rope(settings: Mapping[str, Any], width: int) -> tuple[dict[str, Value], NDA
         ModelError: llama.cpp has no such scaling for heads.
     """
     given = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise checkpoint.damaged("config.json: `rope_scaling` is no object")
+    values = {"rope_theta": settings.get("rope_theta"), "rope_type": given.get("type")} | given
     try:
-        values = {"rope_theta": settings.get("rope_theta"), "rope_type": given.get("type")}
-        values |= given
         found = _Rope.model_validate({key: value for key, value in values.items() if value is not None})
-    except (AttributeError, TypeError, ValidationError) as error:
-        why = describe(error) if isinstance(error, ValidationError) else "it is not an object"
-        raise ModelFileError(f"config.json has an invalid `rope_scaling` ({why}): correct it") from None
+    except ValidationError as error:
+        raise checkpoint.damaged(f"config.json: rope_scaling.{describe(error)}") from None
     fields: dict[str, Value] = {"rope.dimension_count": width, "rope.freq_base": found.rope_theta}
     match found.rope_type:
         case "default" | "mrope":  # the positions of text are the same on all axes
             return fields, None
         case "llama3":
+            if found.low_freq_factor == found.high_freq_factor:
+                raise checkpoint.damaged("config.json: the factors of `rope_scaling` are equal")
             return fields, _llama3(found, width)
         case "linear" | "yarn" as kind:
             fields |= {"rope.scaling.type": kind, "rope.scaling.factor": found.factor}
         case other:
-            raise ModelError(
-                f"`rope_scaling` of the type {other} cannot be converted (llama.cpp does not support it for "
-                "heads): use another head"
-            )
+            raise checkpoint.unsupported(layout, f"`rope_scaling` is of the type {other}")
     if found.rope_type == "yarn":
         fields["rope.scaling.original_context_length"] = found.original_max_position_embeddings
         names = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
@@ -76,9 +78,5 @@ def _llama3(rope: _Rope, width: int) -> NDArray[np.float32]:
     lengths = 2 * math.pi / frequencies  # in tokens
     low, high = rope.low_freq_factor, rope.high_freq_factor
     n = rope.original_max_position_embeddings
-    if low == high:
-        raise ModelFileError(
-            "config.json has an invalid `rope_scaling` (its two factors are equal): correct it"
-        )
     part = np.clip((n / lengths - low) / (high - low), 0, 1)
     return (1 / ((1 - part) / rope.factor + part)).astype(np.float32)
