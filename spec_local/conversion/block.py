@@ -4,9 +4,10 @@ DFlash: Chen et al. 2026, arXiv 2602.06036. DSpark: DeepSeek-AI 2026, arXiv 2607
 tensors as Qwen3 does, whatever main model they are for. Most share its embeddings and output matrix.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from spec_local.conversion.block_settings import SELECTOR, BlockSettings, architecture, read_block_settings
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import ConvertedHead, HeadTensor, Value
+from spec_local.conversion.mask_embedding import read_mask_embedding
 from spec_local.conversion.rotation import Rotation
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.gguf_tensors import floats, has_tensor, parts
@@ -68,7 +70,7 @@ def convert(checkpoint: Checkpoint, main: Model) -> ConvertedHead:
             )
         factors = rotation.factors
         tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors, is_exact=True)
-    tensors |= _main_tensors(checkpoint, settings, main, tensors)
+    _add_main_tensors(checkpoint, settings, main, tensors)
     fields = _fields(layout, settings, main) | dict(rotation.fields)
     if layout == "DSpark":
         fields["has_confidence_head"] = "conf_proj.weight" in tensors
@@ -81,6 +83,8 @@ def _check_fit(checkpoint: Checkpoint, layout: str, settings: BlockSettings, mai
         why = f"hidden states of width {settings.hidden_size} against {main.n_embd}"
     elif settings.vocab_size != main.vocabulary.n_tokens:
         why = f"{settings.vocab_size} tokens against {main.vocabulary.n_tokens}"
+    elif min(settings.layers) < 1:
+        why = "it reads the token embeddings"
     elif (last := max(settings.layers)) > main.n_layers:
         why = f"it reads layers up to {last - 1}, but there are only {main.n_layers}"
     if why:
@@ -256,18 +260,45 @@ def _in_halves(
     return heads[:, order].reshape(values.shape)
 
 
-def _main_tensors(
-    checkpoint: Checkpoint, settings: BlockSettings, main: Model, tensors: Mapping[str, HeadTensor]
-) -> dict[str, HeadTensor]:
-    """The main model's output matrix, if a head has embeddings and no output matrix of its own.
+def _add_main_tensors(
+    checkpoint: Checkpoint, settings: BlockSettings, main: Model, tensors: dict[str, HeadTensor]
+) -> None:
+    """Add what a head lacks if llama.cpp would not take it from the main model."""
+    shape = (settings.vocab_size, settings.hidden_size)
+    mask = read_mask_embedding(checkpoint.folder, settings.hidden_size)
+    if mask:
+        if mask[0] != settings.mask_token_id:
+            raise ModelFileError(
+                f"{checkpoint.folder / 'mask_embedding.pt'} is for token {mask[0]} instead of "
+                f"{settings.mask_token_id}: download the head again"
+            )
+        known = tensors.get("token_embd.weight") or HeadTensor(shape, _main_matrix(main, "token_embd.weight"))
+        tensors["token_embd.weight"] = HeadTensor(shape, lambda: _with_row(known.load(), *mask))
+    has_output = "output.weight" in tensors or (settings.tie_word_embeddings and not mask)
+    if "token_embd.weight" in tensors and not has_output:
+        # llama.cpp would take the embeddings.
+        tensors["output.weight"] = HeadTensor(shape, _main_matrix(main, "output.weight", "token_embd.weight"))
 
-    llama.cpp would use the embeddings instead.
-    """
-    if "token_embd.weight" not in tensors or "output.weight" in tensors or settings.tie_word_embeddings:
-        return {}
-    for name in ("output.weight", "token_embd.weight"):
+
+def _main_matrix(main: Model, *names: str) -> Callable[[], NDArray[np.float32]]:
+    """Reads the first matrix of these names that the main model has."""
+    for name in names:
         for part in parts(main.path):
             if has_tensor(part, name):
-                shape = (settings.vocab_size, settings.hidden_size)
-                return {"output.weight": HeadTensor(shape, partial(floats, part, name, shape[1]))}
-    raise ModelFileError(f"{main.path} has no output matrix, which the head needs: use a complete GGUF file")
+                return partial(_floats, part, name, main.n_embd)
+    raise ModelFileError(f"{main.path} has no tensor {names[0]}: use a complete GGUF file")
+
+
+def _floats(path: Path, name: str, width: int) -> NDArray[np.float32]:
+    try:
+        return floats(path, name, width)
+    except ValueError as error:
+        raise ModelFileError(f"{path} cannot be read ({error}): use a file of another type") from None
+
+
+def _with_row(
+    values: NDArray[np.float32] | NDArray[np.int64], row: int, vector: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    found = values.astype(np.float32)
+    found[row] = vector
+    return found

@@ -91,31 +91,30 @@ def read_rotation(config: Mapping[str, Any], head_dim: int, folder: Path) -> Rot
         fields["rope.dimension_count"] = n_rotated
     if not n_rotated or n_rotated % 2:
         raise unsupported(folder, "partial_rotary_factor", f"it rotates {n_rotated} dimensions")
-    kind = settings.rope_type or settings.type
+    kind, factor = settings.rope_type or settings.type, settings.factor
+    original = settings.original_max_position_embeddings
     if kind in _PLAIN:
         return Rotation(n_rotated, fields)
-    if settings.factor is None:
+    if kind not in ("linear", "yarn", "llama3"):
+        raise unsupported(folder, "rope_parameters.rope_type", f"it is {kind!r}")
+    if factor is None:
         raise unsupported(folder, "rope_parameters.factor", "it is missing")
     if kind == "linear":
-        scaling: dict[str, Value] = {"type": "linear", "factor": float(settings.factor)}
-        return Rotation(n_rotated, fields | _prefixed(scaling))
-    original = settings.original_max_position_embeddings
+        return Rotation(n_rotated, fields | _prefixed({"type": "linear", "factor": float(factor)}))
     if original is None:
         raise unsupported(folder, "rope_parameters.original_max_position_embeddings", "it is missing")
     if kind == "yarn":
-        return Rotation(n_rotated, fields | _prefixed(_yarn(settings, settings.factor, original)))
-    if kind == "llama3":
-        low, high = settings.low_freq_factor, settings.high_freq_factor
-        if low is None or high is None or low >= high:
-            raise unsupported(folder, "rope_parameters.low_freq_factor", "it must be below the high one")
-        theta = settings.rope_theta or 10_000.0  # the default of transformers
-        frequencies = theta ** (-np.arange(0, n_rotated, 2) / n_rotated)
-        # The share of each frequency that is kept, from 0 (long waves) to 1 (short ones).
-        kept = np.clip((original * frequencies / (2 * math.pi) - low) / (high - low), 0, 1)
-        factors = np.ones(head_dim // 2, np.float32)
-        factors[: n_rotated // 2] = 1 / ((1 - kept) / settings.factor + kept)
-        return Rotation(n_rotated, fields, factors)
-    raise unsupported(folder, "rope_parameters.rope_type", f"it is {kind!r}")
+        return Rotation(n_rotated, fields | _prefixed(_yarn(settings, factor, original)))
+    low, high = settings.low_freq_factor, settings.high_freq_factor
+    if low is None or high is None or low >= high:
+        raise unsupported(folder, "rope_parameters.low_freq_factor", "it must be below the high one")
+    theta = settings.rope_theta or 10_000.0  # the default of transformers
+    frequencies = theta ** (-np.arange(0, n_rotated, 2) / n_rotated)
+    # The share of each frequency that is kept, from 0 (long waves) to 1 (short ones).
+    kept = np.clip((original * frequencies / (2 * math.pi) - low) / (high - low), 0, 1)
+    factors = np.ones(head_dim // 2, np.float32)
+    factors[: n_rotated // 2] = 1 / ((1 - kept) / factor + kept)
+    return Rotation(n_rotated, fields, factors)
 
 
 def _yarn(settings: _Settings, factor: float, original: int) -> dict[str, Value]:

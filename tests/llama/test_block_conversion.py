@@ -1,13 +1,15 @@
-"""Published heads that draft blocks become GGUF files: llama.cpp computes what PyTorch does with the original."""
+"""Published heads that draft blocks become GGUF files, from which llama.cpp computes what PyTorch does."""
 
 import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 from spec_local.conversion import block
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.writer import write_head
+from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import floats
 from spec_local.llama.heads.block import BlockFormat
@@ -17,6 +19,7 @@ from tests.block_checkpoints import (
     DFLASH,
     DFLASH2,
     DSPARK,
+    HEAD,
     N_CANDIDATES,
     READ,
     SELECTOR,
@@ -27,6 +30,7 @@ from tests.block_checkpoints import (
 )
 from tests.checkpoints import write_checkpoint
 from tests.reference_block_head import ReferenceBlockHead
+from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import MASK
 from tests.tiny_heads import N_EMBD, write_tiny_main
 from tests.torch_block_head import TorchBlockHead
@@ -93,7 +97,7 @@ def main(folder):
 class Converted:
     """A head in its checkpoint and in its file."""
 
-    def __init__(self, folder, main, config, *, kind="F32", sinks=False, **options):
+    def __init__(self, folder, main, config, *, kind="F32", sinks=False, mask=None, **options):
         self.tensors = block_tensors(config, **options)
         if sinks:
             for i in range(config["num_hidden_layers"]):
@@ -106,6 +110,11 @@ class Converted:
         if config.get("tie_word_embeddings"):
             tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
         matrices = [floats(main.path, f"{name}.weight", N_EMBD) for name in ("token_embd", "output")]
+        if mask is not None:
+            torch.save({"mask_token_id": MASK, "embedding": mask}, self.folder / "mask_embedding.pt")
+            tensors.setdefault("lm_head.weight", matrices[1])
+            tensors["embed_tokens.weight"] = tensors.get("embed_tokens.weight", matrices[0]).copy()
+            tensors["embed_tokens.weight"][MASK] = mask.float()
         self.torch = TorchBlockHead(config, tensors, *matrices)
         assert block.recognizes(self.checkpoint)
         self.head = block.convert(self.checkpoint, main)
@@ -177,3 +186,151 @@ def test_a_checkpoint_in_bfloat16(main, tmp_path, config):
     else:
         expected = converted.torch.logits(hidden)
     agree(logits, expected[first:].numpy())
+
+
+@pytest.mark.parametrize("own", [(), ("embed_tokens",)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_vector_for_the_mask_token(main, tmp_path, own, kind):
+    mask = torch.linspace(-2, 2, N_EMBD).to(kind)
+    converted = Converted(tmp_path, main, DFLASH, own=own, mask=mask)
+    first, logits, _, hidden = converted.blocks()
+    agree(logits, converted.torch.logits(hidden)[first:].numpy())
+
+
+def test_main_models_that_read_images(folder, tmp_path):
+    """The head rotates by the first of their positions only, as llama.cpp's converter has it."""
+    model = Model(write_tiny(folder / "images.gguf", "qwen35", n_layers=5))
+    try:
+        for config in (DFLASH, DFLASH | {"partial_rotary_factor": 0.5}):
+            converted = Converted(tmp_path, model, config)
+            assert converted.head.fields["rope.dimension_sections"] == [HEAD // 2, 0, 0, 0]
+            _, logits, _, hidden = converted.blocks()
+            agree(logits, converted.torch.logits(hidden)[1:].numpy())
+        scaled = write_checkpoint(
+            tmp_path / "scaled", DFLASH | {"rope_scaling": LLAMA3}, block_tensors(DFLASH)
+        )
+        with pytest.raises(ModelFileError, match="scales its rotation as Llama 3 does"):
+            block.convert(Checkpoint(scaled), model)
+    finally:
+        model.close()
+
+
+def without(config, *names):
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def dflash(**changes):
+    return DFLASH | {"dflash_config": READ | changes}
+
+
+WRONG = {
+    "another width": (DFLASH | {"hidden_size": 128}, "another model .hidden states of width 128 against 64"),
+    "another vocabulary": (DFLASH | {"vocab_size": 900}, "another model .900 tokens against 823"),
+    "too many layers": (dflash(target_layer_ids=[0, 1, 5]), "reads layers up to 5, but there are only 5"),
+    "the last layer": (dflash(target_layer_ids=[0, 1, 4]), "reads the last layer"),
+    "a layer twice": (dflash(target_layer_ids=[0, 1, 1]), "it reads a layer twice"),
+    "embeddings": (SPECULATORS | {"aux_hidden_state_layer_ids": [0, 1, 2]}, "it reads the token embeddings"),
+    "no layers": (DFLASH | {"dflash_config": {"mask_token_id": MASK}}, "`target_layer_ids` .*missing"),
+    "no mask token": (
+        DFLASH | {"dflash_config": without(READ, "mask_token_id")},
+        "`mask_token_id` .*missing",
+    ),
+    "mask token": (dflash(mask_token_id=823), "`mask_token_id` .*it exceeds `vocab_size`"),
+    "no size": (without(DFLASH, "intermediate_size"), "`intermediate_size` .*is missing"),
+    "a text": (DFLASH | {"num_hidden_layers": "2"}, "`num_hidden_layers` .*valid integer"),
+    "too large": (DFLASH | {"num_hidden_layers": 10**30}, "`num_hidden_layers` "),
+    "heads": (
+        DFLASH | {"num_attention_heads": 3, "num_key_value_heads": 2},
+        "`num_key_value_heads` .*3 heads",
+    ),
+    "odd": (DFLASH | {"head_dim": 33}, "`head_dim` .*it is 33"),
+    "a nested text": (DFLASH | {"dflash_config": "x"}, "`dflash_config` .*not an object"),
+    "activation": (DFLASH | {"hidden_act": "gelu"}, "`hidden_act` .*'silu'"),
+    "another Markov model": (DSPARK | {"markov_head_type": "rnn"}, "`markov_head_type` .*'vanilla'"),
+    "kinds of layers": (DFLASH | {"layer_types": ["linear_attention"] * 2}, "`layer_types.0` "),
+    "number of layers": (DFLASH | WINDOW | {"layer_types": ["full_attention"]}, "`layer_types` .*1 layers"),
+    "rotation": (DFLASH | {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "`rope_parameters.rope"),
+    "further rotation": (DFLASH | {"rope_parameters": YARN | {"mscale": 1.0}}, "`mscale` .*unknown key"),
+    "no factor": (DFLASH | {"rope_scaling": {"rope_type": "linear"}}, "`rope_parameters.factor` .*missing"),
+    "rotation of layers": (
+        DFLASH | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}},
+        "`rope_parameters` .*differs between layers",
+    ),
+    "draft tokens": (SPECULATORS | {"draft_vocab_size": 1000}, "`draft_vocab_size` .*exceeds"),
+    "no selector": (DFLASH2 | {"dflash_config": READ}, "`conv_kernel_size` .*missing"),
+    "groups": (DFLASH2 | {"dflash_config": READ | SELECTOR | {"conv_group_size": 24}}, "`conv_group_size`"),
+    "candidates": (DFLASH2 | {"dflash_config": READ | SELECTOR | {"selector_top_k": 8}}, "`selector_top_k`"),
+    "DeepSeek": (
+        DSPARK | {"architectures": ["DeepseekV4DSparkModel"]},
+        "layout DSpark of DeepSeek-V4",
+    ),
+    "Gemma": (DSPARK | {"architectures": ["Gemma4DSparkModel"]}, "layout DSpark of Gemma 4"),
+    "no Markov model": (DFLASH | {"architectures": ["DSparkDraftModel"]}, "no tensor markov_head.markov_w1"),
+}
+
+
+def refuses(main, folder, config, tensors, why):
+    """One line, and nothing is written."""
+    checkpoint = Checkpoint(write_checkpoint(folder / "head", config, tensors))
+
+    def convert():
+        write_head(folder / "head.gguf", block.convert(checkpoint, main), main, "F32")
+
+    with pytest.raises((ModelError, ModelFileError), match=why) as caught:
+        convert()
+    assert "\n" not in str(caught.value)
+    assert {path.name for path in folder.iterdir()} <= {"head", "unchecking"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_converted_is_named(main, tmp_path, name):
+    config, why = WRONG[name]
+    tensors = block_tensors(DFLASH2 if config["architectures"] == DFLASH2["architectures"] else DFLASH)
+    refuses(main, tmp_path, config, tensors, why)
+
+
+def test_wrong_tensors(main, tmp_path):
+    tensors, speculators = block_tensors(DFLASH), block_tensors(SPECULATORS)
+    bias = {"layers.0.self_attn.q_proj.bias": np.zeros(96, np.float32)}
+    for i, (config, changed, why) in enumerate(
+        [
+            (DFLASH, tensors | bias, "tensor layers.0.self_attn.q_proj.bias, which llama.cpp does not know"),
+            (DFLASH, without(tensors, "fc.weight"), "has no tensor fc.weight"),
+            (
+                DFLASH,
+                tensors | {"norm.weight": np.ones(32, np.float32)},
+                "norm.weight has the shape",
+            ),
+            (DFLASH | {"num_hidden_layers": 3}, tensors, "has no tensor layers.2"),
+            (SPECULATORS, without(speculators, "d2t"), "has no tensor d2t"),
+            (SPECULATORS, without(speculators, "lm_head.weight"), "has no tensor lm_head.weight"),
+            (SPECULATORS, speculators | {"d2t": np.full(300, 600)}, "d2t lists tokens twice or outside"),
+            (SPECULATORS, speculators | {"d2t": -np.arange(300)}, "d2t lists tokens twice or outside"),
+        ]
+    ):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        refuses(main, folder, config, changed, why)
+
+
+def test_wrong_vectors_of_the_mask_token(main, tmp_path):
+    folder = write_checkpoint(tmp_path / "head", DFLASH, block_tensors(DFLASH))
+    path = folder / "mask_embedding.pt"
+    for content in ({"mask_token_id": MASK, "embedding": torch.zeros(8)}, {"mask_token_id": MASK}, [1]):
+        torch.save(content, path)
+        with pytest.raises(ModelFileError, match="has no token with a vector of 64 values"):
+            block.convert(Checkpoint(folder), main)
+    torch.save({"mask_token_id": 7, "embedding": torch.zeros(N_EMBD)}, path)
+    with pytest.raises(ModelFileError, match="is for token 7 instead of 10"):
+        block.convert(Checkpoint(folder), main)
+    path.write_bytes(b"PK\3\4" + bytes(100))
+    with pytest.raises(ModelFileError, match="has no token"):
+        block.convert(Checkpoint(folder), main)
+
+
+@pytest.mark.parametrize(
+    "architectures", [None, "DFlashDraftModel", ["LlamaForCausalLMEagle3"], [None, 1, []]]
+)
+def test_other_checkpoints_are_not_recognized(tmp_path, architectures):
+    config = DFLASH | {"architectures": architectures}
+    assert not block.recognizes(Checkpoint(write_checkpoint(tmp_path, config, {"a": np.ones(1, np.float32)})))
