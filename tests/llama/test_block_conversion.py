@@ -121,9 +121,9 @@ class Converted:
         self.path = folder / "head.gguf"
         self.main = main
 
-    def blocks(self):
+    def blocks(self, kind="F32"):
         """llama.cpp's logits, and its other outputs, and the reference's normalized hidden states."""
-        write_head(self.path, self.head, self.main, "F32")
+        write_head(self.path, self.head, self.main, kind)
         model = Model(self.path)
         rows = open_sequences(self.main, 1, n_ctx=64, max_tokens=32, threads=1, flash_attention=False)
         fields = self.head.fields
@@ -186,6 +186,57 @@ def test_a_checkpoint_in_bfloat16(main, tmp_path, config):
     else:
         expected = converted.torch.logits(hidden)
     agree(logits, expected[first:].numpy())
+
+
+@pytest.mark.parametrize("config", [SPECULATORS, DFLASH2])
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
+def test_quantized_heads_are_evaluated(main, tmp_path, config, kind):
+    """llama.cpp would abort the process for some types."""
+    converted = Converted(tmp_path, main, config)
+    first, logits, _, hidden = converted.blocks(kind)
+    if converted.head.layout == "DSpark":
+        expected = converted.torch.chain(hidden, PROMPT[-1], first)[0][first].numpy()
+    else:
+        expected = converted.torch.logits(hidden)[first].numpy()
+    known = np.isfinite(expected)
+    assert np.corrcoef(logits[0][known], expected[known])[0, 1] > 0.999
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (
+            DFLASH | WINDOW | {"is_causal": False},
+            {
+                "rope.freq_base": 100_000,
+                "attention.sliding_window": 6,
+                "attention.sliding_window_pattern": [False, True],
+                "attention.causal": False,
+            },
+        ),
+        (DFLASH2, SELECTOR | {"rope.freq_base": 100_000}),
+        (DSPARK, {"rope.freq_base": 1e6, "sample_from_anchor": True, "has_confidence_head": True}),
+        (SPECULATORS, {"rope.freq_base": 5000, "sample_from_anchor": False, "has_confidence_head": True}),
+    ],
+)
+def test_fields_are_those_of_llama_cpp_s_converter(main, tmp_path, config, fields):
+    """As the pinned commit of convert_hf_to_gguf.py wrote them for these heads."""
+    head = Converted(tmp_path, main, config).head
+    assert head.architecture == "dflash"
+    assert head.mask == MASK
+    assert head.fields == fields | {
+        "block_count": 2,
+        "context_length": 2048,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 48,
+        "attention.value_length": 48,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "block_size": 6,
+        "target_layers": [1, 2, 4],
+    }
 
 
 @pytest.mark.parametrize("own", [(), ("embed_tokens",)])
