@@ -68,6 +68,8 @@ def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapp
             _add(writer, f"{head.architecture}.{name}", value)
         for name, value in origin.items():
             _add(writer, name, value)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
         _copy_tokenizer(writer, main.path)
         if head.mask is not None:
             writer.add_mask_token_id(head.mask)
