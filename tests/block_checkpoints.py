@@ -92,7 +92,7 @@ def block_tensors(config, *, prefix="", drop=(), own=(), n_drafted=None):
     elif "DFlash" not in config["architectures"][0]:
         shapes["markov_head.markov_w1"] = (N_VOCAB, RANK)
         shapes["markov_head.markov_w2"] = (n_drafted, RANK)
-        shapes["confidence_head.proj"] = (1, n + RANK)
+        shapes["confidence_head.proj"] = (1, n + RANK * config.get("confidence_head_with_markov", True))
     shapes |= {"embed_tokens": (N_VOCAB, n)} if "embed_tokens" in own else {}
     shapes |= {"lm_head": (n_drafted, n)} if "lm_head" in own or n_drafted < N_VOCAB else {}
     found = {}

@@ -56,8 +56,9 @@ class TorchBlockHead:
         w1, w2 = self._get("markov_head.markov_w1"), self._get("markov_head.markov_w2")
         for i in range(first, len(hidden)):
             logits[i] += self._of_all(w2 @ w1[before], 0.0)
-            known = torch.cat([hidden[i], w1[before]])
-            score = self._get("confidence_head.proj")[0] @ known + self._tensors["confidence_head.proj.bias"]
+            weights = self._get("confidence_head.proj")[0]
+            known = torch.cat([hidden[i], w1[before]])[: len(weights)]
+            score = weights @ known + self._tensors["confidence_head.proj.bias"]
             confidences.append(torch.sigmoid(score).item())
             before = int(logits[i].argmax())
         return logits, confidences

@@ -38,6 +38,7 @@ class _Place:
     """Where a tensor belongs.
 
     name: llama.cpp's. is_rotated: its rows are dimensions of queries or keys. is_exact: see `HeadTensor`.
+    n_zeros: columns that llama.cpp expects in addition.
     """
 
     name: str
@@ -45,6 +46,7 @@ class _Place:
     is_required: bool = True
     is_rotated: bool = False
     is_exact: bool = False
+    n_zeros: int = 0
 
 
 def recognizes(checkpoint: Checkpoint) -> bool:
@@ -147,8 +149,8 @@ def _tensors(
             continue
         if name not in places:
             raise ModelFileError(
-                f"{checkpoint.folder} has the tensor {full}, which llama.cpp does not know in a {layout} "
-                "head: use another head"
+                f"{checkpoint.folder} has the tensor {full}, which {layout} heads do not have: use another "
+                "head"
             )
         place = places[name]
         if checkpoint.shape(full) != place.shape:
@@ -156,9 +158,9 @@ def _tensors(
                 f"{checkpoint.folder}: {full} has the shape {checkpoint.shape(full)} instead of "
                 f"{place.shape}: download the head again"
             )
-        found[place.name] = HeadTensor(
-            place.shape, _loader(checkpoint, full, place, settings, rotation), place.is_exact
-        )
+        shape = (*place.shape[:-1], place.shape[-1] + place.n_zeros)
+        load = _loader(checkpoint, full, place, settings, rotation)
+        found[place.name] = HeadTensor(shape, load, place.is_exact)
     needed = {_TOKENS, _OUTPUT} if settings.n_drafted < settings.vocab_size else set()
     needed |= {_MARKOV} if layout == "DSpark" else set()
     needed |= {name for name, place in places.items() if place.is_required}
@@ -218,11 +220,14 @@ def _places(layout: str, settings: BlockSettings) -> dict[str, _Place]:
 
 def _markov_places(settings: BlockSettings, rank: tuple[int, ...]) -> dict[str, _Place]:
     """Of the Markov model, which corrects the logits for the token before, and of the confidence head."""
-    width = settings.hidden_size + sum(rank)
+    n = sum(rank)
+    confidence = _Place("conf_proj.weight", (1, settings.hidden_size + n), False, is_exact=True)
+    if settings.confidence_head_with_markov is False:
+        confidence = replace(confidence, shape=(1, settings.hidden_size), n_zeros=n)
     return {
         _MARKOV: _Place("markov_w1.weight", (settings.vocab_size, *rank)),
         "markov_head.markov_w2.weight": _Place("markov_w2.weight", (settings.n_drafted, *rank)),
-        "confidence_head.proj.weight": _Place("conf_proj.weight", (1, width), False, is_exact=True),
+        "confidence_head.proj.weight": confidence,
         "confidence_head.proj.bias": _Place("conf_proj.bias", (1,), is_required=False),
     }
 
@@ -235,6 +240,9 @@ def _loader(
         return lambda: tokens
     if place.is_rotated and settings.rope_is_neox_style is False:
         return lambda: _in_halves(checkpoint.tensor(name), settings.head_size, rotation.n_rotated)
+    if place.n_zeros:
+        zeros = np.zeros((place.shape[0], place.n_zeros), np.float32)
+        return lambda: np.hstack([checkpoint.tensor(name).astype(np.float32, copy=False), zeros])
     return lambda: checkpoint.tensor(name)
 
 

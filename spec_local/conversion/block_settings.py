@@ -12,6 +12,7 @@ from spec_local.errors import ModelFileError
 
 _LAYOUTS = {
     "DFlashDraftModel": "DFlash",
+    "DFlashSpeculator": "DFlash",
     "DFlash2DraftModel": "DFlash2",
     "Qwen3DSparkModel": "DSpark",
     "DSparkDraftModel": "DSpark",
@@ -58,9 +59,15 @@ class BlockSettings(BaseModel):
     aux_hidden_state_layer_ids: Annotated[list[_Index], Field(min_length=1)] | None = None
     mask_token_id: _Index
     sample_from_anchor: bool | None = None
+    dspark_bonus_anchor: bool | None = None  # the opposite, in vLLM
     markov_head_type: Literal["vanilla"] | None = None
+    markov_rank: Size | None = None
+    confidence_head_with_markov: bool | None = None
+    projector_type: Literal["dflash"] | None = None
+    shift_label: Literal[False] | None = None
     is_causal: bool | None = None
     causal: bool | None = None
+    sliding_window_non_causal: bool | None = None
     use_sliding_window: bool | None = None
     sliding_window: Size | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
@@ -127,20 +134,41 @@ def read_block_settings(checkpoint: Checkpoint) -> tuple[str, BlockSettings, Rot
         inner = config.pop(part, None) or {}
         if not isinstance(inner, dict):
             raise unsupported(checkpoint.folder, part, "it is not an object")
-        config |= inner
+        config |= {name: value for name, value in inner.items() if value is not None}
     settings = read_settings(BlockSettings, config, folder)
     layout = _LAYOUTS[name]
     if layout == "DFlash" and settings.conv_kernel_size:
         layout = "DFlash2"
-    if layout == "DSpark" and settings.sample_from_anchor is None:
-        # In the layout of speculators, the anchor is a further token of the block.
-        is_further = {"transformer_layer_config", "aux_hidden_state_layer_ids"} & checkpoint.config.keys()
-        settings.sample_from_anchor = not is_further
+    _complete(checkpoint, layout, settings)
     _check(checkpoint, settings)
     for setting in SELECTOR if layout == "DFlash2" else ():
         if getattr(settings, setting) is None:
             raise unsupported(checkpoint.folder, setting, "it is missing")
     return layout, settings, read_rotation(config, settings.head_size, folder)
+
+
+def _complete(checkpoint: Checkpoint, layout: str, settings: BlockSettings) -> None:
+    """Set what a layout means by default, or raise an error for what llama.cpp does not do."""
+    is_speculators = "transformer_layer_config" in checkpoint.config
+    if layout != "DSpark":
+        if settings.sample_from_anchor:
+            raise unsupported(checkpoint.folder, "sample_from_anchor", f"llama.cpp skips {layout}'s anchor")
+    elif settings.sample_from_anchor is None:
+        is_bonus = is_speculators or "aux_hidden_state_layer_ids" in checkpoint.config
+        if settings.dspark_bonus_anchor is not None:
+            is_bonus = settings.dspark_bonus_anchor
+        settings.sample_from_anchor = not is_bonus
+    is_known = settings.causal is not None or settings.is_causal is not None
+    if not is_speculators or not settings.window or is_known:
+        return
+    non_causal = settings.sliding_window_non_causal
+    has_window = settings.window[1]
+    if any(has_window) and not (layout == "DFlash2" if non_causal is None else non_causal):
+        if not all(has_window):
+            raise unsupported(
+                checkpoint.folder, "sliding_window_non_causal", "only layers with a window would be causal"
+            )
+        settings.causal = True
 
 
 def _check(checkpoint: Checkpoint, settings: BlockSettings) -> None:

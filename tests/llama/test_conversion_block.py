@@ -23,6 +23,7 @@ from tests.block_checkpoints import (
     N_CANDIDATES,
     READ,
     SELECTOR,
+    SHAPE,
     SIZE,
     SPECULATORS,
     WINDOW,
@@ -78,6 +79,9 @@ HEADS = {
     "DSpark, after the anchor": (DSPARK | {"sample_from_anchor": False}, {}),
     "DSpark of speculators": (SPECULATORS, {}),
     "DSpark of speculators, from the anchor": (SPECULATORS | {"sample_from_anchor": True}, {}),
+    "DSpark of vLLM": (DSPARK | {"dspark_bonus_anchor": True}, {}),
+    "DSpark, a plain confidence": (DSPARK | {"confidence_head_with_markov": False}, {}),
+    "DFlash of speculators": (SPECULATORS | {"architectures": ["DFlashSpeculator"]}, {}),
     "DFlash2": (DFLASH2, {}),
     "DFlash2, factors": (
         DFLASH2
@@ -266,6 +270,21 @@ def test_main_models_that_read_images(folder, tmp_path):
         model.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "kinds", "is_causal"),
+    [
+        ({}, ["sliding_attention"] * 2, True),
+        ({}, ["full_attention"] * 2, None),
+        ({"sliding_window_non_causal": True}, WINDOW["layer_types"], None),
+        ({"causal": False}, WINDOW["layer_types"], False),
+    ],
+)
+def test_blocks_of_speculators_are_causal_within_a_window(main, tmp_path, changes, kinds, is_causal):
+    layer = SHAPE | WINDOW | {"layer_types": kinds}
+    head = Converted(tmp_path, main, SPECULATORS | {"transformer_layer_config": layer} | changes).head
+    assert head.fields.get("attention.causal") is is_causal
+
+
 def without(config, *names):
     return {name: value for name, value in config.items() if name not in names}
 
@@ -307,6 +326,16 @@ WRONG = {
         DFLASH | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}},
         "`rope_parameters` .*differs between layers",
     ),
+    "no rank": (DSPARK | {"markov_rank": 0}, "`markov_rank` .*greater than 0"),
+    "from the anchor": (
+        DFLASH | {"sample_from_anchor": True},
+        "`sample_from_anchor` .*DFlash's anchor",
+    ),
+    "Domino": (DFLASH | {"projector_type": "domino"}, "`projector_type` .*'dflash'"),
+    "causal in some layers": (
+        SPECULATORS | {"transformer_layer_config": SHAPE | WINDOW},
+        "`sliding_window_non_causal` .*only layers with a window would be causal",
+    ),
     "draft tokens": (SPECULATORS | {"draft_vocab_size": 1000}, "`draft_vocab_size` .*exceeds"),
     "no selector": (DFLASH2 | {"dflash_config": READ}, "`conv_kernel_size` .*missing"),
     "groups": (DFLASH2 | {"dflash_config": READ | SELECTOR | {"conv_group_size": 24}}, "`conv_group_size`"),
@@ -345,7 +374,7 @@ def test_wrong_tensors(main, tmp_path):
     bias = {"layers.0.self_attn.q_proj.bias": np.zeros(96, np.float32)}
     for i, (config, changed, why) in enumerate(
         [
-            (DFLASH, tensors | bias, "tensor layers.0.self_attn.q_proj.bias, which llama.cpp does not know"),
+            (DFLASH, tensors | bias, "tensor layers.0.self_attn.q_proj.bias, which DFlash heads do not have"),
             (DFLASH, without(tensors, "fc.weight"), "has no tensor fc.weight"),
             (
                 DFLASH,
