@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from spec_local.conversion import eagle
+from spec_local.conversion import block, eagle
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.writer import write_head
 from spec_local.errors import ModelError
@@ -13,7 +13,7 @@ from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.system.files import check_target
 
-_LAYOUTS = (eagle,)
+_LAYOUTS = (eagle, block)
 """Each with `recognizes` and `convert`; the first that recognizes a folder converts it."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of a part of a split model
 
@@ -49,7 +49,8 @@ def convert_head(
     if not layout:
         named = checkpoint.config.get("architectures") or checkpoint.config.get("model_type")
         raise ModelError(
-            f"{folder} has no layout that can be converted (`architectures`: {named}): give an EAGLE-3 head"
+            f"{folder} has no layout that can be converted (`architectures`: {named}): give an EAGLE-3, "
+            "DFlash or DSpark head"
         )
     with closing(open_header(main)) as model:
         choose_head(model)  # refuses a head in its place

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, Validati
 
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import ConvertedHead, HeadTensor
-from spec_local.conversion.rope import rope
+from spec_local.conversion.rotation import read_rotation
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
 from spec_local.validation import describe
@@ -118,7 +118,10 @@ class _Eagle:
         self._check_tensors(shape)
         layers = self._layers()
         self._check_fit(shape, layers)
-        fields, divisors = rope(self._raw, shape.head)
+        rotation = read_rotation(self._raw, shape.head, self._checkpoint.folder)
+        if rotation.n_rotated < shape.head:
+            raise self._unsupported(f"it rotates {rotation.n_rotated} of {shape.head} dimensions")
+        fields = {"rope.dimension_count": shape.head, **rotation.fields}
         settings = self._settings
         fields |= {
             "block_count": 1,
@@ -137,8 +140,8 @@ class _Eagle:
             "norm_before_fc": "input_norm.weight" in self._names,
         }
         tensors = {name: self._tensor(plain, shape) for plain, (name, _) in self._expected(shape).items()}
-        if divisors is not None:
-            tensors["rope_freqs.weight"] = HeadTensor(divisors.shape, lambda: divisors)
+        if (factors := rotation.factors) is not None:
+            tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors)
         if (ids := self._draft_tokens()) is not None:
             tensors["d2t"] = HeadTensor(ids.shape, lambda: ids)
         return ConvertedHead("eagle3", f"EAGLE-3 of {self._layout()}", fields, tensors)

@@ -39,8 +39,8 @@ class _Settings(BaseModel):
     extrapolation_factor: Positive | None = None
     beta_fast: Positive | None = None
     beta_slow: Positive | None = None
-    low_freq_factor: Positive | None = None
-    high_freq_factor: Positive | None = None
+    low_freq_factor: Positive = 1.0  # as published with Llama 3.1
+    high_freq_factor: Positive = 4.0
     # Of models that read images; the main model's file decides.
     mrope_section: Any = None
     mrope_interleaved: Any = None
@@ -106,7 +106,7 @@ def read_rotation(config: Mapping[str, Any], head_dim: int, folder: Path) -> Rot
     if kind == "yarn":
         return Rotation(n_rotated, fields | _prefixed(_yarn(settings, factor, original)))
     low, high = settings.low_freq_factor, settings.high_freq_factor
-    if low is None or high is None or low >= high:
+    if low >= high:
         raise unsupported(folder, "rope_parameters.low_freq_factor", "it must be below the high one")
     theta = settings.rope_theta or 10_000.0  # the default of transformers
     frequencies = theta ** (-np.arange(0, n_rotated, 2) / n_rotated)

@@ -8,6 +8,7 @@ import torch
 
 from spec_local.conversion import block
 from spec_local.conversion.checkpoint import Checkpoint
+from spec_local.conversion.convert import convert_head
 from spec_local.conversion.writer import write_head
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
@@ -111,7 +112,7 @@ class Converted:
         tensors = {name: self.checkpoint.tensor(name) for name in self.tensors}
         if config.get("has_embed_tokens") is False:
             del tensors["embed_tokens.weight"]
-        if config.get("tie_word_embeddings"):
+        if config.get("tie_word_embeddings") and mask is None:
             tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
         matrices = [floats(main.path, f"{name}.weight", N_EMBD) for name in ("token_embd", "output")]
         if mask is not None:
@@ -243,11 +244,25 @@ def test_fields_are_those_of_llama_cpp_s_converter(main, tmp_path, config, field
     }
 
 
+def test_a_copy_of_the_main_model_s_output_is_left_out(main, tmp_path):
+    assert "output.weight" not in Converted(tmp_path, main, DSPARK, own=("lm_head",)).head.tensors
+
+
+def test_the_command_s_function_converts_each_layout(main, tmp_path):
+    for name, config in {"DFlash": DFLASH, "DSpark": SPECULATORS, "DFlash2": DFLASH2}.items():
+        folder = write_checkpoint(tmp_path / name, config, block_tensors(config))
+        log = []
+        head = Model(convert_head(folder, main.path, tmp_path / f"{name}.gguf", log=log.append))
+        assert head.target_layers == (1, 2, 4)
+        assert log == [f"converting {name} ({name}) for {main.name} to Q8_0"]
+        head.close()
+
+
 @pytest.mark.parametrize("own", [(), ("embed_tokens",)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_vector_for_the_mask_token(main, tmp_path, own, kind):
     mask = torch.linspace(-2, 2, N_EMBD).to(kind)
-    converted = Converted(tmp_path, main, DFLASH, own=own, mask=mask)
+    converted = Converted(tmp_path, main, DFLASH | {"tie_word_embeddings": bool(own)}, own=own, mask=mask)
     first, logits, _, hidden = converted.blocks()
     agree(logits, converted.torch.logits(hidden)[first:].numpy())
 
