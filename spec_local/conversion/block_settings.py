@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.rotation import Rotation, read_rotation
-from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
+from spec_local.conversion.settings import STRICT, Number, Positive, Size, read_settings, unsupported
 from spec_local.errors import ModelFileError
 
 _LAYOUTS = {
@@ -52,7 +52,7 @@ class BlockSettings(BaseModel):
     vocab_size: Size
     draft_vocab_size: Size | None = None
     max_position_embeddings: Size | None = None
-    rms_norm_eps: Positive
+    rms_norm_eps: Positive = 1e-6  # of transformers
     hidden_act: Literal["silu"] = "silu"
     block_size: Size = 16  # of heads that do not state it; as in llama.cpp
     target_layer_ids: Annotated[list[_Index], Field(min_length=1)] | None = None
@@ -76,10 +76,10 @@ class BlockSettings(BaseModel):
     has_embed_tokens: bool | None = None
     tie_word_embeddings: bool | None = None
     rope_is_neox_style: bool | None = None
-    attention_value_scale: float | None = None
-    output_multiplier: float | None = None
-    final_logit_softcapping: float | None = None
-    input_embedding_scale: float | None = None
+    attention_value_scale: Number | None = None
+    output_multiplier: Number | None = None
+    final_logit_softcapping: Number | None = None
+    input_embedding_scale: Number | None = None
     conv_kernel_size: Size | None = None
     conv_group_size: Size | None = None
     selector_rank: Size | None = None

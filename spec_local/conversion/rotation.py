@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from spec_local.conversion.head import Value
-from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
+from spec_local.conversion.settings import STRICT, Number, Positive, Size, read_settings, unsupported
 
 _OUTER = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 """Settings that older configurations have beside the others."""
@@ -32,7 +32,7 @@ class _Settings(BaseModel):
     type: str | None = None
     rope_theta: Positive | None = None
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
-    factor: Annotated[float, Field(ge=1)] | None = None
+    factor: Annotated[Number, Field(ge=1)] | None = None
     original_max_position_embeddings: Size | None = None
     attention_factor: Positive | None = None
     attn_factor: Positive | None = None

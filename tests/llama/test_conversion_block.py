@@ -429,3 +429,25 @@ def test_wrong_vectors_of_the_mask_token(main, tmp_path):
 def test_other_checkpoints_are_not_recognized(tmp_path, architectures):
     config = DFLASH | {"architectures": architectures}
     assert not block.recognizes(Checkpoint(write_checkpoint(tmp_path, config, {"a": np.ones(1, np.float32)})))
+
+
+VALUES = [None, True, -1, 0, 1, 10**30, 2**31 - 1, 1e308, "x", [], {}, [1], [None], {"a": 1}]
+
+
+@pytest.mark.parametrize("config", [DFLASH | WINDOW | {"rope_parameters": YARN}, SPECULATORS, DFLASH2])
+def test_any_value_of_any_setting_is_converted_or_refused(main, tmp_path, config):
+    checkpoint = Checkpoint(write_checkpoint(tmp_path, config, block_tensors(config)))
+    refused = []
+    for part in [(), *((name,) for name, value in config.items() if isinstance(value, dict))]:
+        for name in config[part[0]] if part else config:
+            for value in VALUES:
+                changed = {name: value}
+                checkpoint.config = config | ({part[0]: config[part[0]] | changed} if part else changed)
+                if not block.recognizes(checkpoint):
+                    continue
+                try:
+                    block.convert(checkpoint, main)
+                except (ModelError, ModelFileError) as error:
+                    refused.append(str(error))
+    assert len(refused) > 100
+    assert not any("\n" in line for line in refused)
