@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, TypeAdapter
 
 from spec_local import bfloat16
-from spec_local.errors import ModelError, ModelFileError
+from spec_local.errors import ModelFileError
 from spec_local.system.files import NotRegular, opened, read_bytes
 
 _MAX_CONFIG = 1 << 20  # bytes; config.json has a few kB
@@ -103,21 +103,6 @@ class Checkpoint:
         if data.dtype.kind == "f":
             return data.astype(np.float32, copy=False)
         return data.astype(np.int64, copy=False)
-
-    def damaged(self, why: str) -> ModelFileError:
-        """The error for a folder whose content makes no sense."""
-        return ModelFileError(f"{self.folder} is damaged ({why}): download it again")
-
-    def unsupported(self, layout: str, what: str) -> ModelError:
-        """The error for a head that has something which llama.cpp does not evaluate.
-
-        Args:
-            layout: such as ``EAGLE-3 of SpecForge``.
-        """
-        return ModelError(
-            f"{self.folder} ({layout}) cannot be converted: {what}, which llama.cpp does not support: "
-            "use another head"
-        )
 
     def _find(self, name: str) -> _Tensor:
         if name not in self._tensors:

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from spec_local.conversion import eagle
+from spec_local.conversion import block, eagle
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.writer import write_head
 from spec_local.errors import ModelError
@@ -15,7 +15,7 @@ from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.system.files import check_target
 
-_LAYOUTS = (eagle,)
+_LAYOUTS = (eagle, block)
 """Each with `recognizes` and `convert`; the first that recognizes a folder converts it."""
 _OF_HEADS = ("draft_vocab_size", "eagle_config", "dflash_config", "speculators_model_type")
 _NAMES = re.compile(r"eagle|dflash|dspark|speculator", re.IGNORECASE)  # in the names of architectures
@@ -67,7 +67,8 @@ def convert_head(
     if not layout:
         named = checkpoint.config.get("architectures") or checkpoint.config.get("model_type")
         raise ModelError(
-            f"{folder} has no layout that can be converted (`architectures`: {named}): give an EAGLE-3 head"
+            f"{folder} has no layout that can be converted (`architectures`: {named}): give an EAGLE-3, "
+            "DFlash or DSpark head"
         )
     with closing(open_header(main)) as model:
         choose_head(model)  # refuses a head in its place

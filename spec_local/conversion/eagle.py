@@ -6,51 +6,55 @@ those of the two halves, so that their rows are put in another order.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Field
 
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import ConvertedHead, HeadTensor
-from spec_local.conversion.rope import rope
-from spec_local.errors import ModelError
+from spec_local.conversion.rotation import read_rotation
+from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
+from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
-from spec_local.validation import describe
 
 _N_LAYERS_READ = 3  # llama.cpp accepts no other number
+_Index = Annotated[int, Field(ge=0, lt=1 << 30)]
+_Layers = Annotated[list[_Index], Field(min_length=_N_LAYERS_READ, max_length=_N_LAYERS_READ)]
 _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 _LAYER = "layer."  # in place of those
 _NOT_NEEDED = ("t2d", "d2t", "rotary_emb.inv_freq", "layer.self_attn.rotary_emb.inv_freq")
 _PER_TOKEN = {"embed_tokens.weight", "lm_head.weight"}
-_ONLY = {
-    "hidden_act": "silu",
-    "fc_norm": False,
-    "norm_output": False,
-    "logit_scale": 1,
-    "partial_rotary_factor": 1,
-    "use_aux_hidden_state": True,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-    "parallel_draft_step": 1,
-}
-"""Settings that change how a head is evaluated, with the only value that llama.cpp supports."""
 
 
 class _Settings(BaseModel):
-    """The settings of an EAGLE-3 head; the defaults are those of transformers, which speculators omits."""
+    """The settings of an EAGLE-3 head; the defaults are those of transformers, which speculators omits.
 
-    model_config = ConfigDict(extra="ignore")
+    Where there is only one value, llama.cpp supports no other.
+    """
 
-    num_attention_heads: PositiveInt = 32
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    rms_norm_eps: PositiveFloat = 1e-6
-    max_position_embeddings: PositiveInt = 2048
-    vocab_size: PositiveInt | None = None
-    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    model_config = STRICT
+
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    rms_norm_eps: Positive = 1e-6
+    max_position_embeddings: Size = 2048
+    vocab_size: Size | None = None
+    hidden_act: Literal["silu"] = "silu"
+    eagle_aux_hidden_state_layer_ids: _Layers | None = None
     norm_before_residual: bool | None = None
+    norm_before_fc: bool = False
+    use_sliding_window: bool = False
+    layer_types: list[str] = []
+    fc_norm: Literal[False] = False
+    norm_output: Literal[False] = False
+    logit_scale: Annotated[float, Field(ge=1, le=1)] = 1.0
+    use_aux_hidden_state: Literal[True] = True
+    use_input_layernorm_in_first_layer: Literal[True] = True
+    use_last_layernorm: Literal[True] = True
+    parallel_draft_step: Annotated[int, Field(ge=1, le=1)] = 1
 
 
 def recognizes(checkpoint: Checkpoint) -> bool:
@@ -107,18 +111,19 @@ class _Eagle:
         for part in parts:
             if isinstance(part, dict):
                 self._raw |= {key: value for key, value in part.items() if value is not None}
-        try:
-            self._settings = _Settings.model_validate(self._raw)
-        except ValidationError as error:
-            raise self._checkpoint.damaged(f"config.json: {describe(error)}") from None
+        self._settings = read_settings(_Settings, self._raw, checkpoint.folder)
+        if self._settings.use_sliding_window and "sliding_attention" in self._settings.layer_types:
+            raise unsupported(checkpoint.folder, "use_sliding_window", "llama.cpp does not support it here")
 
     def head(self) -> ConvertedHead:
-        self._check_settings()
         shape = self._shape()
         self._check_tensors(shape)
         layers = self._layers()
         self._check_fit(shape, layers)
-        fields, divisors = rope(self._checkpoint, self._raw, shape.head, self._layout())
+        rotation = read_rotation(self._raw, shape.head, self._checkpoint.folder)
+        if rotation.n_rotated < shape.head:
+            raise self._unsupported(f"it rotates {rotation.n_rotated} of {shape.head} dimensions")
+        fields = {"rope.dimension_count": shape.head, **rotation.fields}
         settings = self._settings
         fields |= {
             "block_count": 1,
@@ -137,8 +142,8 @@ class _Eagle:
             "norm_before_fc": "input_norm.weight" in self._names,
         }
         tensors = {name: self._tensor(plain, shape) for plain, (name, _) in self._expected(shape).items()}
-        if divisors is not None:
-            tensors["rope_freqs.weight"] = HeadTensor(divisors.shape, lambda: divisors)
+        if (factors := rotation.factors) is not None:
+            tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors)
         if (ids := self._draft_tokens()) is not None:
             tensors["d2t"] = HeadTensor(ids.shape, lambda: ids)
         return ConvertedHead("eagle3", self._layout(), fields, tensors)
@@ -152,28 +157,27 @@ class _Eagle:
         return "EAGLE-3 of " + ("SpecForge" if "Eagle3" in architectures else "SafeAILab")
 
     def _unsupported(self, what: str) -> ModelError:
-        return self._checkpoint.unsupported(self._layout(), what)
+        return ModelError(
+            f"{self._checkpoint.folder} ({self._layout()}) cannot be converted: {what}, which llama.cpp does "
+            "not support: use another head"
+        )
 
-    def _check_settings(self) -> None:
-        for name, only in _ONLY.items():
-            if (value := self._raw.get(name, only)) != only:
-                raise self._unsupported(f"`{name}` is {value}")
-        if self._raw.get("use_sliding_window") and "sliding_attention" in str(self._raw.get("layer_types")):
-            raise self._unsupported("`use_sliding_window` is set")
+    def _damaged(self, why: str) -> ModelFileError:
+        return ModelFileError(f"{self._checkpoint.folder} is damaged ({why}): download it again")
 
     def _norm_before_residual(self) -> bool:
         found = self._settings.norm_before_residual
         if found is None and self._is_speculator:  # its versions have different defaults
-            raise self._checkpoint.damaged("config.json has no `norm_before_residual`")
+            raise self._damaged("config.json has no `norm_before_residual`")
         return bool(found)
 
     def _size(self, plain: str, axis: int) -> int:
         """The size of a tensor along an axis, of a matrix unless the axis is the only one."""
         if plain not in self._names:
-            raise self._checkpoint.damaged(f"it has no tensor {plain}")
+            raise self._damaged(f"it has no tensor {plain}")
         shape = self._checkpoint.shape(self._names[plain])
         if not axis < len(shape) <= 2 or not all(shape):
-            raise self._checkpoint.damaged(f"{self._names[plain]} has the shape {list(shape)}")
+            raise self._damaged(f"{self._names[plain]} has the shape {list(shape)}")
         return shape[axis]
 
     def _shape(self) -> _Shape:
@@ -183,7 +187,7 @@ class _Eagle:
         rows = self._size(f"{attention}q_proj.weight", 0)
         head = settings.head_dim or rows // n_heads
         if head % 2 or n_heads % n_kv:
-            raise self._checkpoint.damaged(f"{n_heads} and {n_kv} attention heads of width {head}")
+            raise self._damaged(f"{n_heads} and {n_kv} attention heads of width {head}")
         return _Shape(
             self._size("norm.weight", 0),
             self._size("fc.weight", 1),
@@ -238,14 +242,14 @@ class _Eagle:
                 raise self._unsupported(f"it has a tensor {name}")
         for plain, (_, size) in expected.items():
             if plain not in self._names:
-                raise self._checkpoint.damaged(f"it has no tensor {plain}")
+                raise self._damaged(f"it has no tensor {plain}")
             found = self._checkpoint.shape(self._names[plain])
             if found != size and plain not in _PER_TOKEN:
-                raise self._checkpoint.damaged(_other_shape(self._names[plain], found, size))
+                raise self._damaged(_other_shape(self._names[plain], found, size))
         if "lm_head.weight" not in self._names and "d2t" in self._names:
-            raise self._checkpoint.damaged("it has no tensor lm_head.weight")
-        if self._raw.get("norm_before_fc") and "input_norm.weight" not in self._names:
-            raise self._checkpoint.damaged("it has no tensor input_norm.weight")
+            raise self._damaged("it has no tensor lm_head.weight")
+        if self._settings.norm_before_fc and "input_norm.weight" not in self._names:
+            raise self._damaged("it has no tensor input_norm.weight")
 
     def _layers(self) -> list[int]:
         """The layers of the main model whose inputs are read.
@@ -257,8 +261,6 @@ class _Eagle:
         usual, given = [2, n // 2, n - 3], self._settings.eagle_aux_hidden_state_layer_ids
         if not given:
             return usual
-        if len(given) != _N_LAYERS_READ:
-            raise self._unsupported(f"it reads {len(given)} layers instead of {_N_LAYERS_READ}")
         shifted = [layer + 1 for layer in given]
         if shifted == usual or (given[0] == 1 and not self._is_speculator):
             return shifted
@@ -273,7 +275,9 @@ class _Eagle:
             why = f"its own width is {shape.width}, that of the token embeddings {main.n_embd}"
         elif len(set(layers)) < len(layers):
             why = "it reads a layer twice"
-        elif min(layers) < 1 or max(layers) > main.n_layers:
+        elif min(layers) < 1:
+            why = "it reads the token embeddings"
+        elif max(layers) > main.n_layers:
             why = f"it reads the inputs of layers {layers}, but there are only {main.n_layers}"
         elif n_vocab is not None and n_vocab != main.vocabulary.n_tokens:
             why = f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
@@ -295,12 +299,12 @@ class _Eagle:
             return None
         distances = self._checkpoint.tensor(self._names["d2t"])
         if distances.dtype != np.int64 or distances.ndim != 1:
-            raise self._checkpoint.damaged("d2t is not a list of integers")
+            raise self._damaged("d2t is not a list of integers")
         ids: NDArray[np.int64] = (distances + np.arange(len(distances))).astype(np.int64)
         if ids.min() < 0 or ids.max() >= self._main.vocabulary.n_tokens:
-            raise self._checkpoint.damaged("d2t has tokens that are not in the vocabulary")
+            raise self._damaged("d2t has tokens that are not in the vocabulary")
         if len(np.unique(ids)) < len(ids):
-            raise self._checkpoint.damaged("d2t has a token twice")
+            raise self._damaged("d2t has a token twice")
         return ids
 
     def _tensor(self, plain: str, shape: _Shape) -> HeadTensor:

@@ -104,7 +104,7 @@ def test_what_cannot_be_converted(command, head):
     for config, why in (
         (
             {"hidden_act": "gelu"},
-            f"{head} (EAGLE-3 of SpecForge) cannot be converted: `hidden_act` is gelu, which llama.cpp",
+            "`hidden_act` cannot be converted (input should be 'silu'): use another head",
         ),
         (
             {"vocab_size": 900},
