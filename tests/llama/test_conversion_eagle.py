@@ -86,6 +86,16 @@ def test_quantized_matrices_and_bfloat16(open_pair):
     assert np.array_equal(tensors["Q8_0"][norm].data, tensors["BF16"][norm].data)
 
 
+def test_the_tokenizer_is_the_main_models(open_pair, main_path):
+    def fields(path):
+        found = {name: field for name, field in gguf.GGUFReader(path).fields.items() if "tokenizer." in name}
+        return {name: (field.types, field.contents()) for name, field in found.items()}
+
+    expected = fields(main_path)
+    assert expected.pop("tokenizer.chat_template", None)
+    assert fields(open_pair(HEADS["SpecForge"]).head.path) == expected
+
+
 @pytest.fixture(scope="module")
 def header(main_path):
     model = Model(main_path, weights=False)
