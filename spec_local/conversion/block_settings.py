@@ -71,6 +71,7 @@ class BlockSettings(BaseModel):
     use_sliding_window: bool | None = None
     sliding_window: Size | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    max_window_layers: _Index = 28  # the first layer with a window, where `layer_types` is missing
     use_swa: bool | None = None  # in all layers
     swa_window_size: Size | None = None
     has_embed_tokens: bool | None = None
@@ -114,7 +115,9 @@ class BlockSettings(BaseModel):
             return None
         if self.use_swa:
             return size, [True] * self.num_hidden_layers
-        return size, [kind == "sliding_attention" for kind in self.layer_types or ()]
+        if self.layer_types is None:  # as in transformers
+            return size, [i >= self.max_window_layers for i in range(self.num_hidden_layers)]
+        return size, [kind == "sliding_attention" for kind in self.layer_types]
 
 
 def read_block_settings(checkpoint: Checkpoint) -> tuple[str, BlockSettings, Rotation]:

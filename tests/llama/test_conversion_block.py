@@ -52,6 +52,10 @@ HEADS = {
     "DFlash": (DFLASH, {}),
     "DFlash, prefixed names": (DFLASH, {"prefix": "model."}),
     "DFlash, window": (DFLASH | WINDOW | {"is_causal": False}, {}),
+    "DFlash, window from a layer on": (
+        DFLASH | WINDOW | {"layer_types": None, "max_window_layers": 1, "is_causal": True},
+        {},
+    ),
     "DFlash, window in all layers": (
         DFLASH | {"dflash_config": READ | {"use_swa": True, "swa_window_size": 5, "causal": True}},
         {},
@@ -116,7 +120,8 @@ class Converted:
             tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
         matrices = [floats(main.path, f"{name}.weight", N_EMBD) for name in ("token_embd", "output")]
         if mask is not None:
-            torch.save({"mask_token_id": MASK, "embedding": mask}, self.folder / "mask_embedding.pt")
+            content = mask if config["tie_word_embeddings"] else {"mask_token_id": MASK, "embedding": mask}
+            torch.save(content, self.folder / "mask_embedding.pt")
             tensors.setdefault("lm_head.weight", matrices[1])
             tensors["embed_tokens.weight"] = tensors.get("embed_tokens.weight", matrices[0]).copy()
             tensors["embed_tokens.weight"][MASK] = mask.float()
@@ -413,13 +418,13 @@ def test_wrong_vectors_of_the_mask_token(main, tmp_path):
     path = folder / "mask_embedding.pt"
     for content in ({"mask_token_id": MASK, "embedding": torch.zeros(8)}, {"mask_token_id": MASK}, [1]):
         torch.save(content, path)
-        with pytest.raises(ModelFileError, match="has no token with a vector of 64 values"):
+        with pytest.raises(ModelFileError, match="has no vector of 64 values"):
             block.convert(Checkpoint(folder), main)
     torch.save({"mask_token_id": 7, "embedding": torch.zeros(N_EMBD)}, path)
     with pytest.raises(ModelFileError, match="is for token 7 instead of 10"):
         block.convert(Checkpoint(folder), main)
     path.write_bytes(b"PK\3\4" + bytes(100))
-    with pytest.raises(ModelFileError, match="has no token"):
+    with pytest.raises(ModelFileError, match="has no vector"):
         block.convert(Checkpoint(folder), main)
 
 
