@@ -1,10 +1,12 @@
-"""DFlash and DSpark heads, as GGUF files of llama.cpp's architecture ``dflash``.
+"""DFlash, DFlash2 and DSpark heads, as GGUF files of llama.cpp's architecture ``dflash``.
 
-DFlash: Chen et al. 2026, arXiv 2602.06036. DSpark: DeepSeek-AI 2026, arXiv 2607.05147. Both draft a block of
+DFlash: Chen et al. 2026, arXiv 2602.06036. DSpark: DeepSeek-AI 2026, arXiv 2607.05147. They draft a block of
 tokens in one call, by filling in mask tokens. They read the outputs of several of the main model's layers,
 which an encoder fuses and each layer of the head turns into keys and values of its own. The main model's
 token embeddings and output matrix are used if the file has none. In DSpark, a first-order Markov model
-corrects the logits of each draft token for the most probable token before it.
+corrects the logits of each draft token for the most probable token before it. In DFlash2, short convolutions
+along the block stand before and after attention and feed-forward network, and a selector scores pairs of
+candidates: see `spec_local.llama.heads.lattice`.
 """
 
 from collections.abc import Sequence
@@ -23,11 +25,17 @@ _DEFAULT_SIZE = 16  # of a block, where a file does not state it; as in llama.cp
 
 def kind_of(head: Model) -> str:
     """The kind of head in a file, for messages."""
+    if _has_selector(head):
+        return "a DFlash2 head"
     return "a DSpark head" if _is_dspark(head) else "a DFlash head"
 
 
 def _is_dspark(head: Model) -> bool:
     return has_tensor(head.path, "markov_w1.weight")
+
+
+def _has_selector(head: Model) -> bool:
+    return has_tensor(head.path, "selector_hidden.weight")
 
 
 def hidden_states(head: Model, main: Model) -> HiddenStates:
@@ -46,13 +54,11 @@ def block_format(head: Model) -> BlockFormat:
     Raises:
         ModelError: its file is incomplete, or it is of a kind that is not supported.
     """
-    name, is_dspark = head.path.name, _is_dspark(head)
+    name, is_dspark, has_selector = head.path.name, _is_dspark(head), _has_selector(head)
     if head.number("hyper_connection.count"):
         raise ModelError(f"{name} is a DSpark head of DeepSeek-V4, which is not supported: use another draft")
-    if has_tensor(head.path, "selector_hidden.weight"):
-        raise ModelError(f"{name} is a DFlash2 head, which is not supported: use another draft")
     size = head.number("block_size")
-    if size is None and not is_dspark:
+    if size is None and not is_dspark and not has_selector:
         size = _DEFAULT_SIZE
     n_skipped = 0 if is_dspark and head.flag("sample_from_anchor", True) else 1
     why = None
@@ -64,10 +70,27 @@ def block_format(head: Model) -> BlockFormat:
         why = "blocks without draft tokens"
     elif head.draft_tokens is not None and not has_tensor(head.path, "output.weight"):
         why = "a draft vocabulary but no output matrix for it"
+    elif has_selector:
+        why = _flaw_of_selector(head)
     if why or size is None:
         raise ModelError(f"{name} is an incomplete head ({why}): convert or download it again")
     size = min(size, MAX_DRAFT + n_skipped)  # no more are drafted, and the batch has room for a block
-    return BlockFormat(size, n_skipped, head.vocabulary.mask, head.flag("attention.causal", False))
+    n_candidates = (head.number("selector_top_k") or 0) if has_selector else 0
+    is_causal = head.flag("attention.causal", False)
+    return BlockFormat(size, n_skipped, head.vocabulary.mask, is_causal, n_candidates)
+
+
+def _flaw_of_selector(head: Model) -> str | None:
+    """Why llama.cpp could not evaluate a DFlash2 head; None: it can."""
+    names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    kernel, group, rank, k = (head.number(name) or 0 for name in names)
+    if not all((kernel, group, rank, k)):
+        return "no sizes of its convolutions and its selector"
+    if head.n_embd % group:
+        return f"groups of {group} of its {head.n_embd} channels"
+    if k + k * k > head.n_embd or k > head.vocabulary.n_tokens:
+        return f"the scores of {k} candidates exceed its width of {head.n_embd}"
+    return None
 
 
 def n_drafted(head: Model) -> int:
