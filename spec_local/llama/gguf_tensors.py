@@ -48,14 +48,30 @@ def has_tensor(path: Path, name: str) -> bool:
         return bool(gguf.gguf_find_tensor(file, name.encode()) >= 0)
 
 
+def tensor_types(path: Path) -> dict[str, str]:
+    """The types, such as ``Q4_K``, of the tensors of a file, which must be valid, by their names."""
+    return {name: kind for name, kind, _ in _tensors(path)}
+
+
 def bytes_by_type(path: Path) -> dict[str, int]:
-    """Bytes of the tensors of a file, which must be valid, by type, such as ``Q4_K``."""
+    """Bytes of the tensors of a file, which must be valid, by type."""
     found: dict[str, int] = {}
-    with _opened(path) as (gguf, file):
-        for i in range(gguf.gguf_get_n_tensors(file)):
-            name = gguf.ggml_type_name(gguf.gguf_get_tensor_type(file, i)).decode().upper()
-            found[name] = found.get(name, 0) + gguf.gguf_get_tensor_size(file, i)
+    for _, kind, size in _tensors(path):
+        found[kind] = found.get(kind, 0) + size
     return found
+
+
+def _tensors(path: Path) -> list[tuple[str, str, int]]:
+    """Name, type and bytes of each tensor."""
+    with _opened(path) as (gguf, file):
+        return [
+            (
+                gguf.gguf_get_tensor_name(file, i).decode("utf-8", "replace"),
+                gguf.ggml_type_name(gguf.gguf_get_tensor_type(file, i)).decode().upper(),
+                gguf.gguf_get_tensor_size(file, i),
+            )
+            for i in range(gguf.gguf_get_n_tensors(file))
+        ]
 
 
 def numbers(path: Path, key: str, n: int) -> list[int] | None:
@@ -151,6 +167,7 @@ def _functions() -> Any:
         ("get_arr_data", ctypes.c_void_p, [file, index]),
         ("get_n_tensors", index, [file]),
         ("find_tensor", index, [file, ctypes.c_char_p]),
+        ("get_tensor_name", ctypes.c_char_p, [file, index]),
         ("get_tensor_type", ctypes.c_int, [file, index]),
         ("get_tensor_offset", ctypes.c_size_t, [file, index]),
         ("get_tensor_size", ctypes.c_size_t, [file, index]),

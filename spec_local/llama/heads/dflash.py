@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import ModelError
-from spec_local.llama.gguf_tensors import has_tensor
+from spec_local.llama.gguf_tensors import has_tensor, tensor_types
 from spec_local.llama.heads.block import BlockContext, BlockFormat, BlockSequence
 from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.hidden_states import HiddenStates
@@ -21,6 +21,10 @@ from spec_local.llama.model import Model
 from spec_local.llama.sequence import LlamaSequence
 
 _DEFAULT_SIZE = 16  # of a block, where a file does not state it; as in llama.cpp
+# llama.cpp has room for this many nodes of a graph with convolutions, at least and for each tensor of the file.
+_ROOM, _ROOM_OF_TENSOR = 1024, 12
+# Counted: nodes of a graph, at least; of each layer; and of each tap of a convolution, of which a layer has four.
+_NODES, _NODES_OF_LAYER, _NODES_OF_TAP = 90, 78, 8
 
 
 def kind_of(head: Model) -> str:
@@ -90,6 +94,14 @@ def _flaw_of_selector(head: Model) -> str | None:
         return f"groups of {group} of its {head.n_embd} channels"
     if k + k * k > head.n_embd or k > head.vocabulary.n_tokens:
         return f"the scores of {k} candidates exceed its width of {head.n_embd}"
+    if _is_dspark(head):
+        return "both a selector and a Markov model"
+    types = tensor_types(head.path)
+    if others := {kind for name, kind in types.items() if name.endswith("conv_base")} - {"F32"}:
+        return f"convolutions in {others.pop()}"
+    nodes = _NODES + head.n_layers * (_NODES_OF_LAYER + 4 * _NODES_OF_TAP * kernel)
+    if nodes > max(_ROOM, _ROOM_OF_TENSOR * len(types)):
+        return f"convolutions over {kernel} tokens, for which llama.cpp has no room"
     return None
 
 
