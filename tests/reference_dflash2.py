@@ -21,8 +21,9 @@ class ReferenceDFlash2:
         tensors = {t.name: np.array(t.data, np.float64) for t in gguf.GGUFReader(main).tensors}
         self._main = {name: tensors[name] for name in ("token_embd.weight", "output.weight")}
         self._tensors = {t.name: np.array(t.data) for t in self._file.tensors}
-        self._is_causal, self._window = self._number("attention.causal"), self._number("attention.sliding_window")
-        self._n_layers, self.k, self.n_drafted = self._number("block_count"), self._number("selector_top_k"), 1
+        self._is_causal = self._number("attention.causal")
+        self._window = self._number("attention.sliding_window")
+        self.k, self.n_drafted = self._number("selector_top_k"), 1
 
     def close(self):
         pass
@@ -45,7 +46,7 @@ class ReferenceDFlash2:
         mask = int(self._file.fields["tokenizer.ggml.mask_token_id"].contents())
         block = [tokens[-1]] + [mask] * self.n_drafted
         x = self._tensor("token_embd.weight")[block]
-        for i in range(self._n_layers):
+        for i in range(self._number("block_count")):
             x = self._layer(i, x, known)
         hidden = (_norm(x) * self._tensor("output_norm.weight"))[1:]
         output = hidden @ self._tensor("output.weight").T
@@ -75,7 +76,7 @@ class ReferenceDFlash2:
         q, k = _rotate(q, positions[n:]), _rotate(k, positions)
         distance = positions[n:, None] - positions
         hides = distance < 0 if self._is_causal else np.zeros(distance.shape, bool)
-        if self._window and i == self._n_layers - 1:
+        if self._window and i == self._number("block_count") - 1:
             hides |= distance >= self._window
         shared = q.shape[1] // k.shape[1]
         k, v = k.repeat(shared, 1), v.repeat(shared, 1)

@@ -2,8 +2,8 @@
 
 The weights are made by hand so that a part of the drafts is right. Attention copies the embedding of the last
 token of the history to all tokens of a block, and the output matrix is the main model's: this predicts the
-first draft token. In DSpark, the Markov model does the same for each draft token and the one before it, and in
-DFlash2 the selector for pairs of candidates.
+first draft token. In DSpark, the Markov model does the same for each draft token and the one before it, and
+in DFlash2 the selector for pairs of candidates.
 Random weights are added to all of it, so that everything a head reads changes its output.
 """
 

@@ -1,6 +1,7 @@
 """DFlash2 heads: the lattice of a block, and draft tokens that depend on the one before. In F32.
 
-What they have in common with other heads that draft blocks is tested in test_heads.py and test_block_heads.py.
+What they have in common with other heads that draft blocks is tested in test_heads.py and
+test_block_heads.py.
 """
 
 import random
@@ -102,9 +103,10 @@ def test_a_level_has_the_candidates_of_its_place_with_scores_of_their_own(open_p
     below = run(head.call([c, d, c], [0, 0, 1])).copy()
     assert np.array_equal(below[0], below[2])
     assert not np.array_equal(below[0], below[1])
+    assert np.array_equal(run(head.call([b, d], [-1, 0], 1))[0], below[1])  # without the logits of its parent
     # Nodes at different places in one call.
-    mixed = run(head.call([candidates(below[0])[0], d], [2, 1])).copy()
-    assert np.array_equal(mixed[1], below[1])
+    mixed = run(head.call([candidates(below[0])[0], c], [2, 1])).copy()
+    assert np.array_equal(mixed[1], below[2])
     assert set(head.limits.draft_tokens.tolist()) == set(candidates(mixed[0])) | set(candidates(mixed[1]))
     assert head.context.n_calls == n_calls
     head.commit([1, 4])

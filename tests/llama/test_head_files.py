@@ -58,9 +58,13 @@ MISFITS = {
         ("llama", {"size": 1}, "is an incomplete head .blocks without draft tokens."),
         ("llama", {"mask": None}, "is an incomplete head .no mask token."),
         ("llama", {"n_draft_vocab": 400, "drop": "output.weight"}, "no output matrix for it"),
-        ("llama", {"conv_kernel_size": 13}, "cannot evaluate .convolutions over 13 tokens need a larger"),
-        ("llama", {"base_type": np.float16}, "that llama.cpp cannot evaluate .convolutions in F16.: use another"),
-        ("llama", {"with_markov": True}, "cannot evaluate .a selector and a Markov model."),
+        ("llama", {"conv_kernel_size": 13}, "cannot run .convolutions over 13 tokens need a larger graph."),
+        (
+            "llama",
+            {"base_type": np.float16},
+            "is a DFlash2 head that llama.cpp cannot run .convolutions in F16.",
+        ),
+        ("llama", {"with_markov": True}, "cannot run .a selector and a Markov model.: use another"),
         ("llama", {"layers": (1, 2, 5)}, "is a DFlash2 head that reads the last layer of"),
     ],
     write_tiny_assistant: [

@@ -21,9 +21,10 @@ from spec_local.llama.model import Model
 from spec_local.llama.sequence import LlamaSequence
 
 _DEFAULT_SIZE = 16  # of a block, where a file does not state it; as in llama.cpp
-# llama.cpp has room for this many nodes of a graph with convolutions, at least and for each tensor of the file.
+# llama.cpp has room for 12 nodes of a DFlash2 graph per tensor of the file, and for 1024 at least.
 _ROOM, _ROOM_OF_TENSOR = 1024, 12
-# Counted: nodes of a graph, at least; of each layer; and of each tap of a convolution, of which a layer has four.
+# Nodes of such a graph: in all, in each layer, and for each tap of the four convolutions of a layer. Counted
+# with 1 to 8 layers, and as many taps as do not abort the process.
 _NODES, _NODES_OF_LAYER, _NODES_OF_TAP = 90, 78, 8
 
 
@@ -77,7 +78,7 @@ def block_format(head: Model) -> BlockFormat:
     if why or size is None:
         raise ModelError(f"{name} is an incomplete head ({why}): convert or download it again")
     if has_selector and (why := _flaw_of_selector(head)):
-        raise ModelError(f"{name} is a DFlash2 head that llama.cpp cannot evaluate ({why}): use another draft")
+        raise ModelError(f"{name} is a DFlash2 head that llama.cpp cannot run ({why}): use another draft")
     size = min(size, MAX_DRAFT + n_skipped)  # no more are drafted, and the batch has room for a block
     n_candidates = (head.number("selector_top_k") or 0) if has_selector else 0
     is_causal = head.flag("attention.causal", False)
