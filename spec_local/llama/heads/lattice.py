@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
 
+_ROWS = 16  # by which the logits grow: a level of a tree rarely has more nodes
+
 
 class Lattice:
     """The lattice of a block of n draft tokens.
@@ -81,8 +83,7 @@ class SparseRows:
         """
         n = len(tokens)
         if n > len(self._rows):
-            shape = max(n, 2 * len(self._rows)), self._rows.shape[1]
-            self._rows = np.full(shape, -np.inf, np.float32)
+            self._rows = np.full((-(-n // _ROWS) * _ROWS, self._rows.shape[1]), -np.inf, np.float32)
         elif self._used:
             self._rows[self._used] = -np.inf
         self._used = np.arange(n)[:, None], tokens
