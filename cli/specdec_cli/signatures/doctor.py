@@ -21,7 +21,7 @@ class DoctorOptions:
     part: Annotated[
         Literal["kernels", "pictures", "gpu", "rpc"] | None,
         Argument(
-            metavar="kernels|pictures|gpu|rpc",
+            metavar="PART",
             help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. pictures: with --fix, "
             "rebuild llama-cpp-python if it cannot read pictures. gpu: with --fix, rebuild it for a GPU. "
             "rpc: also check llama.cpp's RPC backend, which --workers needs.",
