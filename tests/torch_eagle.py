@@ -122,12 +122,12 @@ class TinyEagle:
         return found
 
 
-def _tensors(prefix, head=16, own=(), drafts_all=False, seed=0):
+def _tensors(prefix, head=16, own=(), drafts_all=False, width=N_EMBD):
     """Random tensors of a head with four attention heads.
 
     prefix: of the names of the layer's tensors. head: width of an attention head. own: further tensors.
     """
-    rng, width = np.random.default_rng(seed), N_EMBD
+    rng = np.random.default_rng(0)
     shapes = {
         "self_attn.q_proj": (4 * head, 2 * width),
         "self_attn.k_proj": (2 * head, 2 * width),
@@ -141,11 +141,11 @@ def _tensors(prefix, head=16, own=(), drafts_all=False, seed=0):
         "post_attention_layernorm": (width,),
     }
     shapes = {f"{prefix}{name}": shape for name, shape in shapes.items()} | {
-        "fc": (width, 3 * width),
+        "fc": (width, 3 * N_EMBD),
         "norm": (width,),
         "lm_head": (N_VOCAB if drafts_all else N_DRAFTED, width),
     }
-    shapes |= {name: (3 * width,) if "norm" in name else (N_VOCAB, width) for name in own}
+    shapes |= {name: (3 * N_EMBD,) if "norm" in name else (N_VOCAB, width) for name in own}
     found = {}
     for name, shape in shapes.items():
         values = rng.normal(size=shape)
@@ -210,6 +210,16 @@ def tiny_eagles() -> dict[str, TinyEagle]:
         "SafeAILab, all tokens": TinyEagle(
             {"architectures": ["LlamaForCausalLM"], **whole},
             _tensors("midlayer.", own=["embed_tokens"], drafts_all=True),
+            settings=eps,
+        ),
+        "SafeAILab, another width": TinyEagle(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                **_SHAPE,
+                "hidden_size": 96,
+                "target_hidden_size": N_EMBD,
+            },
+            _tensors("midlayer.", own=["embed_tokens"], width=96),
             settings=eps,
         ),
         "SpecForge": TinyEagle(

@@ -1,4 +1,4 @@
-"""Compare the files of `specdec draft convert` with those of llama.cpp's script, for EAGLE-3 heads of each layout.
+"""Compare the files of `specdec draft convert` with those of llama.cpp's script, for EAGLE-3 heads.
 
 Needs llama.cpp's sources, PyTorch and transformers. The heads are those of the tests. The script reads the
 tokenizer of the main model's original folder, which tiny models have not: only the other fields are compared.

@@ -1,21 +1,22 @@
 """`specdec draft convert`: convert a published head into a GGUF file for its main model."""
 
-from spec_local.conversion.convert import convert_head
-from spec_local.errors import InvalidRequest
+from spec_local.models import published_heads
 from spec_local.models.names import resolve
 from spec_local.system.files import expanded
 from specdec_cli import progress, render
+from specdec_cli.models import download_progress
 from specdec_cli.signatures.draft import DraftConvertOptions
 
 
 def convert(options: DraftConvertOptions) -> None:
-    folder = expanded(options.head)
-    if not options.main:
-        raise InvalidRequest(
-            "the main model is missing: give the one that the head was trained for with --main"
-        )
-    main = resolve(options.main)
     output = expanded(options.output) if options.output else None
+    folder = expanded(options.head)
+    if not folder.is_dir():
+        with download_progress() as on_progress:
+            folder = published_heads.fetch(options.head, render.note, on_progress)
+    main = resolve(options.main) if options.main else published_heads.find_main(folder, options.head)
     with progress.busy(f"converting {options.head}"):
-        path = convert_head(folder, main, output, options.kind, force=options.force)
+        path = published_heads.convert(
+            folder, main, output, options.kind, name=options.head, force=options.force
+        )
     render.write(f"{path}\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from spec_local import bfloat16
 from spec_local.errors import ModelFileError
@@ -61,7 +61,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = _read_config(folder / "config.json")
+        self.config = read_config(folder / "config.json")
         self._tensors: dict[str, _Tensor] = {}
         files = sorted(folder.glob("*.safetensors"))
         if not files:
@@ -110,7 +110,12 @@ class Checkpoint:
         return self._tensors[name]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json.
+
+    Raises:
+        ModelFileError: it is missing or damaged.
+    """
     try:
         return TypeAdapter(dict[str, Any]).validate_json(read_bytes(path, _MAX_CONFIG))
     except FileNotFoundError:
@@ -127,11 +132,11 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
             n = int.from_bytes(file.read(8), "little")
             if n > _MAX_HEADER:
                 raise damaged
-            header = json.loads(file.read(n))
+            header = TypeAdapter(dict[str, Any]).validate_python(json.loads(file.read(n)))
             size = file.seek(0, 2) - 8 - n
         header.pop("__metadata__", None)
         entries = TypeAdapter(dict[str, _Entry]).validate_python(header)
-    except (NotRegular, ValueError, AttributeError, RecursionError, ValidationError):
+    except (NotRegular, ValueError, RecursionError):  # a ValidationError is a ValueError
         raise damaged from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror}): check its permissions") from None

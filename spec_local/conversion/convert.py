@@ -1,9 +1,11 @@
 """Convert the folder of a published head, whatever its layout, into a GGUF file for its main model."""
 
+import glob
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from spec_local.conversion import block, eagle
 from spec_local.conversion.checkpoint import Checkpoint
@@ -15,7 +17,23 @@ from spec_local.system.files import check_target
 
 _LAYOUTS = (eagle, block)
 """Each with `recognizes` and `convert`; the first that recognizes a folder converts it."""
+_OF_HEADS = ("draft_vocab_size", "eagle_config", "dflash_config", "speculators_model_type")
+_NAMES = re.compile(r"eagle|dflash|dspark|speculator", re.IGNORECASE)  # in the names of architectures
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of a part of a split model
+
+
+def is_head(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a head, as far as it says."""
+    return any(key in config for key in _OF_HEADS) or bool(_NAMES.search(str(config.get("architectures"))))
+
+
+def converted(main: Path, name: str) -> Path | None:
+    """The file that `convert_head` has written for a head beside its main model; None: there is none."""
+    return next(main.parent.glob(f"*-{glob.escape(_ending(main, name))}"), None)
+
+
+def _ending(main: Path, name: str) -> str:
+    return f"{_PART.sub('', main.stem)}-{name}.gguf"
 
 
 def convert_head(
@@ -56,7 +74,7 @@ def convert_head(
         choose_head(model)  # refuses a head in its place
         head = layout.convert(checkpoint, model)
         name = name or folder.absolute().name
-        output = output or main.with_name(f"{head.architecture}-{_PART.sub('', main.stem)}-{name}.gguf")
+        output = output or main.with_name(f"{head.architecture}-{_ending(main, name)}")
         check_target(output, main, force=force)
         log(f"converting {name} ({head.layout}) for {main.name} to {kind}")
         return write_head(output, head, model, kind, {"general.name": name})

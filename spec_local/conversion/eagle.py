@@ -6,51 +6,55 @@ those of the two halves, so that their rows are put in another order.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Field
 
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import ConvertedHead, HeadTensor
 from spec_local.conversion.rotation import read_rotation
+from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
-from spec_local.validation import describe
 
 _N_LAYERS_READ = 3  # llama.cpp accepts no other number
+_Index = Annotated[int, Field(ge=0, lt=1 << 30)]
+_Layers = Annotated[list[_Index], Field(min_length=_N_LAYERS_READ, max_length=_N_LAYERS_READ)]
 _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 _LAYER = "layer."  # in place of those
 _NOT_NEEDED = ("t2d", "d2t", "rotary_emb.inv_freq", "layer.self_attn.rotary_emb.inv_freq")
 _PER_TOKEN = {"embed_tokens.weight", "lm_head.weight"}
-_ONLY = {
-    "hidden_act": "silu",
-    "fc_norm": False,
-    "norm_output": False,
-    "logit_scale": 1,
-    "partial_rotary_factor": 1,
-    "use_aux_hidden_state": True,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-    "parallel_draft_step": 1,
-}
-"""Settings that change how a head is evaluated, with the only value that llama.cpp supports."""
 
 
 class _Settings(BaseModel):
-    """The settings of an EAGLE-3 head; the defaults are those of transformers, which speculators omits."""
+    """The settings of an EAGLE-3 head; the defaults are those of transformers, which speculators omits.
 
-    model_config = ConfigDict(extra="ignore")
+    Where there is only one value, llama.cpp supports no other.
+    """
 
-    num_attention_heads: PositiveInt = 32
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    rms_norm_eps: PositiveFloat = 1e-6
-    max_position_embeddings: PositiveInt = 2048
-    vocab_size: PositiveInt | None = None
-    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    model_config = STRICT
+
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    rms_norm_eps: Positive = 1e-6
+    max_position_embeddings: Size = 2048
+    vocab_size: Size | None = None
+    hidden_act: Literal["silu"] = "silu"
+    eagle_aux_hidden_state_layer_ids: _Layers | None = None
     norm_before_residual: bool | None = None
+    norm_before_fc: bool = False
+    use_sliding_window: bool = False
+    layer_types: list[str] = []
+    fc_norm: Literal[False] = False
+    norm_output: Literal[False] = False
+    logit_scale: Annotated[float, Field(ge=1, le=1)] = 1.0
+    use_aux_hidden_state: Literal[True] = True
+    use_input_layernorm_in_first_layer: Literal[True] = True
+    use_last_layernorm: Literal[True] = True
+    parallel_draft_step: Annotated[int, Field(ge=1, le=1)] = 1
 
 
 def recognizes(checkpoint: Checkpoint) -> bool:
@@ -107,13 +111,11 @@ class _Eagle:
         for part in parts:
             if isinstance(part, dict):
                 self._raw |= {key: value for key, value in part.items() if value is not None}
-        try:
-            self._settings = _Settings.model_validate(self._raw)
-        except ValidationError as error:
-            raise self._damaged(f"config.json: {describe(error)}") from None
+        self._settings = read_settings(_Settings, self._raw, checkpoint.folder)
+        if self._settings.use_sliding_window and "sliding_attention" in self._settings.layer_types:
+            raise unsupported(checkpoint.folder, "use_sliding_window", "llama.cpp does not support it here")
 
     def head(self) -> ConvertedHead:
-        self._check_settings()
         shape = self._shape()
         self._check_tensors(shape)
         layers = self._layers()
@@ -144,17 +146,15 @@ class _Eagle:
             tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors)
         if (ids := self._draft_tokens()) is not None:
             tensors["d2t"] = HeadTensor(ids.shape, lambda: ids)
-        return ConvertedHead("eagle3", f"EAGLE-3 of {self._layout()}", fields, tensors)
+        return ConvertedHead("eagle3", self._layout(), fields, tensors)
 
     def _layout(self) -> str:
+        architectures = str(self._raw.get("architectures"))
         if self._is_speculator:
-            return "speculators"
-        if "Eagle3LlamaForCausalLM" in str(self._raw.get("architectures")):
-            return "AngelSlim"
-        return "SpecForge" if "Eagle3" in str(self._raw.get("architectures")) else "SafeAILab"
-
-    def _damaged(self, why: str) -> ModelFileError:
-        return ModelFileError(f"{self._checkpoint.folder} is damaged ({why}): download it again")
+            return "EAGLE-3 of speculators"
+        if "Eagle3LlamaForCausalLM" in architectures:
+            return "EAGLE-3 of AngelSlim"
+        return "EAGLE-3 of " + ("SpecForge" if "Eagle3" in architectures else "SafeAILab")
 
     def _unsupported(self, what: str) -> ModelError:
         return ModelError(
@@ -162,12 +162,8 @@ class _Eagle:
             "not support: use another head"
         )
 
-    def _check_settings(self) -> None:
-        for name, only in _ONLY.items():
-            if (value := self._raw.get(name, only)) != only:
-                raise self._unsupported(f"`{name}` is {value}")
-        if self._raw.get("use_sliding_window") and "sliding_attention" in str(self._raw.get("layer_types")):
-            raise self._unsupported("`use_sliding_window` is set")
+    def _damaged(self, why: str) -> ModelFileError:
+        return ModelFileError(f"{self._checkpoint.folder} is damaged ({why}): download it again")
 
     def _norm_before_residual(self) -> bool:
         found = self._settings.norm_before_residual
@@ -252,7 +248,7 @@ class _Eagle:
                 raise self._damaged(_other_shape(self._names[plain], found, size))
         if "lm_head.weight" not in self._names and "d2t" in self._names:
             raise self._damaged("it has no tensor lm_head.weight")
-        if self._raw.get("norm_before_fc") and "input_norm.weight" not in self._names:
+        if self._settings.norm_before_fc and "input_norm.weight" not in self._names:
             raise self._damaged("it has no tensor input_norm.weight")
 
     def _layers(self) -> list[int]:
@@ -265,8 +261,6 @@ class _Eagle:
         usual, given = [2, n // 2, n - 3], self._settings.eagle_aux_hidden_state_layer_ids
         if not given:
             return usual
-        if len(given) != _N_LAYERS_READ:
-            raise self._unsupported(f"it reads {len(given)} layers instead of {_N_LAYERS_READ}")
         shifted = [layer + 1 for layer in given]
         if shifted == usual or (given[0] == 1 and not self._is_speculator):
             return shifted
@@ -277,11 +271,13 @@ class _Eagle:
         why = None
         if shape.fused != _N_LAYERS_READ * main.n_embd:
             why = f"hidden states of width {shape.fused // _N_LAYERS_READ} against {main.n_embd}"
-        elif shape.width != main.n_embd:
+        elif shape.width != main.n_embd and not self._names.keys() >= _PER_TOKEN:
             why = f"its own width is {shape.width}, that of the token embeddings {main.n_embd}"
         elif len(set(layers)) < len(layers):
             why = "it reads a layer twice"
-        elif min(layers) < 1 or max(layers) > main.n_layers:
+        elif min(layers) < 1:
+            why = "it reads the token embeddings"
+        elif max(layers) > main.n_layers:
             why = f"it reads the inputs of layers {layers}, but there are only {main.n_layers}"
         elif n_vocab is not None and n_vocab != main.vocabulary.n_tokens:
             why = f"{n_vocab} tokens against {main.vocabulary.n_tokens}"

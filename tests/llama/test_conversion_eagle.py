@@ -4,8 +4,13 @@ import gguf
 import numpy as np
 import pytest
 
+from spec_local import bfloat16
+from spec_local.conversion import eagle
+from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.convert import convert_head
 from spec_local.core.calls import run
+from spec_local.errors import ModelError, ModelFileError
+from spec_local.llama.model import Model
 from tests.checkpoints import write_checkpoint
 from tests.llama.test_heads import NOISE, PROMPT, Pair
 from tests.tiny_heads import write_tiny_main
@@ -34,7 +39,7 @@ def open_pair(main_path, tmp_path):
 
     def make(head, kind="F32", precision="F32"):
         folder = write_checkpoint(tmp_path / "folder", head.config, head.tensors, precision)
-        path = convert_head(folder, main_path, tmp_path / "head.gguf", kind)
+        path = convert_head(folder, main_path, tmp_path / f"{len(made)}.gguf", kind)
         made.append(Pair("eagle", main_path, path))
         return made[-1]
 
@@ -59,3 +64,153 @@ def test_logits_are_those_of_pytorch(open_pair, embeddings, layout):
         expected = reference.logits(embeddings, PROMPT[:n], states[: n - 1], DRAFTED)
         np.testing.assert_allclose(rows, expected, atol=NOISE, rtol=0)
         assert np.ptp(expected[0][np.isfinite(expected[0])]) > 1
+
+
+def test_quantized_matrices_and_bfloat16(open_pair):
+    """The types of the file; what is written in F32 stays exact."""
+    head, tensors = HEADS["SpecForge"], {}
+    for kind in ("Q8_0", "BF16"):
+        pair = open_pair(head, kind, "BF16")
+        reader = gguf.GGUFReader(pair.head.path)
+        tensors[kind] = {tensor.name: tensor for tensor in reader.tensors}
+        assert {tensor.tensor_type.name for tensor in reader.tensors} == {kind, "F32", "I64"}
+    exact, quantized = (
+        gguf.dequantize(each["fc.weight"].data, each["fc.weight"].tensor_type)
+        for each in (tensors["BF16"], tensors["Q8_0"])
+    )
+    assert np.array_equal(exact, bfloat16.decode(bfloat16.encode(head.tensors["fc.weight"])))
+    assert np.abs(quantized - exact).max() < 0.01 * np.abs(exact).max()
+    norm = "blk.0.attn_norm.weight"
+    assert np.array_equal(tensors["Q8_0"][norm].data, tensors["BF16"][norm].data)
+
+
+@pytest.fixture(scope="module")
+def header(main_path):
+    model = Model(main_path, weights=False)
+    yield model
+    model.close()
+
+
+def convert(folder, header, head, config):
+    """The converted head, with other settings; those with the value None are left out."""
+    config = {key: value for key, value in (head.config | config).items() if value is not None}
+    return eagle.convert(Checkpoint(write_checkpoint(folder, config, head.tensors)), header)
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("layout", "given", "expected"),
+    [
+        ("SafeAILab", None, [2, 4, 5]),
+        ("SafeAILab", [2, 4, 5], [2, 4, 5]),
+        ("SafeAILab", [1, 3, 4], [2, 4, 5]),
+        ("SafeAILab", [1, 3, 6], [2, 4, 7]),
+        ("SafeAILab", [3, 4, 6], [3, 4, 6]),
+        ("speculators", [1, 3, 4], [2, 4, 5]),  # as in a head that was made elsewhere
+        ("speculators", [1, 4, 6], [1, 4, 6]),
+        ("speculators", None, [2, 4, 5]),
+    ],
+)
+def test_layers_read(tmp_path, header, layout, given, expected):
+    assert convert(tmp_path, header, HEADS[layout], {IDS: given}).fields["target_layers"] == expected
+
+
+def test_the_folder_of_a_head_is_recognized(tmp_path):
+    for head in HEADS.values():
+        assert eagle.recognizes(Checkpoint(write_checkpoint(tmp_path, head.config, head.tensors)))
+    assert not eagle.recognizes(
+        Checkpoint(write_checkpoint(tmp_path, {}, {"fc.weight": np.ones((2, 2), np.float32)}))
+    )
+
+
+ONES = np.ones(64, np.float32)
+DISTANCES = HEADS["SafeAILab"].tensors["d2t"]
+SETTINGS = [
+    ({"hidden_act": "gelu"}, "`hidden_act` cannot be converted .input should be 'silu'"),
+    ({"fc_norm": True}, "`fc_norm` cannot"),
+    ({"norm_output": True}, "`norm_output` cannot"),
+    ({"eagle_config": {"parallel_draft_step": 4}}, "`parallel_draft_step` cannot"),
+    ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "`use_sliding_window` cannot"),
+    ({IDS: [2, 4]}, f"`{IDS}` cannot be converted .list should have at least 3"),
+    ({"rope_scaling": {"rope_type": "longrope"}}, "`rope_parameters.rope_type` cannot"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "`factor` cannot"),
+    ({"rope_scaling": 3}, "`rope_parameters` cannot be converted .it is not an object"),
+    ({"partial_rotary_factor": 0.5}, "it rotates 8 of 16 dimensions, which llama.cpp does not support"),
+    ({"num_attention_heads": "many"}, "`num_attention_heads` cannot"),
+    ({"num_attention_heads": 0}, "`num_attention_heads` cannot"),
+]
+UNSUPPORTED = [
+    ({IDS: [2, 4, 8]}, {}, "it reads the output of the last layer"),
+    ({}, {"midlayer.self_attn.q_norm.weight": ONES}, "a tensor midlayer.self_attn.q_norm.weight"),
+    ({}, {"midlayer.self_attn.q_proj.bias": ONES}, "a tensor midlayer.self_attn.q_proj.bias"),
+    ({}, {"midlayer.self_attn.gate_proj.weight": ONES}, "a tensor midlayer.self_attn.gate_proj.weight"),
+    ({}, {"layers.1.input_layernorm.weight": ONES}, r"several layers .layers.1.input_layernorm.weight."),
+    ({}, {"mask_hidden": ONES}, "a tensor mask_hidden"),
+]
+MISFITS = [
+    ({"vocab_size": 900}, {}, "900 tokens against 823"),
+    ({}, {"fc.weight": np.ones((64, 3 * 128), np.float32)}, "hidden states of width 128 against 64"),
+    ({IDS: [3, 3, 4]}, {}, "it reads a layer twice"),
+    ({IDS: [2, 4, 9]}, {}, r"it reads the inputs of layers \[2, 4, 9\], but there are only 8"),
+    ({IDS: [0, 4, 5]}, {}, "it reads the token embeddings"),
+    ({}, {"embed_tokens.weight": np.ones((900, 64), np.float32)}, "embed_tokens.weight has the shape"),
+    ({}, {"d2t": None}, r"lm_head.weight has the shape \[300, 64\] instead of \[823, 64\]"),
+]
+DAMAGED = [
+    ({"num_key_value_heads": 3}, {}, "4 and 3 attention heads"),
+    ({"head_dim": 32}, {}, r"q_proj.weight has the shape \[64, 128\] instead of \[128, 128\]"),
+    ({"norm_before_fc": True}, {}, "it has no tensor input_norm.weight"),
+    ({}, {"lm_head.weight": None}, "it has no tensor lm_head.weight"),
+    ({}, {"midlayer.mlp.up_proj.weight": None}, "it has no tensor layer.mlp.up_proj.weight"),
+    ({}, {"norm.weight": np.ones((2, 2, 2), np.float32)}, r"norm.weight has the shape \[2, 2, 2\]"),
+    ({}, {"d2t": DISTANCES + 600}, "d2t has tokens that are not in the vocabulary"),
+    ({}, {"d2t": DISTANCES - 900}, "d2t has tokens that are not in the vocabulary"),
+    ({}, {"d2t": -np.arange(300)}, "d2t has a token twice"),
+    ({}, {"d2t": DISTANCES.astype(np.float32)}, "d2t is not a list of integers"),
+    ({}, {"d2t": DISTANCES[:0]}, r"d2t has the shape \[0\]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "why", "kind"),
+    [
+        *((config, {}, why, (ModelError, ModelFileError)) for config, why in SETTINGS),
+        *((*case, ModelError) for case in (*UNSUPPORTED, *MISFITS)),
+        *((*case, ModelFileError) for case in DAMAGED),
+    ],
+)
+def test_what_is_refused(tmp_path, main_path, config, tensors, why, kind):
+    """In one line that names the folder, and without a file."""
+    head, folder = HEADS["SafeAILab"], tmp_path / "folder"
+    config = head.config | config
+    tensors = {key: value for key, value in (head.tensors | tensors).items() if value is not None}
+    with pytest.raises(kind, match=why) as caught:
+        convert_head(write_checkpoint(folder, config, tensors), main_path, tmp_path / "head.gguf")
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_values_that_are_not_numbers(tmp_path, main_path):
+    head, folder = HEADS["SafeAILab"], tmp_path / "folder"
+    broken = head.tensors["fc.weight"].copy()
+    broken[3, 3] = np.nan
+    write_checkpoint(folder, head.config, head.tensors | {"fc.weight": broken})
+    with pytest.raises(ModelFileError, match=r"fc\.weight has values that are not finite: download"):
+        convert_head(folder, main_path, tmp_path / "head.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_speculators_must_state_what_has_several_defaults(tmp_path, header):
+    with pytest.raises(ModelFileError, match="has no `norm_before_residual`"):
+        convert(tmp_path, header, HEADS["speculators"], {"norm_before_residual": None})
+
+
+def test_other_folders(tmp_path, main_path):
+    folder = write_checkpoint(tmp_path / "x", {"architectures": ["LlamaForCausalLM"]}, {"a": ONES})
+    with pytest.raises(
+        ModelError, match=r"x has no layout that can be converted .`architectures`: .'LlamaFor"
+    ):
+        convert_head(folder, main_path, tmp_path / "head.gguf")

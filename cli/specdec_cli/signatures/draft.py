@@ -166,8 +166,8 @@ class DraftConvertOptions:
 
     Examples:
 
-      specdec draft convert head-folder --main main.gguf
-      specdec draft convert RedHatAI/Qwen3-8B-speculator.eagle3 --main qwen3-8b
+      specdec draft convert eagle3-folder --main llama.gguf
+      specdec draft convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B -m llama.gguf
     """
 
     head: Annotated[str, Argument(metavar="HEAD", help="Head to convert: a folder, or user/repo.")]
