@@ -46,6 +46,7 @@ class _Settings(BaseModel):
     eagle_aux_hidden_state_layer_ids: _Layers | None = None
     norm_before_residual: bool | None = None
     norm_before_fc: bool = False
+    embed_requires_grad: bool = True
     use_sliding_window: bool = False
     layer_types: list[str] = []
     fc_norm: Literal[False] = False
@@ -117,6 +118,8 @@ class _Eagle:
 
     def head(self) -> ConvertedHead:
         shape = self._shape()
+        if not self._settings.embed_requires_grad and shape.width == self._main.n_embd:
+            self._names.pop("embed_tokens.weight", None)  # a copy of the main model's
         self._check_tensors(shape)
         layers = self._layers()
         self._check_fit(shape, layers)

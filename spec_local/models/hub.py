@@ -74,12 +74,12 @@ def pull(
 
 
 def pull_files(
-    repo: str, wanted: Callable[[str], bool], log: Log, progress: Progress | None = None
+    repo: str, wanted: Callable[[Iterable[str]], list[str]], log: Log, progress: Progress | None = None
 ) -> tuple[Path, list[str]]:
     """Download files of a repository that the cache lacks.
 
     Args:
-        wanted: called with each name; returns whether the file is downloaded.
+        wanted: called with all names; returns those to download, which may be missing.
 
     Returns:
         The folder that contains them, and the names of all files of the repository.
@@ -89,7 +89,7 @@ def pull_files(
     """
     with download_errors(repo):
         commit, remote = list_files(repo, "main")
-        chosen = {name: file for name, file in remote.items() if wanted(name)}
+        chosen = {name: remote[name] for name in wanted(list(remote)) if name in remote}
         return _download(HubModel(repo), repo, commit, chosen, log, progress), list(remote)
 
 

@@ -1,7 +1,7 @@
 """Published heads, in safetensors: download them, find their main models, and convert them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from spec_local.models.hub import Log, Progress, pull_files
 from spec_local.models.hub_cache import HubModel
 from spec_local.models.program_folders import content
 
-_CONFIG, _WEIGHTS = "config.json", re.compile(r"[^/]+\.safetensors")
+_CONFIG = "config.json"
+_WEIGHTS = re.compile(r"[^/]+\.safetensors"), re.compile(r"pytorch_model[^/]*\.bin")
+"""Names of files with tensors; the second ones are read if there are none of the first."""
 _MAX_BESIDE = 100  # files to look at in a head's folder
 _ADVICE = "run specdec draft convert {} --main MAIN with its GGUF file"
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
@@ -35,17 +37,19 @@ def fetch(repo: str, log: Log, progress: Progress | None = None) -> Path:
         raise InvalidRequest(f"{repo} is neither a folder nor a repository (user/repo): check the name")
     if constants.HF_HUB_OFFLINE:
         for snapshot in hub_cache.snapshots(HubModel(repo)):
-            if (snapshot / _CONFIG).is_file() and any(snapshot.glob("*.safetensors")):
+            if (snapshot / _CONFIG).is_file() and _weights([path.name for path in snapshot.iterdir()]):
                 return snapshot
         raise DownloadError(f"{repo} has not been downloaded, and HF_HUB_OFFLINE is set: unset it")
-    folder, names = pull_files(repo, _is_needed, log, progress)
-    if not any(map(_WEIGHTS.fullmatch, names)):
+    folder, names = pull_files(repo, lambda names: [*_weights(names), _CONFIG], log, progress)
+    if not _weights(names):
         raise InvalidRequest(f"{repo} has no *.safetensors: give the repository of a head")
     return folder
 
 
-def _is_needed(name: str) -> bool:
-    return name == _CONFIG or _WEIGHTS.fullmatch(name) is not None
+def _weights(names: Iterable[str]) -> list[str]:
+    """Those of a repository's files that have the tensors."""
+    found = ([name for name in names if kind.fullmatch(name)] for kind in _WEIGHTS)
+    return next(filter(None, found), [])
 
 
 def convert(
@@ -80,9 +84,8 @@ def pull(repo: str, log: Log, progress: Progress | None = None, offline: bool = 
     """
     if offline:
         raise DownloadError(f"{repo} is on the Hub, and specdec is offline: run this again when online")
-    folder, names = pull_files(repo, lambda name: name == _CONFIG, lambda line: None)
-    has_weights = any(map(_WEIGHTS.fullmatch, names))
-    if not has_weights or _CONFIG not in names or not is_head(read_config(folder / _CONFIG)):
+    folder, names = pull_files(repo, lambda names: [_CONFIG], lambda line: None)
+    if not _weights(names) or _CONFIG not in names or not is_head(read_config(folder / _CONFIG)):
         raise catalog.unknown(repo)
     main = find_main(folder, repo)
     if done := converted(main, repo.rpartition("/")[2]):

@@ -1,8 +1,10 @@
 """specdec draft convert and specdec models pull: heads in safetensors, in a folder and on the Hub."""
 
+import io
 import json
 
 import pytest
+import torch
 
 from spec_local.llama import gguf_header
 from tests.checkpoints import write_checkpoint
@@ -126,6 +128,14 @@ def test_a_repository(hubbed, tmp_path):
     again = hubbed("draft", "convert", REPO, "--main", "Toy-F32.gguf", "--force", env={"HF_HUB_OFFLINE": "1"})
     assert printed(again) == printed(done)
     assert hubbed.server.count("bytes") == 2
+    head, file = HEADS["speculators"], io.BytesIO()
+    tensors = {name: torch.tensor(values) for name, values in head.tensors.items()}
+    torch.save({k: v.bfloat16() if v.is_floating_point() else v for k, v in tensors.items()}, file)
+    files = {"config.json": json.dumps(head.config).encode(), "pytorch_model.bin": file.getvalue()}
+    hubbed.server.put(REPO, files)
+    pickled = hubbed("draft", "convert", REPO, "--main", "Toy-F32.gguf", "-o", "pickled.gguf")
+    same = hubbed.folder / printed(again), hubbed.folder / printed(pickled)
+    assert same[0].read_bytes() == same[1].read_bytes()
     refusals = {
         "someone/else": "the Hub has no model someone/else",
         "someone/text": "someone/text has no *.safetensors: give the repository of a head",

@@ -11,6 +11,8 @@ from spec_local.conversion.convert import convert_head
 from spec_local.core.calls import run
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
+from spec_local.training.export import write_head
+from spec_local.training.head_shape import HeadShape, tensor_shapes
 from tests.checkpoints import write_checkpoint
 from tests.llama.test_heads import NOISE, PROMPT, Pair
 from tests.tiny_heads import write_tiny_main
@@ -117,6 +119,13 @@ def test_layers_read(tmp_path, header, layout, given, expected):
     assert convert(tmp_path, header, HEADS[layout], {IDS: given}).fields["target_layers"] == expected
 
 
+def test_a_copy_of_the_embeddings_is_left_out(tmp_path, header):
+    """It can be larger than the rest of the file."""
+    for grad, is_written in ((None, True), (True, True), (False, False)):
+        found = convert(tmp_path, header, HEADS["speculators"], {"embed_requires_grad": grad})
+        assert ("token_embd.weight" in found.tensors) == is_written
+
+
 def test_the_folder_of_a_head_is_recognized(tmp_path):
     for head in HEADS.values():
         assert eagle.recognizes(Checkpoint(write_checkpoint(tmp_path, head.config, head.tensors)))
@@ -214,3 +223,66 @@ def test_other_folders(tmp_path, main_path):
         ModelError, match=r"x has no layout that can be converted .`architectures`: .'LlamaFor"
     ):
         convert_head(folder, main_path, tmp_path / "head.gguf")
+
+
+def test_a_head_of_draft_train_comes_back(tmp_path, main_path):
+    """Exported in SafeAILab's layout and converted, it has the same tensors and fields: the same drafts."""
+    rng, shape = (
+        np.random.default_rng(0),
+        HeadShape(64, n_head=3, head_dim=16, n_ff=80, rope_base=5e3, eps=1e-4),
+    )
+    weights = {name: rng.normal(size=size).astype(np.float32) for name, size in tensor_shapes(shape).items()}
+    drafted, output = np.array([3, 7, 100, 101, 400]), rng.normal(size=(5, 64)).astype(np.float32)
+    trained = tmp_path / "trained.gguf"
+    write_head(trained, main_path, shape, weights, output, layers=(1, 3, 6), drafted=drafted)
+    folder = write_safeailab(tmp_path / "folder", gguf.GGUFReader(trained))
+    again = gguf.GGUFReader(convert_head(folder, main_path, tmp_path / "again.gguf"))
+    before = {each.name: each for each in gguf.GGUFReader(trained).tensors}
+    assert sorted(each.name for each in again.tensors) == sorted(before)
+    for each in again.tensors:
+        assert each.tensor_type == before[each.name].tensor_type
+        assert np.array_equal(each.data, before[each.name].data), each.name
+    fields = gguf.GGUFReader(trained).fields
+    names = [name for name in fields if name.startswith("eagle3.")]
+    assert {name: again.fields[name].contents() for name in names} == {
+        name: fields[name].contents() for name in names
+    }
+
+
+def write_safeailab(folder, reader):
+    """Export a head's GGUF file: names, rotation and draft tokens as in SafeAILab's checkpoints."""
+    names = {
+        "attn_norm": "input_layernorm",
+        "attn_norm_2": "hidden_norm",
+        "ffn_norm": "post_attention_layernorm",
+        **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
+        "attn_output": "self_attn.o_proj",
+        **{f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")},
+    }
+    names = {f"blk.0.{ours}.weight": f"midlayer.{theirs}.weight" for ours, theirs in names.items()} | {
+        "output_norm.weight": "norm.weight",
+        "output.weight": "lm_head.weight",
+        "enc.output_norm.weight": "input_norm.weight",
+        "fc.weight": "fc.weight",
+    }
+    field = {name.removeprefix("eagle3."): each.contents() for name, each in reader.fields.items()}
+    n_heads, tensors = field["attention.head_count"], {}
+    for each in reader.tensors:
+        if each.name == "d2t":
+            tensors["d2t"] = np.array(each.data) - np.arange(len(each.data))
+            continue
+        values = gguf.dequantize(each.data, each.tensor_type)
+        if each.name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
+            pairs = values.reshape(n_heads, -1, 2, values.shape[1])
+            values = pairs.swapaxes(1, 2).reshape(values.shape)
+        tensors[names[each.name]] = values
+    config = {
+        "hidden_size": field["embedding_length"],
+        "num_attention_heads": n_heads,
+        "rms_norm_eps": round(field["attention.layer_norm_rms_epsilon"], 9),
+        "rope_theta": field["rope.freq_base"],
+        "max_position_embeddings": field["context_length"],
+        "vocab_size": field["vocab_size"],
+        IDS: field["target_layers"],
+    }
+    return write_checkpoint(folder, config, tensors)

@@ -160,9 +160,9 @@ class DraftTrainOptions:
 class DraftConvertOptions:
     """Convert a published head into a GGUF file for its main model, and print its path.
 
-    HEAD is a folder with config.json and *.safetensors, or a repository of the
-    Hugging Face Hub with such files. Neither PyTorch nor the original main model
-    is needed. Sessions of the main model find the file by itself.
+    HEAD is a folder with config.json and *.safetensors (or pytorch_model.bin), or
+    a repository of the Hugging Face Hub with such files. Neither PyTorch nor the
+    original main model is needed. Sessions of the main model find the new file.
 
     Examples:
 
