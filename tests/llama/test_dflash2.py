@@ -111,6 +111,8 @@ def test_a_level_has_the_candidates_of_its_place_with_scores_of_their_own(open_p
     assert head.context.n_calls == n_calls
     head.commit([1, 4])
     assert np.array_equal(run(head.call([candidates(below[0])[0]], n_logits=1))[0], mixed[0])
+    head.truncate(len(PROMPT))
+    assert np.array_equal(run(head.call([a, d], n_logits=1))[0], below[1])
     assert head.context.n_calls == n_calls
 
 
