@@ -50,18 +50,74 @@ SPECULATORS = {
     "draft_vocab_size": N_DRAFTED,
     "markov_head_type": "vanilla",
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+HEADS = {
+    "DFlash": (DFLASH, {}),
+    "DFlash, prefixed names": (DFLASH, {"prefix": "model."}),
+    "DFlash, window": (DFLASH | WINDOW | {"is_causal": False}, {}),
+    "DFlash, window in no layer": (DFLASH | WINDOW | {"layer_types": ["full_attention"] * 2}, {}),
+    "DFlash, window from a layer on": (
+        DFLASH | WINDOW | {"layer_types": None, "max_window_layers": 1, "is_causal": True},
+        {},
+    ),
+    "DFlash, window in all layers": (
+        DFLASH | {"dflash_config": READ | {"use_swa": True, "swa_window_size": 5, "causal": True}},
+        {},
+    ),
+    "DFlash, factors": (
+        DFLASH | {"dflash_config": READ | {"input_embedding_scale": 3.0, "attention_value_scale": 0.5}},
+        {},
+    ),
+    "DFlash, sinks": (DFLASH, {"sinks": True}),
+    "DFlash, part rotated": (DFLASH | {"partial_rotary_factor": 0.5}, {}),
+    "DFlash, pairs rotated": (DFLASH | {"rope_is_neox_style": False}, {}),
+    "DFlash, pairs of a part": (DFLASH | {"rope_is_neox_style": False, "partial_rotary_factor": 0.5}, {}),
+    "DFlash, linear": (DFLASH | {"rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
+    "DFlash, Llama 3": (DFLASH | {"rope_scaling": LLAMA3}, {}),
+    "DFlash, YaRN": (DFLASH | {"rope_parameters": YARN}, {}),
+    "DFlash, YaRN's factor": (DFLASH | {"rope_parameters": YARN | {"attention_factor": 1.5}}, {}),
+    "DFlash, own embeddings": (DFLASH, {"own": ("embed_tokens",)}),
+    "DFlash, tied embeddings": (DFLASH | {"tie_word_embeddings": True}, {"own": ("embed_tokens",)}),
+    "DFlash, own tensors": (DFLASH, {"own": ("embed_tokens", "lm_head")}),
+    "DFlash, unused embeddings": (DFLASH | {"has_embed_tokens": False}, {"own": ("embed_tokens",)}),
+    "DFlash, list of tokens": (DFLASH | {"draft_vocab_size": 300}, {}),
+    "DSpark": (DSPARK, {}),
+    "DSpark, own tensors": (DSPARK, {"own": ("embed_tokens", "lm_head")}),
+    "DSpark of LFM2": (DSPARK | {"architectures": ["Lfm2DSparkDraftModel"]}, {}),
+    "DSpark of Ling": (DSPARK | {"architectures": ["LingDSparkModel"], "rope_is_neox_style": False}, {}),
+    "DSpark, after the anchor": (DSPARK | {"sample_from_anchor": False}, {}),
+    "DSpark of speculators": (SPECULATORS, {}),
+    "DSpark of speculators, from the anchor": (SPECULATORS | {"sample_from_anchor": True}, {}),
+    "DSpark of vLLM": (DSPARK | {"dspark_bonus_anchor": True}, {}),
+    "DSpark, a plain confidence": (DSPARK | {"confidence_head_with_markov": False}, {}),
+    "DFlash of speculators": (SPECULATORS | {"architectures": ["DFlashSpeculator"]}, {}),
+    "DFlash2": (DFLASH2, {}),
+    "DFlash2, factors": (
+        DFLASH2
+        | {"dflash_config": READ | SELECTOR | {"output_multiplier": 0.5, "final_logit_softcapping": 4.0}},
+        {},
+    ),
+}
+"""Configuration, and options of `block_tensors`, of heads of each layout."""
 
 
-def block_tensors(config, *, prefix="", drop=(), own=(), n_drafted=None):
+def block_tensors(config, *, prefix="", own=(), sinks=False):
     """The tensors of a head, by the names of its layout, in float32.
 
-    prefix: before all names. drop: tensors that are left out. own: tensors of the main model that are added,
-    ``embed_tokens`` and ``lm_head``.
+    prefix: before all names. own: tensors of the main model that are added, ``embed_tokens`` and ``lm_head``.
+    sinks: add some to the attention.
     """
     rng = np.random.default_rng(0)
     settings = config | config.get("dflash_config", {})
     n, shapes = N_EMBD, {}
-    n_drafted = n_drafted or config.get("draft_vocab_size") or N_VOCAB
+    n_drafted = config.get("draft_vocab_size") or N_VOCAB
     n_read = len(settings.get("target_layer_ids") or settings["aux_hidden_state_layer_ids"])
     shapes["fc"] = (n, n_read * n)
     shapes["hidden_norm"] = shapes["norm"] = (n,)
@@ -114,4 +170,6 @@ def block_tensors(config, *, prefix="", drop=(), own=(), n_drafted=None):
         tokens = np.sort(rng.choice(N_VOCAB, n_drafted, replace=False))
         found["d2t"] = tokens - np.arange(n_drafted)
         found["t2d"] = np.isin(np.arange(N_VOCAB), tokens)
-    return {name: values for name, values in found.items() if name not in drop}
+    if sinks:
+        found |= {f"layers.{i}.self_attn.sinks": np.array([0.5, 2], np.float32) for i in range(N_LAYERS)}
+    return found

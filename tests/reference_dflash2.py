@@ -10,26 +10,27 @@ class ReferenceDFlash2:
     """A head without a cache: each block is evaluated with the whole history.
 
     Args:
-        head, main: paths of the files.
-        window: of attention in the last layer, in tokens; None: there is none.
+        head, main: paths of the files. If there is a window of attention, it is that of the last layer.
 
     Attributes:
-        n_drafted: number of draft tokens in a block.
+        n_drafted: number of draft tokens in a block. k: number of candidates for each.
     """
 
-    def __init__(self, head, main, *, is_causal=False, window=None):
+    def __init__(self, head, main):
         self._file = gguf.GGUFReader(head)
         tensors = {t.name: np.array(t.data, np.float64) for t in gguf.GGUFReader(main).tensors}
         self._main = {name: tensors[name] for name in ("token_embd.weight", "output.weight")}
         self._tensors = {t.name: np.array(t.data) for t in self._file.tensors}
-        self._is_causal, self._window, self.n_drafted = is_causal, window, 1
-        self._n_layers, self.k = self._number("block_count"), self._number("selector_top_k")
+        self._is_causal = self._number("attention.causal")
+        self._window = self._number("attention.sliding_window")
+        self.k, self.n_drafted = self._number("selector_top_k"), 1
 
     def close(self):
         pass
 
     def _number(self, key):
-        return int(self._file.fields[f"dflash.{key}"].contents())
+        field = self._file.fields.get(f"dflash.{key}")
+        return int(field.contents()) if field else 0
 
     def _tensor(self, name):
         return self._tensors[name].astype(np.float64) if name in self._tensors else self._main[name]
@@ -45,7 +46,7 @@ class ReferenceDFlash2:
         mask = int(self._file.fields["tokenizer.ggml.mask_token_id"].contents())
         block = [tokens[-1]] + [mask] * self.n_drafted
         x = self._tensor("token_embd.weight")[block]
-        for i in range(self._n_layers):
+        for i in range(self._number("block_count")):
             x = self._layer(i, x, known)
         hidden = (_norm(x) * self._tensor("output_norm.weight"))[1:]
         output = hidden @ self._tensor("output.weight").T
@@ -57,11 +58,6 @@ class ReferenceDFlash2:
         gates = hidden @ self._tensor("selector_hidden.weight").T
         before, after = (self._tensor(f"selector_{name}.weight") for name in ("predecessor", "successor"))
         return logits, lambda place, token: logits[place] + after @ (before[token] * gates[place])
-
-    def logits(self, tokens, states, drafted):
-        """The scores of all tokens after the history, and after each of these draft tokens."""
-        _, score = self.lattice(tokens, states)
-        return [score(place, token) for place, token in enumerate([tokens[-1], *drafted])]
 
     def _layer(self, i, x, known):
         def tensor(name):
@@ -80,7 +76,7 @@ class ReferenceDFlash2:
         q, k = _rotate(q, positions[n:]), _rotate(k, positions)
         distance = positions[n:, None] - positions
         hides = distance < 0 if self._is_causal else np.zeros(distance.shape, bool)
-        if self._window and i == self._n_layers - 1:
+        if self._window and i == self._number("block_count") - 1:
             hides |= distance >= self._window
         shared = q.shape[1] // k.shape[1]
         k, v = k.repeat(shared, 1), v.repeat(shared, 1)

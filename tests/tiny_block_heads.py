@@ -2,8 +2,8 @@
 
 The weights are made by hand so that a part of the drafts is right. Attention copies the embedding of the last
 token of the history to all tokens of a block, and the output matrix is the main model's: this predicts the
-first draft token. In DSpark, the Markov model does the same for each draft token and the one before it, and in
-DFlash2 the selector for pairs of candidates.
+first draft token. In DSpark, the Markov model does the same for each draft token and the one before it, and
+in DFlash2 the selector for pairs of candidates.
 Random weights are added to all of it, so that everything a head reads changes its output.
 """
 
@@ -38,6 +38,8 @@ def write_tiny_block_head(
     extra_tokens: Sequence[str] = (),
     mask: int | None = MASK,
     drop: str | None = None,
+    base_type: type[np.floating] = np.float32,
+    with_markov: bool = False,
     **facts: bool | int,
 ) -> Path:
     """Write a head in F32.
@@ -52,6 +54,7 @@ def write_tiny_block_head(
         layers: layers whose input the head reads.
         extra_tokens, mask: of the vocabulary; mask None: there is no mask token.
         drop: a tensor that is left out.
+        base_type: of the bases of convolutions. with_markov: add the Markov model of a DSpark head.
         facts: further fields of the header, without the architecture; a dot is written as two underscores.
     """
     path = Path(path)
@@ -68,8 +71,9 @@ def write_tiny_block_head(
         writer.add_sliding_window_pattern([False] * (_N_LAYERS - 1) + [True])
     if several_positions:
         writer.add_rope_dimension_sections([_HEAD // 2, 0, 0, 0])
+    kernel, group = facts.get("conv_kernel_size", _KERNEL), facts.get("conv_group_size", _GROUP)
     if kind == "dflash2":
-        sizes = {"conv_kernel_size": _KERNEL, "conv_group_size": _GROUP}
+        sizes = {"conv_kernel_size": kernel, "conv_group_size": group}
         facts = sizes | {"selector_rank": N_EMBD, "selector_top_k": N_CANDIDATES} | facts
     for name, value in facts.items():
         add = writer.add_bool if isinstance(value, bool) else writer.add_uint32
@@ -97,7 +101,7 @@ def write_tiny_block_head(
         random = tiny.random_weights(name, shape, scale * _NOISE * shape[-1] ** -0.5, 1, 0)
         tensors[name] = (weights + random).astype(np.float32)
 
-    if kind == "dspark":
+    if kind == "dspark" or with_markov:
         add("markov_w1.weight", embeddings)
         add("markov_w2.weight", 3 * output)
     # The embedding of the mask token must neither be copied nor stay.
@@ -115,10 +119,11 @@ def write_tiny_block_head(
         add(f"{block}attn_output.weight", is_first * 200 * np.eye(N_EMBD), 40 if is_first else 120)
         if kind == "dflash2":
             for part in ("attn", "ffn"):
-                unchanged = np.zeros((2, _KERNEL, N_EMBD))
+                unchanged = np.zeros((2, kernel, N_EMBD))
                 unchanged[:, 0] = 1
-                add(f"{block}{part}_conv_base", unchanged, 3)
-                add(f"{block}{part}_conv_proj.weight", np.zeros((2 * _KERNEL * N_EMBD // _GROUP, N_EMBD)), 1)
+                add(base := f"{block}{part}_conv_base", unchanged, 3)
+                tensors[base] = tensors[base].astype(base_type)
+                add(f"{block}{part}_conv_proj.weight", np.zeros((2 * kernel * N_EMBD // group, N_EMBD)), 1)
         add(f"{block}ffn_gate.weight", np.zeros((2 * N_EMBD, N_EMBD)))
         add(f"{block}ffn_up.weight", np.zeros((2 * N_EMBD, N_EMBD)))
         add(f"{block}ffn_down.weight", np.zeros((N_EMBD, 2 * N_EMBD)))

@@ -95,7 +95,9 @@ class TorchBlockHead:
         scores = torch.einsum("qhd,khd->hqk", q, k) * config["head_dim"] ** -0.5
         distance = n_context + torch.arange(n)[:, None] - torch.arange(n_context + n)
         hidden = distance < 0 if config.get("is_causal") or config.get("causal") else distance < -n
-        kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+        first = config.get("max_window_layers", 28)
+        usual = ["full_attention" if j < first else "sliding_attention" for j in range(i + 1)]
+        kinds = config.get("layer_types") or usual
         if config.get("use_swa") or (config.get("use_sliding_window") and kinds[i] == "sliding_attention"):
             hidden |= distance >= (config.get("swa_window_size") or config["sliding_window"])
         scores = scores.masked_fill(hidden, -math.inf)

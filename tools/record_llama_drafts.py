@@ -5,8 +5,8 @@
 Kinds of heads that are not named keep what is recorded.
 The program is an example of llama.cpp (target llama-speculative-simple of its CMake build), at the commit
 that llama-cpp-python is pinned to. Its log lists the most probable tokens of each draft step, and how many
-draft tokens were accepted. The loop of DFlash2 does not log its draft tokens: they are those of the calls that
-verify them. The temperature is 0, and the caches are in F32, as in the test.
+draft tokens were accepted. The loop of DFlash2 does not log its draft tokens: they are read from the calls
+that verify them. The temperature is 0, and the caches are in F32, as in the test.
 """
 
 import json

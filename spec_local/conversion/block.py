@@ -275,13 +275,14 @@ def _add_main_tensors(
     shape = (settings.vocab_size, settings.hidden_size)
     mask = read_mask_embedding(checkpoint.folder, settings.hidden_size)
     if mask:
-        if mask[0] != settings.mask_token_id:
+        token, vector = settings.mask_token_id, mask[1]
+        if mask[0] not in (None, token):
             raise ModelFileError(
-                f"{checkpoint.folder / 'mask_embedding.pt'} is for token {mask[0]} instead of "
-                f"{settings.mask_token_id}: download the head again"
+                f"{checkpoint.folder / 'mask_embedding.pt'} is for token {mask[0]} instead of {token}: "
+                "download the head again"
             )
         known = tensors.get("token_embd.weight") or HeadTensor(shape, _main_matrix(main, "token_embd.weight"))
-        tensors["token_embd.weight"] = HeadTensor(shape, lambda: _with_row(known.load(), *mask))
+        tensors["token_embd.weight"] = HeadTensor(shape, lambda: _with_row(known.load(), token, vector))
     has_output = "output.weight" in tensors or (settings.tie_word_embeddings and not mask)
     if "token_embd.weight" in tensors and not has_output:
         # llama.cpp would take the embeddings.
@@ -307,6 +308,6 @@ def _floats(path: Path, name: str, width: int) -> NDArray[np.float32]:
 def _with_row(
     values: NDArray[np.float32] | NDArray[np.int64], row: int, vector: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    found = values.astype(np.float32)
+    found = values.astype(np.float32, copy=False)
     found[row] = vector
     return found

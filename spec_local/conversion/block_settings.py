@@ -71,6 +71,7 @@ class BlockSettings(BaseModel):
     use_sliding_window: bool | None = None
     sliding_window: Size | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    max_window_layers: _Index = 28  # the first layer with a window, where `layer_types` is missing
     use_swa: bool | None = None  # in all layers
     swa_window_size: Size | None = None
     has_embed_tokens: bool | None = None
@@ -109,12 +110,16 @@ class BlockSettings(BaseModel):
     @property
     def window(self) -> tuple[int, Sequence[bool]] | None:
         """Tokens of the sliding window, and which layers have it; None: there is none."""
-        size = self.swa_window_size or self.sliding_window
+        size, n = self.swa_window_size or self.sliding_window, self.num_hidden_layers
         if not size or not (self.use_sliding_window or self.use_swa):
             return None
         if self.use_swa:
-            return size, [True] * self.num_hidden_layers
-        return size, [kind == "sliding_attention" for kind in self.layer_types or ()]
+            return size, [True] * n
+        if self.layer_types is None:  # as in transformers
+            has_window = [i >= self.max_window_layers for i in range(n)]
+        else:
+            has_window = [kind == "sliding_attention" for kind in self.layer_types]
+        return (size, has_window) if any(has_window) else None  # llama.cpp would abort the process
 
 
 def read_block_settings(checkpoint: Checkpoint) -> tuple[str, BlockSettings, Rotation]:
@@ -162,9 +167,8 @@ def _complete(checkpoint: Checkpoint, layout: str, settings: BlockSettings) -> N
     if not is_speculators or not settings.window or is_known:
         return
     non_causal = settings.sliding_window_non_causal
-    has_window = settings.window[1]
-    if any(has_window) and not (layout == "DFlash2" if non_causal is None else non_causal):
-        if not all(has_window):
+    if not (layout == "DFlash2" if non_causal is None else non_causal):
+        if not all(settings.window[1]):
             raise unsupported(
                 checkpoint.folder, "sliding_window_non_causal", "only layers with a window would be causal"
             )

@@ -21,6 +21,8 @@ from tests.block_checkpoints import (
     DFLASH2,
     DSPARK,
     HEAD,
+    HEADS,
+    LLAMA3,
     N_CANDIDATES,
     READ,
     SELECTOR,
@@ -28,6 +30,7 @@ from tests.block_checkpoints import (
     SIZE,
     SPECULATORS,
     WINDOW,
+    YARN,
     block_tensors,
 )
 from tests.checkpoints import write_checkpoint
@@ -40,56 +43,6 @@ from tests.torch_block_head import TorchBlockHead
 pytestmark = pytest.mark.usefixtures("f32_caches", "unchecked_headers")
 PROMPT = [1, *range(300, 312), 77]
 NOISE = 1e-3
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-HEADS = {
-    "DFlash": (DFLASH, {}),
-    "DFlash, prefixed names": (DFLASH, {"prefix": "model."}),
-    "DFlash, window": (DFLASH | WINDOW | {"is_causal": False}, {}),
-    "DFlash, window in all layers": (
-        DFLASH | {"dflash_config": READ | {"use_swa": True, "swa_window_size": 5, "causal": True}},
-        {},
-    ),
-    "DFlash, factors": (
-        DFLASH | {"dflash_config": READ | {"input_embedding_scale": 3.0, "attention_value_scale": 0.5}},
-        {},
-    ),
-    "DFlash, sinks": (DFLASH, {"sinks": True}),
-    "DFlash, part rotated": (DFLASH | {"partial_rotary_factor": 0.5}, {}),
-    "DFlash, pairs rotated": (DFLASH | {"rope_is_neox_style": False}, {}),
-    "DFlash, pairs of a part": (DFLASH | {"rope_is_neox_style": False, "partial_rotary_factor": 0.5}, {}),
-    "DFlash, linear": (DFLASH | {"rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
-    "DFlash, Llama 3": (DFLASH | {"rope_scaling": LLAMA3}, {}),
-    "DFlash, YaRN": (DFLASH | {"rope_parameters": YARN}, {}),
-    "DFlash, YaRN's factor": (DFLASH | {"rope_parameters": YARN | {"attention_factor": 1.5}}, {}),
-    "DFlash, own embeddings": (DFLASH, {"own": ("embed_tokens",)}),
-    "DFlash, tied embeddings": (DFLASH | {"tie_word_embeddings": True}, {"own": ("embed_tokens",)}),
-    "DFlash, own tensors": (DFLASH, {"own": ("embed_tokens", "lm_head")}),
-    "DFlash, unused embeddings": (DFLASH | {"has_embed_tokens": False}, {"own": ("embed_tokens",)}),
-    "DFlash, list of tokens": (DFLASH | {"draft_vocab_size": 300}, {}),
-    "DSpark": (DSPARK, {}),
-    "DSpark, own tensors": (DSPARK, {"own": ("embed_tokens", "lm_head")}),
-    "DSpark of LFM2": (DSPARK | {"architectures": ["Lfm2DSparkDraftModel"]}, {}),
-    "DSpark of Ling": (DSPARK | {"architectures": ["LingDSparkModel"], "rope_is_neox_style": False}, {}),
-    "DSpark, after the anchor": (DSPARK | {"sample_from_anchor": False}, {}),
-    "DSpark of speculators": (SPECULATORS, {}),
-    "DSpark of speculators, from the anchor": (SPECULATORS | {"sample_from_anchor": True}, {}),
-    "DSpark of vLLM": (DSPARK | {"dspark_bonus_anchor": True}, {}),
-    "DSpark, a plain confidence": (DSPARK | {"confidence_head_with_markov": False}, {}),
-    "DFlash of speculators": (SPECULATORS | {"architectures": ["DFlashSpeculator"]}, {}),
-    "DFlash2": (DFLASH2, {}),
-    "DFlash2, factors": (
-        DFLASH2
-        | {"dflash_config": READ | SELECTOR | {"output_multiplier": 0.5, "final_logit_softcapping": 4.0}},
-        {},
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +55,8 @@ def main(folder):
 class Converted:
     """A head in its checkpoint and in its file."""
 
-    def __init__(self, folder, main, config, *, kind="F32", sinks=False, mask=None, **options):
+    def __init__(self, folder, main, config, *, kind="F32", mask=None, **options):
         self.tensors = block_tensors(config, **options)
-        if sinks:
-            for i in range(config["num_hidden_layers"]):
-                self.tensors[f"layers.{i}.self_attn.sinks"] = np.array([0.5, 2.0], np.float32)
         self.folder = write_checkpoint(folder / "head", config, self.tensors, kind)
         self.checkpoint = Checkpoint(self.folder)
         tensors = {name: self.checkpoint.tensor(name) for name in self.tensors}
@@ -116,7 +66,8 @@ class Converted:
             tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
         matrices = [floats(main.path, f"{name}.weight", N_EMBD) for name in ("token_embd", "output")]
         if mask is not None:
-            torch.save({"mask_token_id": MASK, "embedding": mask}, self.folder / "mask_embedding.pt")
+            content = mask if config["tie_word_embeddings"] else {"mask_token_id": MASK, "embedding": mask}
+            torch.save(content, self.folder / "mask_embedding.pt")
             tensors.setdefault("lm_head.weight", matrices[1])
             tensors["embed_tokens.weight"] = tensors.get("embed_tokens.weight", matrices[0]).copy()
             tensors["embed_tokens.weight"][MASK] = mask.float()
@@ -211,7 +162,7 @@ def test_quantized_heads_are_evaluated(main, tmp_path, config, kind):
     ("config", "fields"),
     [
         (
-            DFLASH | WINDOW | {"is_causal": False},
+            DFLASH | WINDOW | {"is_causal": False, "dflash_config": READ | {"block_size": None}},
             {
                 "rope.freq_base": 100_000,
                 "attention.sliding_window": 6,
@@ -221,6 +172,10 @@ def test_quantized_heads_are_evaluated(main, tmp_path, config, kind):
         ),
         (DFLASH2, SELECTOR | {"rope.freq_base": 100_000}),
         (DSPARK, {"rope.freq_base": 1e6, "sample_from_anchor": True, "has_confidence_head": True}),
+        (
+            DSPARK | {"dspark_bonus_anchor": True},  # which the converter does not know
+            {"rope.freq_base": 1e6, "sample_from_anchor": False, "has_confidence_head": True},
+        ),
         (SPECULATORS, {"rope.freq_base": 5000, "sample_from_anchor": False, "has_confidence_head": True}),
     ],
 )
@@ -256,6 +211,14 @@ def test_the_command_s_function_converts_each_layout(main, tmp_path):
         assert head.target_layers == (1, 2, 4)
         assert log == [f"converting {name} ({name}) for {main.name} to Q8_0"]
         head.close()
+
+
+def test_a_window_in_no_layer(main, tmp_path):
+    """llama.cpp's own converter writes it for some heads; llama.cpp would abort the process."""
+    head = Converted(tmp_path, main, DFLASH | WINDOW).head
+    head.fields["attention.sliding_window_pattern"] = [False, False]
+    with pytest.raises(ModelError, match=r"an incomplete head \(a window of attention in no layer\)"):
+        write_head(tmp_path / "head.gguf", head, main, "F32")
 
 
 @pytest.mark.parametrize("own", [(), ("embed_tokens",)])
@@ -333,7 +296,10 @@ WRONG = {
     "activation": (DFLASH | {"hidden_act": "gelu"}, "`hidden_act` .*'silu'"),
     "another Markov model": (DSPARK | {"markov_head_type": "rnn"}, "`markov_head_type` .*'vanilla'"),
     "kinds of layers": (DFLASH | {"layer_types": ["linear_attention"] * 2}, "`layer_types.0` "),
-    "number of layers": (DFLASH | WINDOW | {"layer_types": ["full_attention"]}, "`layer_types` .*1 layers"),
+    "number of layers": (
+        DFLASH | WINDOW | {"layer_types": ["sliding_attention"]},
+        "`layer_types` .*1 layers",
+    ),
     "rotation": (DFLASH | {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "`rope_parameters.rope"),
     "further rotation": (DFLASH | {"rope_parameters": YARN | {"mscale": 1.0}}, "`mscale` .*unknown key"),
     "no factor": (DFLASH | {"rope_scaling": {"rope_type": "linear"}}, "`rope_parameters.factor` .*missing"),
@@ -413,13 +379,13 @@ def test_wrong_vectors_of_the_mask_token(main, tmp_path):
     path = folder / "mask_embedding.pt"
     for content in ({"mask_token_id": MASK, "embedding": torch.zeros(8)}, {"mask_token_id": MASK}, [1]):
         torch.save(content, path)
-        with pytest.raises(ModelFileError, match="has no token with a vector of 64 values"):
+        with pytest.raises(ModelFileError, match="has no vector of 64 values"):
             block.convert(Checkpoint(folder), main)
     torch.save({"mask_token_id": 7, "embedding": torch.zeros(N_EMBD)}, path)
     with pytest.raises(ModelFileError, match="is for token 7 instead of 10"):
         block.convert(Checkpoint(folder), main)
     path.write_bytes(b"PK\3\4" + bytes(100))
-    with pytest.raises(ModelFileError, match="has no token"):
+    with pytest.raises(ModelFileError, match="has no vector"):
         block.convert(Checkpoint(folder), main)
 
 

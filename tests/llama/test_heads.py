@@ -27,7 +27,7 @@ from tests.reference_block_head import ReferenceBlockHead
 from tests.reference_dflash2 import ReferenceDFlash2
 from tests.reference_head import ReferenceAssistant, ReferenceHead
 from tests.tiny_architectures import write_tiny
-from tests.tiny_block_heads import N_CANDIDATES, write_tiny_block_head
+from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 from tests.unfiltered import unfiltered
 from tools.record_llama_drafts import DATA, N_DRAFT, write_models
@@ -290,9 +290,9 @@ class LatticeWalk(Walk):
         unary, score = self.reference.lattice(self.tokens, self.states)
         for place, (logits, token) in enumerate(zip(found, before, strict=True)):
             known = np.isfinite(logits).nonzero()[0]
-            assert len(known) == N_CANDIDATES
+            assert len(known) == self.reference.k
             assert np.allclose(logits[known], score(place, token)[known], atol=NOISE)
-            assert unary[place][known].min() > np.sort(unary[place])[-N_CANDIDATES] - NOISE
+            assert unary[place][known].min() > np.sort(unary[place])[-self.reference.k] - NOISE
 
 
 def walk_together(pair, n_parallel, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind=None, **options):

@@ -171,9 +171,9 @@ class BlockContext(HeadContext):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The result of a call: logits (n, V) after the first `anchor` tokens and 0, 1, … draft tokens, or a lattice.
+    """The result of a call, after the first `anchor` tokens and 0, 1, … draft tokens.
 
-    number: that of the call; the next call overwrites the logits, but not a lattice, which is a copy.
+    number: that of the call. rows: logits (n, V), which the next call overwrites, or a copy of a lattice.
     """
 
     anchor: int

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import ModelError
-from spec_local.llama.gguf_tensors import has_tensor, tensor_types
+from spec_local.llama.gguf_tensors import has_tensor, numbers, tensor_types
 from spec_local.llama.heads.block import BlockContext, BlockFormat, BlockSequence
 from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.hidden_states import HiddenStates
@@ -21,9 +21,11 @@ from spec_local.llama.model import Model
 from spec_local.llama.sequence import LlamaSequence
 
 _DEFAULT_SIZE = 16  # of a block, where a file does not state it; as in llama.cpp
-# llama.cpp has room for this many nodes of a graph with convolutions, at least and for each tensor of the file.
+_WINDOWS = "dflash.attention.sliding_window_pattern"
+# llama.cpp has room for 12 nodes of a DFlash2 graph per tensor of the file, and for 1024 at least.
 _ROOM, _ROOM_OF_TENSOR = 1024, 12
-# Counted: nodes of a graph, at least; of each layer; and of each tap of a convolution, of which a layer has four.
+# Nodes of such a graph: in all, in each layer, and for each tap of the four convolutions of a layer. Counted
+# with 1 to 8 layers, and as many taps as do not abort the process.
 _NODES, _NODES_OF_LAYER, _NODES_OF_TAP = 90, 78, 8
 
 
@@ -62,7 +64,7 @@ def block_format(head: Model) -> BlockFormat:
     if head.number("hyper_connection.count"):
         raise ModelError(f"{name} is a DSpark head of DeepSeek-V4, which is not supported: use another draft")
     size = head.number("block_size")
-    if size is None and not is_dspark and not has_selector:
+    if size is None and not is_dspark:
         size = _DEFAULT_SIZE
     n_skipped = 0 if is_dspark and head.flag("sample_from_anchor", True) else 1
     why = None
@@ -74,10 +76,12 @@ def block_format(head: Model) -> BlockFormat:
         why = "blocks without draft tokens"
     elif head.draft_tokens is not None and not has_tensor(head.path, "output.weight"):
         why = "a draft vocabulary but no output matrix for it"
-    elif has_selector:
-        why = _flaw_of_selector(head)
+    elif head.has_window and not any(numbers(head.path, _WINDOWS, head.n_layers) or ()):
+        why = "a window of attention in no layer"  # llama.cpp would abort the process
     if why or size is None:
         raise ModelError(f"{name} is an incomplete head ({why}): convert or download it again")
+    if has_selector and (why := _flaw_of_selector(head)):
+        raise ModelError(f"{name} is a DFlash2 head that llama.cpp cannot run ({why}): use another draft")
     size = min(size, MAX_DRAFT + n_skipped)  # no more are drafted, and the batch has room for a block
     n_candidates = (head.number("selector_top_k") or 0) if has_selector else 0
     is_causal = head.flag("attention.causal", False)
@@ -85,23 +89,15 @@ def block_format(head: Model) -> BlockFormat:
 
 
 def _flaw_of_selector(head: Model) -> str | None:
-    """Why llama.cpp could not evaluate a DFlash2 head; None: it can."""
-    names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-    kernel, group, rank, k = (head.number(name) or 0 for name in names)
-    if not all((kernel, group, rank, k)):
-        return "no sizes of its convolutions and its selector"
-    if head.n_embd % group:
-        return f"groups of {group} of its {head.n_embd} channels"
-    if k + k * k > head.n_embd or k > head.vocabulary.n_tokens:
-        return f"the scores of {k} candidates exceed its width of {head.n_embd}"
+    """What llama.cpp does not check when it loads a DFlash2 head, and would abort the process for later."""
     if _is_dspark(head):
-        return "both a selector and a Markov model"
-    types = tensor_types(head.path)
+        return "a selector and a Markov model"
+    kernel, types = head.number("conv_kernel_size") or 0, tensor_types(head.path)
     if others := {kind for name, kind in types.items() if name.endswith("conv_base")} - {"F32"}:
         return f"convolutions in {others.pop()}"
     nodes = _NODES + head.n_layers * (_NODES_OF_LAYER + 4 * _NODES_OF_TAP * kernel)
     if nodes > max(_ROOM, _ROOM_OF_TENSOR * len(types)):
-        return f"convolutions over {kernel} tokens, for which llama.cpp has no room"
+        return f"convolutions over {kernel} tokens need a larger graph"
     return None
 
 
