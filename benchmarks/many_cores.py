@@ -4,9 +4,9 @@
         [--sets avx512_vnni,avx2]
 
 Two cores cannot read the memory as fast as it is, so that more of them help; with many cores, the memory is
-the limit, as on laptops. Each row is a process of its own: `specdec tune` for the costs of calls, and `specdec
-bench` for the speeds. With a lesser instruction set, specdec's kernels use it; llama.cpp's use what they were
-compiled for.
+the limit, as on laptops. Each row is a process of its own: `specdec tune` for the costs of calls, and then
+`specdec bench` for the speeds. With a lesser instruction set, specdec's kernels use it; llama.cpp's use what
+they were compiled for.
 """
 
 import argparse
