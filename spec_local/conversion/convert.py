@@ -24,7 +24,8 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of a part of a
 
 def is_head(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is that of a head, as far as it says."""
-    return any(key in config for key in _OF_HEADS) or bool(_NAMES.search(str(config.get("architectures"))))
+    is_named = any(key in config for key in _OF_HEADS) or _NAMES.search(str(config.get("architectures")))
+    return bool(is_named) or config.get("num_hidden_layers") == 1
 
 
 def converted(main: Path, name: str) -> Path | None:

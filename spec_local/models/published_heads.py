@@ -18,7 +18,7 @@ from spec_local.models.hub import Log, Progress, pull_files
 from spec_local.models.hub_cache import HubModel
 from spec_local.models.program_folders import content
 
-_CONFIG = "config.json"
+_CONFIG, _MASK = "config.json", "mask_embedding.pt"
 _WEIGHTS = re.compile(r"[^/]+\.safetensors"), re.compile(r"pytorch_model[^/]*\.bin")
 """Names of files with tensors; the second ones are read if there are none of the first."""
 _MAX_BESIDE = 100  # files to look at in a head's folder
@@ -30,7 +30,7 @@ def fetch(repo: str, log: Log, progress: Progress | None = None) -> Path:
     """Return the folder of a head on the Hub; missing files are downloaded.
 
     Raises:
-        InvalidRequest: it is no repository, or has no safetensors.
+        InvalidRequest: it is no repository, or not that of a head.
         DownloadError: the download failed.
     """
     if not catalog.is_repository(repo):
@@ -40,10 +40,21 @@ def fetch(repo: str, log: Log, progress: Progress | None = None) -> Path:
             if (snapshot / _CONFIG).is_file() and _weights([path.name for path in snapshot.iterdir()]):
                 return snapshot
         raise DownloadError(f"{repo} has not been downloaded, and HF_HUB_OFFLINE is set: unset it")
-    folder, names = pull_files(repo, lambda names: [*_weights(names), _CONFIG], log, progress)
-    if not _weights(names):
-        raise InvalidRequest(f"{repo} has no *.safetensors: give the repository of a head")
+    if not _is_head(*_pull_config(repo)):
+        raise InvalidRequest(
+            f"{repo} is no head in safetensors, as its config.json says: give that of a head"
+        )
+    folder, _ = pull_files(repo, lambda names: [*_weights(names), _CONFIG, _MASK], log, progress)
     return folder
+
+
+def _pull_config(repo: str) -> tuple[Path, list[str]]:
+    """The folder with config.json only, and the names of all files: a whole model would be large."""
+    return pull_files(repo, lambda names: [_CONFIG], lambda line: None)
+
+
+def _is_head(folder: Path, names: list[str]) -> bool:
+    return bool(_weights(names)) and _CONFIG in names and is_head(read_config(folder / _CONFIG))
 
 
 def _weights(names: Iterable[str]) -> list[str]:
@@ -84,8 +95,8 @@ def pull(repo: str, log: Log, progress: Progress | None = None, offline: bool = 
     """
     if offline:
         raise DownloadError(f"{repo} is on the Hub, and specdec is offline: run this again when online")
-    folder, names = pull_files(repo, lambda names: [_CONFIG], lambda line: None)
-    if not _weights(names) or _CONFIG not in names or not is_head(read_config(folder / _CONFIG)):
+    folder, names = _pull_config(repo)
+    if not _is_head(folder, names):
         raise catalog.unknown(repo)
     main = find_main(folder, repo)
     if done := converted(main, repo.rpartition("/")[2]):

@@ -120,14 +120,14 @@ def test_what_cannot_be_converted(command, head):
 
 
 def test_a_repository(hubbed, tmp_path):
-    hubbed.server.put(REPO, repository(tmp_path, None))
+    hubbed.server.put(REPO, repository(tmp_path, None) | {"mask_embedding.pt": b"of heads that draft blocks"})
     done = hubbed("draft", "convert", REPO, "--main", "Toy-F32.gguf")
     assert printed(done) == "eagle3-Toy-F32-Toy-speculator.eagle3.gguf"
     assert f"downloading {REPO}" in done.stderr.decode()
-    assert hubbed.server.count("bytes") == 2  # without the README
+    assert hubbed.server.count("bytes") == 3  # without the README
     again = hubbed("draft", "convert", REPO, "--main", "Toy-F32.gguf", "--force", env={"HF_HUB_OFFLINE": "1"})
     assert printed(again) == printed(done)
-    assert hubbed.server.count("bytes") == 2
+    assert hubbed.server.count("bytes") == 3
     head, file = HEADS["speculators"], io.BytesIO()
     tensors = {name: torch.tensor(values) for name, values in head.tensors.items()}
     torch.save({k: v.bfloat16() if v.is_floating_point() else v for k, v in tensors.items()}, file)
@@ -138,8 +138,10 @@ def test_a_repository(hubbed, tmp_path):
     assert same[0].read_bytes() == same[1].read_bytes()
     refusals = {
         "someone/else": "the Hub has no model someone/else",
-        "someone/text": "someone/text has no *.safetensors: give the repository of a head",
+        "someone/text": "someone/text is no head in safetensors, as its config.json says: give that of a",
+        "org/Toy": "org/Toy is no head",  # and is not downloaded
     }
+    hubbed.server.put("org/Toy", {"config.json": b"{}", "model.safetensors": b"x" * 999})
     hubbed.server.put("someone/text", {"config.json": b"{}"})
     for repo, why in refusals.items():
         assert why in hubbed("draft", "convert", repo, "--main", "Toy-F32.gguf").stderr.decode()
