@@ -276,7 +276,7 @@ class ModelOptions:
         _Speculation(
             metavar="N|all",
             help="To draft faster, use only the first N tokens of the vocabulary and those in the context "
-            "(default: 49152 of a large vocabulary).",
+            "(default: 49152 of a large vocabulary, 16384 of a medium one).",
             callback=_vocabulary_size,
         ),
     ] = "auto"
