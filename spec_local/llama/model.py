@@ -250,6 +250,11 @@ class Model:
         return int(self._lib.llama_model_n_embd(self.handle))
 
     @functools.cached_property
+    def n_state(self) -> int:
+        """Width of the states that layers for multi-token prediction read: several, of residual streams."""
+        return int(self._lib.llama_model_n_embd_out(self.handle))
+
+    @functools.cached_property
     def n_embd_input(self) -> int:
         """Width of the vectors that it takes in place of tokens; some have more for later layers."""
         return int(self._lib.llama_model_n_embd_inp(self.handle))

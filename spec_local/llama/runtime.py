@@ -100,15 +100,28 @@ def bindings(module: str) -> Any:
 
 @functools.cache
 def target_layers(suffix: str) -> Any:
-    """Return llama.cpp's function for the layers that a head reads, or with ``_n`` for their number.
-
-    It has no C linkage: its name is that of the C++ compiler.
-    """
-    name = f"llama_model_target_layer_ids{suffix}"
-    function = getattr(library()._lib, f"_Z{len(name)}{name}PK11llama_model")
+    """Return llama.cpp's function for the layers that a head reads, or with ``_n`` for their number."""
+    function = _in_cpp(f"llama_model_target_layer_ids{suffix}", "PK11llama_model")
     function.argtypes = [ctypes.c_void_p]
     function.restype = ctypes.c_uint32 if suffix else ctypes.POINTER(ctypes.c_int32)
     return function
+
+
+@functools.cache
+def graph_reserve() -> Any:
+    """Return llama.cpp's function that builds the graph of a call, given a context and three numbers.
+
+    They are those of the tokens, of the sequences, and of the tokens with logits.
+    """
+    function, number = _in_cpp("llama_graph_reserve", "P13llama_contextjjj"), ctypes.c_uint32
+    function.argtypes = [ctypes.c_void_p, number, number, number]
+    function.restype = ctypes.c_void_p
+    return function
+
+
+def _in_cpp(name: str, types: str) -> Any:
+    """A function without C linkage: its name is that of the C++ compiler."""
+    return getattr(library()._lib, f"_Z{len(name)}{name}{types}")
 
 
 @functools.cache
@@ -123,13 +136,17 @@ def suppressed_tokens() -> Any:
 
 @functools.cache
 def ggml() -> Any:
-    """Return the functions of ggml that read a tensor, from the library that llama.cpp itself uses."""
+    """Return the functions of ggml that read a tensor or a graph, from the library that llama.cpp uses."""
     functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too
-    tensor = ctypes.c_void_p
+    tensor = graph = ctypes.c_void_p
     functions.ggml_get_name.argtypes, functions.ggml_get_name.restype = [tensor], ctypes.c_char_p
     functions.ggml_nbytes.argtypes, functions.ggml_nbytes.restype = [tensor], ctypes.c_size_t
     get = functions.ggml_backend_tensor_get
     get.argtypes, get.restype = [tensor, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t], None
+    functions.ggml_graph_n_nodes.argtypes = [graph]
+    functions.ggml_graph_node.argtypes, functions.ggml_graph_node.restype = [graph, ctypes.c_int], tensor
+    find = functions.ggml_graph_get_tensor
+    find.argtypes, find.restype = [graph, ctypes.c_char_p], tensor
     return functions
 
 
