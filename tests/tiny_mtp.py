@@ -36,6 +36,11 @@ _WINDOW = 8  # tokens of a sliding window: fewer than the tests' prompts have
 _BIAS = "exp_probs_b.bias"
 _ADDED = 0.2  # factor of what is added to the token's embedding in a predictable model
 _RANK = 16  # of DeepSeek's low-rank attention
+_N_INDEXER_HEADS, _INDEXER_HEAD = 2, 64  # that select tokens for attention; llama.cpp rotates 64 values
+_N_SELECTED = 16  # tokens
+_N_STREAMS = 4  # residual streams of DeepSeek-V4; llama.cpp evaluates no other number
+_INDEXED = 4  # tokens that share a key, in layers with an indexer
+_RATIOS = (0, _INDEXED, 128)  # tokens that share a key, by layer; 0: none do
 
 
 def write_tiny_mtp(
@@ -161,6 +166,63 @@ def _deepseek_layer(n: int, i: int) -> Iterator[Tensor]:
     yield from _moe(n) if i else _ffn(n)
 
 
+def _indexed_layer(n: int, i: int) -> Iterator[Tensor]:
+    """Yield a layer whose attention is limited to the tokens that an indexer selects."""
+    yield from _deepseek_layer(n, i)
+    yield _vector("indexer.k_norm", _INDEXER_HEAD)
+    yield _vector("indexer.k_norm.bias", _INDEXER_HEAD)
+    yield _matrix("indexer.proj", _N_INDEXER_HEADS, n)
+    yield _matrix("indexer.attn_k", _INDEXER_HEAD, n)
+    yield _matrix("indexer.attn_q_b", _N_INDEXER_HEADS * _INDEXER_HEAD, _RANK)
+
+
+def _streams_layer(n: int, i: int) -> Iterator[Tensor]:
+    """Yield a layer of DeepSeek-V4, with several residual streams, and attention to compressed keys."""
+    ratio = _RATIOS[i]
+    yield _vector("attn_norm", n)
+    yield "attn_sinks.weight", (n // _HEAD,), 1.0
+    yield _matrix("attn_q_a", _RANK, n)
+    yield _vector("attn_q_a_norm", _RANK)
+    yield _matrix("attn_q_b", n, _RANK, 2.0)
+    yield _matrix("attn_kv", _HEAD, n)
+    yield _vector("attn_kv_a_norm", _HEAD)
+    yield _matrix("attn_output_a", 2 * _RANK, n // 2)
+    yield _matrix("attn_output_b", n, 2 * _RANK, 1.5)
+    for part in ("attn", "ffn"):
+        n_mixed = (2 + _N_STREAMS) * _N_STREAMS
+        yield _matrix(f"hc_{part}_fn", n_mixed, _N_STREAMS * n)
+        yield f"hc_{part}_base.weight", (n_mixed,), 0.5
+        yield f"hc_{part}_scale.weight", (3,), 1.0
+    if ratio:
+        width = 2 * _HEAD if ratio == _INDEXED else _HEAD
+        yield from _compressor("attn", n, ratio, width)
+        yield _vector("attn_compressor_norm", _HEAD)
+    if ratio == _INDEXED:
+        yield _matrix("indexer.proj", _N_INDEXER_HEADS, n)
+        yield _matrix("indexer.attn_q_b", _N_INDEXER_HEADS * _INDEXER_HEAD, _RANK)
+        yield from _compressor("indexer", n, ratio, 2 * _INDEXER_HEAD)
+        yield _vector("indexer_compressor_norm", _INDEXER_HEAD)
+    yield _vector("ffn_norm", n)
+    yield from _moe(n, bias=_BIAS)
+
+
+def _compressor(name: str, n: int, ratio: int, width: int) -> Iterator[Tensor]:
+    yield _matrix(f"{name}_compressor_kv", width, n)
+    yield _matrix(f"{name}_compressor_gate", width, n)
+    yield f"{name}_compressor_ape.weight", (ratio, width), 0.5
+
+
+def _streams_mtp(n: int, i: int) -> Iterator[Tensor]:
+    yield from _streams_layer(n, 0)
+    yield from _mtp(n)
+
+
+def _streams_end(n: int) -> Iterator[Tensor]:
+    yield _matrix("output_hc_fn", _N_STREAMS, _N_STREAMS * n)
+    yield "output_hc_base.weight", (_N_STREAMS,), 0.5
+    yield "output_hc_scale.weight", (1,), 1.0
+
+
 def _cohere_layer(n: int, i: int) -> Iterator[Tensor]:
     yield _vector("attn_norm", n)
     yield from _attention(n)
@@ -228,6 +290,41 @@ def _deepseek_settings(n: int, n_layers: int) -> dict[str, Any]:
     }
 
 
+def _indexed_settings(n: int, n_layers: int) -> dict[str, Any]:
+    return _deepseek_settings(n, n_layers) | {
+        "attention.indexer.head_count": _N_INDEXER_HEADS,
+        "attention.indexer.key_length": _INDEXER_HEAD,
+        "attention.indexer.top_k": _N_SELECTED,
+        "expert_gating_func": 2,  # sigmoid
+    }
+
+
+def _streams_settings(n: int, n_layers: int) -> dict[str, Any]:
+    return _moe_settings(n, n_layers) | {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": _RANK,
+        "attention.key_length": _HEAD,
+        "attention.value_length": _HEAD,
+        "attention.sliding_window": _WINDOW,
+        "attention.compress_ratios": [*_RATIOS[: n_layers - 1], 0],
+        "attention.compress_rope_freq_base": 10_000.0,
+        "attention.indexer.head_count": _N_INDEXER_HEADS,
+        "attention.indexer.key_length": _INDEXER_HEAD,
+        "attention.indexer.top_k": _N_SELECTED // _INDEXED,
+        "attention.output_group_count": 2,
+        "attention.output_lora_rank": _RANK,
+        "expert_gating_func": 4,  # the root of softplus
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "hash_layer_count": 0,
+        "hyper_connection.count": _N_STREAMS,
+        "hyper_connection.epsilon": 1e-6,
+        "hyper_connection.sinkhorn_iterations": 3,
+        "rope.dimension_count": _HEAD // 2,
+        "swiglu_clamp_exp": [7.0] * n_layers,
+    }
+
+
 def _cohere_settings(n: int, n_layers: int) -> dict[str, Any]:
     return _window_settings(n, n_layers) | {"logit_scale": 1.0}
 
@@ -258,6 +355,9 @@ _ARCHITECTURES = {
     "step35": Architecture(_step_layer, _window_settings),
     "mimo2": Architecture(_mimo_layer, _window_settings),
     "deepseek2": Architecture(_deepseek_layer, _deepseek_settings),
+    "deepseek32": Architecture(_indexed_layer, _indexed_settings),
+    "deepseek4": Architecture(_streams_layer, _streams_settings, mtp=_streams_mtp, others=_streams_end),
+    "glm-dsa": Architecture(_indexed_layer, _indexed_settings),
     "cohere2moe": Architecture(_cohere_layer, _cohere_settings),
     "nemotron_h_moe": Architecture(_nemotron_layer, _nemotron_settings, mtp=_nemotron_mtp),
     "bailingmoe3": Architecture(_bailing_layer, _bailing_settings, mtp=_bailing_mtp),

@@ -160,7 +160,7 @@ def test_states_belong_to_their_tokens(pair):
     a.context.decode(calls)
     assert np.allclose(b.states(range(8)), expected, atol=1e-4)
     assert np.allclose(b.states([6, 2]), [expected[6], expected[2]], atol=1e-4)
-    width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_embd
+    width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_state
     assert a.states([1]).shape == (1, width)
     assert a.states([1]).dtype == np.float32
 

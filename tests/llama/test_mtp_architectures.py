@@ -27,7 +27,7 @@ from tests.tiny_mtp import write_tiny_mtp
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
 ONE_LAYER = (
-    *("glm4moe", "hy_v3", "deepseek2", "cohere2moe"),  # transformers
+    *("glm4moe", "hy_v3", "deepseek2", "deepseek32", "glm-dsa", "deepseek4", "cohere2moe"),  # transformers
     *("qwen3next", "qwen35moe", "nemotron_h_moe", "bailingmoe3"),  # hybrids
 )
 LAYERS_AND_ROWS = [
