@@ -36,10 +36,13 @@ _WINDOW = 8  # tokens of a sliding window: fewer than the tests' prompts have
 _BIAS = "exp_probs_b.bias"
 _ADDED = 0.2  # factor of what is added to the token's embedding in a predictable model
 _RANK = 16  # of DeepSeek's low-rank attention
-_N_INDEXER_HEADS, _INDEXER_HEAD = 2, 64  # that select tokens for attention; llama.cpp rotates 64 values
+# Heads that select tokens for attention, and their width, which llama.cpp requires. With few heads, many
+# tokens would have the same score, and which of them are selected would depend on the cells they are in.
+_N_INDEXER_HEADS, _INDEXER_HEAD = 16, 64
 _N_SELECTED = 16  # tokens
 _N_STREAMS = 4  # residual streams of DeepSeek-V4; llama.cpp evaluates no other number
 _INDEXED = 4  # tokens that share a key, in layers with an indexer
+_N_POOLED = 4  # tokens whose keys an indexer of GLM5-Next pools
 _RATIOS = (0, _INDEXED, 128)  # tokens that share a key, by layer; 0: none do
 
 
@@ -169,6 +172,10 @@ def _deepseek_layer(n: int, i: int) -> Iterator[Tensor]:
 def _indexed_layer(n: int, i: int) -> Iterator[Tensor]:
     """Yield a layer whose attention is limited to the tokens that an indexer selects."""
     yield from _deepseek_layer(n, i)
+    yield from _indexer(n)
+
+
+def _indexer(n: int) -> Iterator[Tensor]:
     yield _vector("indexer.k_norm", _INDEXER_HEAD)
     yield _vector("indexer.k_norm.bias", _INDEXER_HEAD)
     yield _matrix("indexer.proj", _N_INDEXER_HEADS, n)
@@ -188,11 +195,7 @@ def _streams_layer(n: int, i: int) -> Iterator[Tensor]:
     yield _vector("attn_kv_a_norm", _HEAD)
     yield _matrix("attn_output_a", 2 * _RANK, n // 2)
     yield _matrix("attn_output_b", n, 2 * _RANK, 1.5)
-    for part in ("attn", "ffn"):
-        n_mixed = (2 + _N_STREAMS) * _N_STREAMS
-        yield _matrix(f"hc_{part}_fn", n_mixed, _N_STREAMS * n)
-        yield f"hc_{part}_base.weight", (n_mixed,), 0.5
-        yield f"hc_{part}_scale.weight", (3,), 1.0
+    yield from _streams(n)
     if ratio:
         width = 2 * _HEAD if ratio == _INDEXED else _HEAD
         yield from _compressor("attn", n, ratio, width)
@@ -204,6 +207,14 @@ def _streams_layer(n: int, i: int) -> Iterator[Tensor]:
         yield _vector("indexer_compressor_norm", _INDEXER_HEAD)
     yield _vector("ffn_norm", n)
     yield from _moe(n, bias=_BIAS)
+
+
+def _streams(n: int) -> Iterator[Tensor]:
+    n_mixed = (2 + _N_STREAMS) * _N_STREAMS
+    for part in ("attn", "ffn"):
+        yield _matrix(f"hc_{part}_fn", n_mixed, _N_STREAMS * n)
+        yield f"hc_{part}_base.weight", (n_mixed,), 0.5
+        yield f"hc_{part}_scale.weight", (3,), 1.0
 
 
 def _compressor(name: str, n: int, ratio: int, width: int) -> Iterator[Tensor]:
@@ -253,6 +264,46 @@ def _bailing_mtp(n: int, i: int) -> Iterator[Tensor]:
     yield from _bailing_layer(n, 1)
     for name, shape, scale in _mtp(n):
         yield name.replace("nextn.shared_head_norm", "layer_output_norm"), shape, scale
+
+
+def _pooled_layer(n: int, i: int) -> Iterator[Tensor]:
+    """Yield a layer of GLM5-Next; every other one has an indexer of pooled keys."""
+    yield _vector("attn_norm", n)
+    yield from _streams(n)
+    if i % 2:
+        yield from _pooled_attention(n)
+    else:
+        shapes = {"ssm_a": (n // _HEAD,)}
+        for part in ("f", "g"):  # of low rank
+            shapes[f"ssm_{part}_a.weight"] = (_HEAD, n)
+            yield _matrix(f"ssm_{part}_b", n, _HEAD)
+        for name, shape, scale in _kimi_delta_net(n):
+            yield name, shapes.get(name, shape), scale
+    yield _vector("ffn_norm", n)
+    yield from _moe(n, bias=_BIAS) if i else _ffn(n)
+
+
+def _pooled_attention(n: int) -> Iterator[Tensor]:
+    for name, shape, scale in _low_rank_attention(n):
+        # No part of a key has a position.
+        shapes = {"attn_kv_a_mqa.weight": (_RANK, n), "attn_k_b.weight": (n // _HEAD, _RANK, _HEAD)}
+        yield name, shapes.get(name, shape), scale
+    yield from _indexer(n)
+    yield _matrix("indexer_compressor_gate", _INDEXER_HEAD, n)
+    yield "indexer_compressor_ape.weight", (_N_POOLED, _INDEXER_HEAD), 0.5
+
+
+def _pooled_mtp(n: int, i: int) -> Iterator[Tensor]:
+    yield from (tensor for tensor in _pooled_layer(n, 1) if not tensor[0].startswith("hc_"))
+    yield from _mtp(n)
+
+
+def _unused_layer(n: int, i: int) -> Iterator[Tensor]:
+    """Yield a layer of EXAONE 4, whose layers for multi-token prediction llama.cpp does not evaluate."""
+    yield from _attention(n, norms=True)
+    yield _vector("post_attention_norm", n)
+    yield from _ffn(n)
+    yield _vector("post_ffw_norm", n)
 
 
 # Metadata
@@ -306,7 +357,7 @@ def _streams_settings(n: int, n_layers: int) -> dict[str, Any]:
         "attention.key_length": _HEAD,
         "attention.value_length": _HEAD,
         "attention.sliding_window": _WINDOW,
-        "attention.compress_ratios": [*_RATIOS[: n_layers - 1], 0],
+        "attention.compress_ratios": [*_RATIOS, 0][:n_layers],
         "attention.compress_rope_freq_base": 10_000.0,
         "attention.indexer.head_count": _N_INDEXER_HEADS,
         "attention.indexer.key_length": _INDEXER_HEAD,
@@ -322,6 +373,19 @@ def _streams_settings(n: int, n_layers: int) -> dict[str, Any]:
         "hyper_connection.sinkhorn_iterations": 3,
         "rope.dimension_count": _HEAD // 2,
         "swiglu_clamp_exp": [7.0] * n_layers,
+    }
+
+
+def _pooled_settings(n: int, n_layers: int) -> dict[str, Any]:
+    n_heads = [*(i % 2 for i in range(n_layers - 1)), 1]  # the last one is for multi-token prediction
+    streams = _streams_settings(n, n_layers)
+    return _indexed_settings(n, n_layers) | {
+        **{name: value for name, value in streams.items() if name.startswith("hyper_connection")},
+        "attention.head_count_kv": n_heads,
+        "attention.key_length": _RANK,
+        "attention.indexer.kpool": _N_POOLED,
+        "kda.head_dim": _HEAD,
+        "rope.dimension_count": 0,
     }
 
 
@@ -358,8 +422,12 @@ _ARCHITECTURES = {
     "deepseek32": Architecture(_indexed_layer, _indexed_settings),
     "deepseek4": Architecture(_streams_layer, _streams_settings, mtp=_streams_mtp, others=_streams_end),
     "glm-dsa": Architecture(_indexed_layer, _indexed_settings),
+    "glm5-next": Architecture(_pooled_layer, _pooled_settings, mtp=_pooled_mtp),
+    "exaone4": Architecture(_unused_layer, lambda n, n_layers: {}),
     "cohere2moe": Architecture(_cohere_layer, _cohere_settings),
     "nemotron_h_moe": Architecture(_nemotron_layer, _nemotron_settings, mtp=_nemotron_mtp),
     "bailingmoe3": Architecture(_bailing_layer, _bailing_settings, mtp=_bailing_mtp),
     "qwen35moe": Architecture(_qwen(partial(_delta_net, joint=False), ffn=_experts), _qwen3next_settings),
 }
+MTP_ARCHITECTURES = ("qwen35", "qwen3next", *_ARCHITECTURES)
+"""The names that `write_tiny_mtp` accepts."""

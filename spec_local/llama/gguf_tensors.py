@@ -48,6 +48,14 @@ def has_tensor(path: Path, name: str) -> bool:
         return bool(gguf.gguf_find_tensor(file, name.encode()) >= 0)
 
 
+def has_layer(path: Path, number: int) -> bool:
+    """Return whether a file, which must be valid, has tensors of a layer."""
+    prefix = f"blk.{number}.".encode()
+    with _opened(path) as (gguf, file):
+        n = gguf.gguf_get_n_tensors(file)
+        return any(gguf.gguf_get_tensor_name(file, i).startswith(prefix) for i in range(n))
+
+
 def bytes_by_type(path: Path) -> dict[str, int]:
     """Bytes of the tensors of a file, which must be valid, by type, such as ``Q4_K``."""
     found: dict[str, int] = {}
@@ -151,6 +159,7 @@ def _functions() -> Any:
         ("get_arr_data", ctypes.c_void_p, [file, index]),
         ("get_n_tensors", index, [file]),
         ("find_tensor", index, [file, ctypes.c_char_p]),
+        ("get_tensor_name", ctypes.c_char_p, [file, index]),
         ("get_tensor_type", ctypes.c_int, [file, index]),
         ("get_tensor_offset", ctypes.c_size_t, [file, index]),
         ("get_tensor_size", ctypes.c_size_t, [file, index]),
