@@ -205,7 +205,7 @@ def test_states_that_a_context_does_not_have(eagle):
     with pytest.raises(InvalidRequest, match="keeps no hidden states"):
         plain.states([0])
     plain.close()
-    with pytest.raises(InvalidRequest, match="no layers for multi-token prediction"):
+    with pytest.raises(InvalidRequest, match="no states for multi-token prediction of head-main"):
         open_sequences(eagle.main, 1, n_ctx=64, hidden=HIDDEN_STATES)
     with pytest.raises(InvalidRequest, match="outputs of layers 0 to 3"):
         open_sequences(eagle.main, 1, n_ctx=64, hidden=HiddenStates((1, 4)))

@@ -14,9 +14,10 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.core.sequence import common_prefix
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import tiny
-from spec_local.llama.graphs import MtpLayers, mtp_layers
+from spec_local.llama.graphs import MtpLayers, layer_output, mtp_layers
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.mtp import open_mtp_sequences
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
 from spec_local.models import pairs
@@ -212,6 +213,29 @@ def test_the_documentation_lists_only_what_is_tested():
     listed = {name for _, names, _ in LISTED for name in re.findall(r"`([\w-]+)`", names)}
     assert len(listed) > 10
     assert listed <= set(MTP_ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("glm4moe", "l_out"), ("nemotron_h", "nemotron_h_block_out"), ("deepseek4", None)],
+)
+def test_outputs_of_layers_are_found(folder, architecture, name):
+    """Those of DeepSeek-V4 are several residual streams, which no head reads."""
+    write = write_tiny if architecture == "nemotron_h" else write_tiny_mtp
+    model = Model(write(folder / f"outputs-{architecture}.gguf", architecture))
+    assert layer_output(model) == name
+    options = {"n_ctx": 64, "threads": 1, "hidden": HiddenStates((0, 1))}
+    if name:
+        (row,) = open_sequences(model, 1, **options)
+        run(row.call(PROMPT[:9], n_logits=1))
+        states = row.states(range(9))
+        assert states.shape == (9, 128)
+        assert np.isfinite(states).all()
+        assert states.any(axis=0).all()
+        row.close()
+    else:
+        with pytest.raises(InvalidRequest, match="returns no outputs of layers of outputs-deepseek4"):
+            open_sequences(model, 1, **options)
 
 
 def write_without_layers(source, path):
