@@ -23,6 +23,7 @@ _N_TOKENS, _N_LOGITS = 4, 2  # of a call: not the same, so that states of all to
 _N_CTX = 32  # tokens in the context of a graph
 _STATES = "h_nextn"  # llama.cpp's name of the states that layers for multi-token prediction read and return
 _USUAL = "l_out"  # and of a layer's output, with few exceptions
+_ASSERTION = "SIGABRT"  # how an assertion ends a process
 _MAX_BYTES = 4096  # of a stored record
 
 
@@ -125,6 +126,8 @@ def _mtp_layers(path: Path, fingerprint: str) -> MtpLayers:
     if result.error:
         return MtpLayers(why=result.error)
     found = MtpLayers(**result.facts) if result.works else MtpLayers(why=f"llama.cpp crashes: {result.crash}")
+    if not result.works and result.crash != _ASSERTION:  # such as a lack of memory, which passes
+        return found
     with contextlib.suppress(OSError):  # without a cache folder, it is found out again next time
         write_atomically(stored, found.model_dump_json().encode())
     return found
