@@ -136,17 +136,27 @@ def suppressed_tokens() -> Any:
 
 @functools.cache
 def ggml() -> Any:
-    """Return the functions of ggml that read a tensor or a graph, from the library that llama.cpp uses."""
+    """Return the functions of ggml for tensors, graphs and devices, from llama.cpp's own library."""
     functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too
-    tensor = graph = ctypes.c_void_p
-    functions.ggml_get_name.argtypes, functions.ggml_get_name.restype = [tensor], ctypes.c_char_p
-    functions.ggml_nbytes.argtypes, functions.ggml_nbytes.restype = [tensor], ctypes.c_size_t
-    get = functions.ggml_backend_tensor_get
-    get.argtypes, get.restype = [tensor, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t], None
-    functions.ggml_graph_n_nodes.argtypes = [graph]
-    functions.ggml_graph_node.argtypes, functions.ggml_graph_node.restype = [graph, ctypes.c_int], tensor
-    find = functions.ggml_graph_get_tensor
-    find.argtypes, find.restype = [graph, ctypes.c_char_p], tensor
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    sizes = ctypes.POINTER(size)
+    for name, result, *arguments in (
+        ("ggml_get_name", ctypes.c_char_p, pointer),
+        ("ggml_nbytes", size, pointer),
+        ("ggml_backend_tensor_get", None, pointer, pointer, size, size),
+        ("ggml_graph_n_nodes", ctypes.c_int, pointer),
+        ("ggml_graph_node", pointer, pointer, ctypes.c_int),
+        ("ggml_graph_get_tensor", pointer, pointer, ctypes.c_char_p),
+        ("ggml_backend_dev_count", size),
+        ("ggml_backend_dev_get", pointer, size),
+        ("ggml_backend_dev_type", ctypes.c_int, pointer),
+        ("ggml_backend_dev_by_type", pointer, ctypes.c_int),
+        ("ggml_backend_dev_name", ctypes.c_char_p, pointer),
+        ("ggml_backend_dev_description", ctypes.c_char_p, pointer),
+        ("ggml_backend_dev_memory", None, pointer, sizes, sizes),
+    ):
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
     return functions
 
 
@@ -259,8 +269,3 @@ def system_info() -> str:
 def features() -> list[str]:
     """Return the names of the features that `system_info` lists as enabled."""
     return re.findall(r"(\w+) = 1", system_info())
-
-
-def devices() -> list[str]:
-    """Return the names of this build's backends, CPU last. A model need not use all of them."""
-    return re.findall(r"(\w+) : ", system_info()) or ["CPU"]
