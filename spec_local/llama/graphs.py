@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_local.llama import runtime
+from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model import Model
 from spec_local.system.child_process import child_main, run_child
 from spec_local.system.files import write_atomically
@@ -134,7 +135,7 @@ def _mtp_layers(path: Path, fingerprint: str) -> MtpLayers:
 
 
 def _work(path: Path) -> dict[str, Any]:
-    model = Model(path, weights=False, load_mtp=True)
+    model = Model(path, offload=ON_CPU, weights=False, load_mtp=True)
     n, all_outputs = model.n_nextn, True
     if not n:
         return {"why": "the file has none"}
