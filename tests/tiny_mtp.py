@@ -298,6 +298,27 @@ def _pooled_mtp(n: int, i: int) -> Iterator[Tensor]:
     yield from _mtp(n)
 
 
+def _qwen4_layer(n: int, i: int) -> Iterator[Tensor]:
+    for part in ("attn", "ffn"):
+        yield from _mixed_streams(f"hc_{part}", n)
+        yield _matrix(f"hc_{part}_inject", _N_STREAMS, _N_STREAMS * n)
+    if i % 2:
+        yield from _attention(n, norms=True, gate=True)
+        yield _matrix("indexer.q_proj", _N_INDEXER_HEADS * _INDEXER_HEAD, n)
+        yield _matrix("indexer.k_proj", _INDEXER_HEAD, n)
+        yield _vector("indexer.q_norm", _INDEXER_HEAD)
+        yield _vector("indexer.k_norm", _INDEXER_HEAD)
+    else:
+        yield from _delta_net(n, joint=False)
+    yield from _experts(n)
+
+
+def _mixed_streams(name: str, n: int) -> Iterator[Tensor]:
+    yield f"{name}_norm.weight", (_N_STREAMS, n), 1.0
+    yield _matrix(f"{name}_down", _RANK, _N_STREAMS * n)
+    yield _matrix(f"{name}_up", _N_STREAMS * n, _RANK)
+
+
 def _unused_layer(n: int, i: int) -> Iterator[Tensor]:
     """Yield a layer of EXAONE 4, whose layers for multi-token prediction llama.cpp does not evaluate."""
     yield from _attention(n, norms=True)
@@ -389,6 +410,16 @@ def _pooled_settings(n: int, n_layers: int) -> dict[str, Any]:
     }
 
 
+def _qwen4_settings(n: int, n_layers: int) -> dict[str, Any]:
+    indexed = _indexed_settings(n, n_layers)
+    return _qwen3next_settings(n, n_layers) | {
+        **{name: value for name, value in indexed.items() if "indexer" in name},
+        "attention.compress_ratios": [_INDEXED] * n_layers,
+        "hyper_connection.count": _N_STREAMS,
+        "hyper_connection.low_rank": _RANK,
+    }
+
+
 def _cohere_settings(n: int, n_layers: int) -> dict[str, Any]:
     return _window_settings(n, n_layers) | {"logit_scale": 1.0}
 
@@ -423,6 +454,9 @@ _ARCHITECTURES = {
     "deepseek4": Architecture(_streams_layer, _streams_settings, mtp=_streams_mtp, others=_streams_end),
     "glm-dsa": Architecture(_indexed_layer, _indexed_settings),
     "glm5-next": Architecture(_pooled_layer, _pooled_settings, mtp=_pooled_mtp),
+    "qwen4exp": Architecture(
+        _qwen4_layer, _qwen4_settings, norms=(), others=partial(_mixed_streams, "output_hc")
+    ),
     "exaone4": Architecture(_unused_layer, lambda n, n_layers: {}),
     "cohere2moe": Architecture(_cohere_layer, _cohere_settings),
     "nemotron_h_moe": Architecture(_nemotron_layer, _nemotron_settings, mtp=_nemotron_mtp),
