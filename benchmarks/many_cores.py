@@ -1,11 +1,12 @@
 """Measure plain decoding and drafts with several numbers of threads and instruction sets, and print a table.
 
-    python benchmarks/many_cores.py MAIN.gguf … --draft DRAFT.gguf [--threads 2,4,8,16] [--sets avx512_vnni,avx2]
+    python benchmarks/many_cores.py MAIN.gguf … --draft DRAFT.gguf [--threads 2,4,8,16]
+        [--sets avx512_vnni,avx2]
 
-On most machines at hand, two cores cannot read the memory as fast as it is, so that more cores would help; with
-many, the memory is the limit, as on laptops. Each row is a process of its own: `specdec tune` for the costs of
-calls, and `specdec bench` for the speeds. With a lesser instruction set, specdec's kernels use it; llama.cpp's
-use what they were compiled for.
+Two cores cannot read the memory as fast as it is, so that more of them help; with many cores, the memory is
+the limit, as on laptops. Each row is a process of its own: `specdec tune` for the costs of calls, and then
+`specdec bench` for the speeds. With a lesser instruction set, specdec's kernels use it; llama.cpp's use what
+they were compiled for.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from common import machine, note, numbers, parser, table
 
@@ -36,13 +39,14 @@ def main() -> None:
     arguments.add_argument("--per-category", type=int, default=1)
     arguments.add_argument("--n", type=int, default=128)
     options = arguments.parse_args()
-    machine(options.threads[-1])
+    print(machine(), end="\n\n")
     rows = []
     for main_file in options.mains:
         for used in options.sets:
             for threads in options.threads:
                 note(f"{main_file.name}, {used}, {threads} threads")
-                rows.append([main_file.name, str(used), str(threads), *_measured(main_file, used, threads, options)])
+                cells = _measured(main_file, used, threads, options)
+                rows.append([main_file.name, used, str(threads), *cells])
     note("")
     table(["main model", "kernels", "threads", *_SHOWN, *(f"T({n}) / T(1)" for n in _SIZES)], rows)
 
@@ -56,7 +60,7 @@ def _measured(main_file: Path, used: str, threads: int, options: argparse.Namesp
         results = Path(folder) / "results.json"
         limits = ["--per-category", str(options.per_category), "-n", str(options.n), "-o", str(results)]
         _run("bench", *pair, *limits, environment=environment)
-        return [*_speeds(json.loads(results.read_text())), *_multiples(costs)]
+        return [*_speeds(json.loads(results.read_text())["variants"]), *_multiples(costs)]
 
 
 def _run(*arguments: str, environment: dict[str, str]) -> str:
@@ -64,13 +68,16 @@ def _run(*arguments: str, environment: dict[str, str]) -> str:
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def _speeds(results: dict[str, object]) -> list[str]:
-    raise NotImplementedError(json.dumps(results)[:3000])
+def _speeds(variants: Sequence[Mapping[str, Any]]) -> list[str]:
+    plain, drafts = variants
+    speeds = [f"{each['tokens_per_second']:.1f}" for each in (plain, drafts)]
+    return [*speeds, f"{drafts['speedup']['value']:.2f}"]
 
 
 def _multiples(costs: str) -> list[str]:
     """From the first table of `specdec tune`: milliseconds of calls by number of tokens."""
-    found = dict(re.findall(r"^\|? *(\d+) *\|? +([\d.]+)", costs, re.MULTILINE))
+    first = costs.partition("## ")[2].partition("\n## ")[0]
+    found = dict(re.findall(r"^\| +(\d+) \| +([\d.]+) \|", first, re.MULTILINE))
     return [f"{float(found[n]) / float(found['1']):.2f}" for n in _SIZES]
 
 
