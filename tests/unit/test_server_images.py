@@ -19,10 +19,12 @@ from spec_local.chat.meaning import same_message
 from spec_local.chat.messages import messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import MAX_BYTES, MAX_IMAGES, Image
+from spec_local.images.image import Image
+from spec_local.images.media import MAX_BYTES, MAX_IMAGES
 from spec_local.server.protocols import request_images
 from spec_local.server.protocols.chat_completions import ChatCompletions
 from spec_local.server.protocols.completions import Completions
+from spec_local.server.protocols.image_parts import ImageSource
 from spec_local.server.protocols.llama_completion import LlamaCompletion, LlamaInfill
 from spec_local.server.protocols.messages import Messages
 from spec_local.server.protocols.ollama import OllamaChat, OllamaGenerate
@@ -35,7 +37,7 @@ from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn, StandInVocabulary
 from tests.server_events import LOADED
 
-SEEING = replace(LOADED, reads_images=True)
+SEEING = replace(LOADED, reads=(Image,))
 
 
 def picture(seed=0, size=(12, 8), form="PNG"):
@@ -385,7 +387,7 @@ def test_known_images_have_a_limit():
     known = request_images._KnownImages(len(A) + len(B))
     files = [A, B, picture(2)]
     for data in files:
-        assert known.image(b64(data), "a") == Image(data)
+        assert known.image(ImageSource("base64", b64(data)), "a") == Image(data)
     assert known._n_bytes == sum(len(image.data) for image in known._images.values()) <= len(A) + len(B)
 
 

@@ -172,7 +172,7 @@ class EngineProcess:
             properties={"version": __version__, "n_vocab": session.main.limits.n_vocab},
             draft_path=session.draft.model.path if session.draft else None,
             gpu_layers=self._model.gpu_layers if self._model.is_on_gpu else 0,
-            reads_images=self._model.projector is not None,
+            reads=self._model.projector.reads if self._model.projector else (),
         )
 
     # Receiving and preparing
