@@ -19,6 +19,7 @@ from spec_local.chat.meaning import same_message
 from spec_local.chat.messages import messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest
+from spec_local.images.audio import Audio
 from spec_local.images.image import Image
 from spec_local.images.media import MAX_BYTES, MAX_IMAGES
 from spec_local.server.protocols import request_images
@@ -36,6 +37,7 @@ from spec_local.server.supervision.stable_prompts import StablePrompts
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn, StandInVocabulary
 from tests.server_events import LOADED
+from tests.sounds import clip
 
 SEEING = replace(LOADED, reads=(Image,))
 
@@ -236,6 +238,33 @@ def test_notes_tell_that_the_model_reads_images():
     assert [image for _, image in found[0]["images"]] == [IMAGE, IMAGE]
     with pytest.raises(InvalidRequest, match="the question is only"):
         messages(Messages, user(document))
+
+
+def test_what_a_model_does_not_read_is_a_note():
+    sound = Audio(clip(1, 1))
+    part = {"type": "input_audio", "input_audio": {"data": b64(sound.data), "format": "wav"}}
+    for reads, kept, notes in (
+        ((Image,), [IMAGE], ["[audio left out: this model reads text and images only]"]),
+        ((Audio,), [sound], ["[image left out: this model reads text and sound only]"]),
+        ((Image, Audio), [IMAGE, sound], []),
+        (
+            (),
+            [],
+            ["[image left out: this model reads text only]", "[audio left out: this model reads text only]"],
+        ),
+    ):
+        loaded = replace(LOADED, reads=reads)
+        found = messages(ChatCompletions, user(text("What?"), PARTS["OpenAI's chat"], part), loaded=loaded)
+        assert [file for _, file in found[0].get("images", ())] == kept
+        assert found[0]["content"].replace("\n", "") == "".join(["What?", *notes])
+        given = user(text("What?"), {"type": "input_audio", "input_audio": {}})
+        if Audio in reads:
+            with pytest.raises(
+                InvalidRequest, match=r"content\[1\]: the sound has no data: give .*input_audio"
+            ):
+                messages(ChatCompletions, given, loaded=loaded)
+        else:
+            messages(ChatCompletions, given, loaded=loaded)
 
 
 # Prompts without a chat template

@@ -24,7 +24,10 @@ _INNER = ("image_url", "image_file", "audio_url", "input_audio")
 _MEDIA_TYPES = ("mediaType", "mimeType", "mime_type", "media_type")
 _CONTENT = ("content", "parts", "output", "value", "source")
 """Keys under which there are parts. Other JSON, such as the arguments of a call, may have any form."""
-_FORM = 'give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}'
+_FORMS: Mapping[type[Media], str] = {
+    Image: 'give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
+    Audio: 'give {"type": "input_audio", "input_audio": {"data": "…", "format": "wav"}}',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +135,13 @@ def _found(part: Mapping[str, Any], where: str, media: type[Media]) -> ImageSour
     for place, name in itertools.product(places, (*_URLS, *_DATA)):
         if (given := place.get(name)) is not None and not isinstance(given, dict):
             if name in _URLS:
-                return ImageSource("url", _text(given, where, media.noun), media)
+                return ImageSource("url", _text(given, where, media), media)
             return _of_text(given, where, media)
     if any(place.get(name) for place in places for name in ("file_id", "fileId", "id")):
         raise InvalidRequest(
-            f"{where}: the {media.noun} is a file's id, but no files are stored here: {_FORM}"
+            f"{where}: the {media.noun} is a file's id, but no files are stored here: {_FORMS[media]}"
         )
-    raise InvalidRequest(f"{where}: the {media.noun} has no data: {_FORM}")
+    raise InvalidRequest(f"{where}: the {media.noun} has no data: {_FORMS[media]}")
 
 
 def _of_item(given: object, where: str) -> ImageSource:
@@ -148,12 +151,12 @@ def _of_item(given: object, where: str) -> ImageSource:
 
 def _of_text(given: object, where: str, media: type[Media]) -> ImageSource:
     """The source in a text of base64, in place of which some programs send a URL."""
-    text = _text(given, where, media.noun)
+    text = _text(given, where, media)
     is_url = text[:5].lower() == "data:" or "://" in text[:10]
     return ImageSource("url" if is_url else "base64", text, media)
 
 
-def _text(given: object, where: str, noun: str) -> str:
+def _text(given: object, where: str, media: type[Media]) -> str:
     if not isinstance(given, str):
-        raise InvalidRequest(f"{where}: the {noun} is not text: {_FORM}")
+        raise InvalidRequest(f"{where}: the {media.noun} is not text: {_FORMS[media]}")
     return given
