@@ -68,7 +68,7 @@ def read(data: bytes) -> Sound:
         raise InvalidRequest("the file is not a WAV, MP3 or FLAC sound: convert it to WAV or MP3")
     try:
         found = _wav(data) if data[:4] == b"RIFF" else _flac(data) if data[:4] == b"fLaC" else _mp3(data)
-    except struct.error:
+    except (struct.error, IndexError):
         raise damaged("it ends too early") from None
     if not MIN_SECONDS <= found.seconds <= MAX_SECONDS:
         limit = (

@@ -92,6 +92,7 @@ HOSTILE = {
     "endless metadata": (b"fLaC" + b"\1\xff\xff\xff" * 9, "ends too early"),
     "other metadata": (b"fLaC\x84\0\0\0" + TONES.tobytes(), "no header"),
     "no frames": (b"ID3\4\0\0\x7f\x7f\x7f\x7f" + mp3(100), "no frames"),
+    "half an ID3": (b"ID3\4", "ends too early"),
     "half a frame": (mp3_frame()[:50], "no frames"),
     "free format": (b"\xff\xfb\0\0" * 1000, "no frames"),
     "false frames": (mp3_frame() + b"\xff\xfb\xff" * 3_000_000, "other data between"),
@@ -109,7 +110,7 @@ def test_hostile_files(data, why):
 
 def test_changed_files_are_read_or_refused():
     rng = random.Random(1)
-    for data in (clip(1, 1), flac(TONES[:900]), mp3(9, xing=9)):
+    for data in (clip(1, 1), flac(TONES[:900]), mp3(9, xing=9), mp3(9, before=ID3)):
         for _ in range(400):
             changed = bytearray(data)
             for _ in range(rng.randrange(1, 9)):
