@@ -15,7 +15,7 @@ from spec_local.errors import ModelError
 from spec_local.images.image import Image
 from spec_local.llama import runtime
 from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
-from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
+from spec_local.llama.gguf_tensors import bytes_by_type, has_layer, has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.model_file import check_header, failure
 from spec_local.llama.native_object import NativeObject, Pointer
@@ -240,10 +240,8 @@ class Model:
     @functools.cached_property
     def is_mtp_file(self) -> bool:
         """True if its only layers are those for multi-token prediction of a model in another file."""
-        return bool(self.number("nextn_predict_layers")) and not self._has_tensor("blk.0.attn_norm.weight")
-
-    def _has_tensor(self, name: str) -> bool:
-        return any(has_tensor(part, name) for part in parts(self.path))
+        has_any = bool(self.number("nextn_predict_layers"))
+        return has_any and not any(has_layer(part, 0) for part in parts(self.path))
 
     @functools.cached_property
     def n_layers(self) -> int:
@@ -257,12 +255,18 @@ class Model:
         if not n:
             return 0
         # Some headers list layers of another file. llama.cpp aborts the process if it evaluates them.
-        return n if self._has_tensor(f"blk.{self.n_layers}.nextn.eh_proj.weight") else 0
+        name = f"blk.{self.n_layers}.nextn.eh_proj.weight"
+        return n if any(has_tensor(part, name) for part in parts(self.path)) else 0
 
     @functools.cached_property
     def n_embd(self) -> int:
         """Width of the hidden states."""
         return int(self._lib.llama_model_n_embd(self.handle))
+
+    @functools.cached_property
+    def n_state(self) -> int:
+        """Width of the states that layers for multi-token prediction read: several, of residual streams."""
+        return int(self._lib.llama_model_n_embd_out(self.handle))
 
     @functools.cached_property
     def n_embd_input(self) -> int:
