@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.llama import gguf_header
-from spec_local.models import catalog, local_stores
+from spec_local.models import catalog, local_stores, published_heads
 from spec_local.models.catalog import PairEntry
 from spec_local.models.local_stores import StoredModel
 from spec_local.models.projectors import describe, find_projector
@@ -69,8 +69,11 @@ def _recommendation(pair: PairEntry) -> str:
 
 def pull(options: ModelsPullOptions) -> None:
     for model in _members(options.name):
-        with _progress() as on_progress:
-            found = catalog.pull(model, render.note, on_progress, options.offline)
+        with download_progress() as on_progress:
+            if catalog.is_repository(model):
+                found = published_heads.pull(model, render.note, on_progress, options.offline)
+            else:
+                found = catalog.pull(model, render.note, on_progress, options.offline)
         render.write(f"{found}\n")
 
 
@@ -186,7 +189,7 @@ def _print(details: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
+def download_progress() -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on standard error, if it is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
