@@ -49,6 +49,11 @@ def has_tensor(path: Path, name: str) -> bool:
         return bool(gguf.gguf_find_tensor(file, name.encode()) >= 0)
 
 
+def has_layer(path: Path, number: int) -> bool:
+    """Return whether a file, which must be valid, has tensors of a layer."""
+    return any(name.startswith(f"blk.{number}.") for name, _, _ in _tensors(path))
+
+
 def tensor_types(path: Path) -> dict[str, str]:
     """The types, such as ``Q4_K``, of the tensors of a file, which must be valid, by their names."""
     return {name: kind for name, kind, _ in _tensors(path)}

@@ -170,7 +170,7 @@ def test_states_belong_to_their_tokens(pair):
     a.context.decode(calls)
     assert np.allclose(b.states(range(8)), expected, atol=1e-4)
     assert np.allclose(b.states([6, 2]), [expected[6], expected[2]], atol=1e-4)
-    width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_embd
+    width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_state
     assert a.states([1]).shape == (1, width)
     assert a.states([1]).dtype == np.float32
 
@@ -215,7 +215,7 @@ def test_states_that_a_context_does_not_have(eagle):
     with pytest.raises(InvalidRequest, match="keeps no hidden states"):
         plain.states([0])
     plain.close()
-    with pytest.raises(InvalidRequest, match="no layers for multi-token prediction"):
+    with pytest.raises(InvalidRequest, match="no states for multi-token prediction of head-main"):
         open_sequences(eagle.main, 1, n_ctx=64, hidden=HIDDEN_STATES)
     with pytest.raises(InvalidRequest, match="outputs of layers 0 to 3"):
         open_sequences(eagle.main, 1, n_ctx=64, hidden=HiddenStates((1, 4)))
