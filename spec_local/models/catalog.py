@@ -27,6 +27,7 @@ from spec_local.models import ollama
 from spec_local.system.files import format_size, replacing, sha256
 from spec_local.system.folders import user_folder
 from spec_local.system.toml_file import ConfigFile, Location
+from spec_local.text import counted
 
 # huggingface-hub is imported only where a model of the Hub is used, so that --help is fast.
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class PublishedAcceptance(_Table):
     @model_validator(mode="after")
     def _possible(self) -> "PublishedAcceptance":
         if self.per_step > self.draft + 1:
-            raise ValueError(f"{self.draft} draft tokens cannot yield {self.per_step} tokens per step")
+            drafted = counted(self.draft, "draft token")
+            raise ValueError(f"{drafted} cannot yield {self.per_step:g} tokens per step")
         return self
 
     @property
