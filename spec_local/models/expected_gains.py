@@ -28,6 +28,8 @@ _LONGEST = _SIZES[-1] - 1  # draft tokens of a step: the main model's call has o
 _BLOCKS = ("dflash", "dspark")  # kinds of heads that draft several tokens in a call
 # Bytes that DSpark reads to correct one draft token: 256 numbers for each of 152,000 tokens, in Q8_0.
 _CORRECTION = 41_000_000
+# As ON_CPU, with the kernels for AVX-512: Q4_K on a Zen 5 (benchmarks/processors.toml).
+_ON_AVX512 = {2: 1.06, 4: 1.12, 8: 1.36, 16: 2.13}
 _MIXED = re.compile(r"(Q\d_K)_M")  # a third of the bytes has more bits
 _GPU = re.compile(r"ggml-(cuda|hip|metal|musa|sycl|vulkan)")
 
@@ -67,9 +69,8 @@ class Products:
             if any(_GPU.search(file.name) for file in (machine.llama_cpp_folder() / "lib").iterdir()):
                 return cls(usual=ON_GPU)
         status = kernels.status()
-        return cls(
-            {kind: times.with_kernels_up_to(status.limits.get(kind)) for kind, times in status.times.items()}
-        )
+        seconds = {kind: t.with_kernels_up_to(status.limits.get(kind)) for kind, t in status.times.items()}
+        return cls(seconds, _ON_AVX512 if "avx512" in (status.instruction_set or "") else ON_CPU)
 
     def costs(self, *models: ModelEntry) -> list[CostModel]:
         """Costs of the calls of several models, in a unit that is the same for all; their sizes are known."""
