@@ -36,16 +36,18 @@ def pretend(monkeypatch):
 
 
 @pytest.fixture
-def a_mac(monkeypatch, pretend):
-    """As if this were a Mac with Apple silicon; a function that sets whether the build has Metal."""
-    from spec_local.llama import runtime
+def a_gpu(monkeypatch):
+    """As if this machine had a GPU, in whose place the CPU computes; a function that sets its bytes."""
+    from spec_local.llama import devices, runtime
 
-    def build(has_metal):
-        monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: has_metal)
+    cpu = runtime.ggml().ggml_backend_dev_by_type(0)
 
-    pretend(is_apple_silicon=True)
-    build(True)
-    return build
+    def have(*, free=1 << 40, **facts):
+        facts = {"name": "metal", "description": "a GPU", "is_integrated": True, "total": free} | facts
+        monkeypatch.setattr(devices, "gpus", lambda: [devices.Gpu(**facts, free=free, pointer=cpu)])
+
+    have()
+    return have
 
 
 @pytest.fixture

@@ -123,13 +123,24 @@ def suppressed_tokens() -> Any:
 
 @functools.cache
 def ggml() -> Any:
-    """Return the functions of ggml that read a tensor, from the library that llama.cpp itself uses."""
+    """Return the functions of ggml that read tensors and list devices, from llama.cpp's own library."""
     functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too
-    tensor = ctypes.c_void_p
-    functions.ggml_get_name.argtypes, functions.ggml_get_name.restype = [tensor], ctypes.c_char_p
-    functions.ggml_nbytes.argtypes, functions.ggml_nbytes.restype = [tensor], ctypes.c_size_t
-    get = functions.ggml_backend_tensor_get
-    get.argtypes, get.restype = [tensor, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t], None
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    sizes = ctypes.POINTER(size)
+    for name, result, *arguments in (
+        ("ggml_get_name", ctypes.c_char_p, pointer),
+        ("ggml_nbytes", size, pointer),
+        ("ggml_backend_tensor_get", None, pointer, pointer, size, size),
+        ("ggml_backend_dev_count", size),
+        ("ggml_backend_dev_get", pointer, size),
+        ("ggml_backend_dev_type", ctypes.c_int, pointer),
+        ("ggml_backend_dev_by_type", pointer, ctypes.c_int),
+        ("ggml_backend_dev_name", ctypes.c_char_p, pointer),
+        ("ggml_backend_dev_description", ctypes.c_char_p, pointer),
+        ("ggml_backend_dev_memory", None, pointer, sizes, sizes),
+    ):
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
     return functions
 
 
@@ -242,8 +253,3 @@ def system_info() -> str:
 def features() -> list[str]:
     """Return the names of the features that `system_info` lists as enabled."""
     return re.findall(r"(\w+) = 1", system_info())
-
-
-def devices() -> list[str]:
-    """Return the names of this build's backends, CPU last. A model need not use all of them."""
-    return re.findall(r"(\w+) : ", system_info()) or ["CPU"]

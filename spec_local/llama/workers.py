@@ -271,15 +271,19 @@ class _Devices:
 _devices = _Devices()
 
 
-def devices(addresses: Sequence[str]) -> Any:
+def devices(addresses: Sequence[str], gpus: Sequence[int] | None = None) -> Any:
     """The value of llama_model_params.devices for a model on these workers, or on this machine alone.
 
     A registered worker becomes a default device: from then on, models of this machine need a list, too.
 
+    Args:
+        gpus: pointers to those of this machine that a model without workers uses; None: llama.cpp's choice.
+
     Raises:
         BackendError: see `_Devices.of`.
     """
-    found = _devices.of(addresses) if addresses else _devices.local()
+    found = gpus if gpus is not None else _devices.local()
+    found = _devices.of(addresses) if addresses else found
     return None if found is None else (ctypes.c_void_p * (len(found) + 1))(*found, None)
 
 

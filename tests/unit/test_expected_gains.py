@@ -10,6 +10,7 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.kernels.choice import SIZES
+from spec_local.llama.devices import OFFLOADED
 from spec_local.models import catalog, expected_gains
 from spec_local.models.catalog import ModelEntry, PairEntry, PublishedAcceptance
 from spec_local.models.expected_gains import USUAL_RATE, Products, estimated
@@ -158,7 +159,7 @@ def test_costs_that_were_measured_here_come_first(tmp_path):
     assert not estimate.is_measured
     for name, seconds in (("main", 1.0), ("small", 0.01)):
         costs = CostModel(dict.fromkeys((1, 4, 16), seconds))
-        cost_store.save(Conditions(files[name], -1, default_threads(), 4096), costs)
+        cost_store.save(Conditions(files[name], OFFLOADED, default_threads(), 4096), costs)
     gain = expected_gains.expected_gains(FLAT, files)["pair"]
     assert gain.is_measured
     assert gain.speedup > 1.2 * estimate.speedup
