@@ -83,7 +83,7 @@ def _recommendation(pair: PairEntry, expected: ExpectedGain | None) -> str:
 
 
 def _gain_here(gain: ExpectedGain) -> str:
-    how = "by measured calls" if gain.is_measured else "expected"
+    how = "by measured calls" if gain.is_measured else "estimated"
     return (
         f"about {gain.speedup:.1f} times as fast here, {how}"
         if gain.draft_length

@@ -51,7 +51,7 @@ def test_the_drafts_of_a_main_model_are_beside_each_other_and_compared(inside):
     assert names == [row[0] for row in rows[first : first + len(names)]]
     assert {"qwen3-medium", "qwen3-eagle3", "qwen3-dflash", "qwen3-dspark"} == set(names)
     texts = [row[3] for row in rows[first : first + len(names)]]
-    assert all(re.search(r"; (about \d\.\d times as|not) fast(er)? here, expected", text) for text in texts)
+    assert all(re.search(r"; (about \d\.\d times as|not) fast(er)? here, estimated", text) for text in texts)
     assert any("; the best draft for qwen3-8b" in text for text in texts)
 
 
@@ -59,7 +59,7 @@ def test_a_head_to_convert(inside):
     shown = inside("models", "show", "qwen3-small-dspark").stdout.decode()
     assert "accepted    3.64 tokens per step with 7 draft tokens at temperature 1\n" in shown
     assert "            DSpark paper, table 1, MT-Bench\n" in shown
-    assert re.search(r"^here        about \d\.\d times as fast here, expected$", shown, re.MULTILINE)
+    assert re.search(r"^here        about \d\.\d times as fast here, estimated$", shown, re.MULTILINE)
     assert "state       to convert\n" in shown
     assert "repo        deepseek-ai/dspark_qwen3_4b_block7\n" in shown
     refused = inside.one_line(inside("models", "pull", "qwen3-small-dspark"), 1)
