@@ -68,8 +68,9 @@ def _stored(model: StoredModel) -> ListedModel:
 
 
 def _with_sight(text: str, main: Path) -> str:
-    """The description of a model, with a word if it has a projector and thus sees images."""
-    return f"{text}; sees images" if find_projector(main, link=False) else text
+    """The description of a model, with a word if it has a projector and thus sees images or hears sound."""
+    found = find_projector(main, link=False)
+    return f"{text}; {describe(found).senses}" if found else text
 
 
 def _recommendation(pair: PairEntry, expected: ExpectedGain | None) -> str:

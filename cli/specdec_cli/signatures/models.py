@@ -96,7 +96,7 @@ class ModelsCheckOptions:
 
     Only the headers of the files are read. The expected speed-up comes from costs
     that specdec tune MAIN DRAFT has measured, or else from the sizes of the models.
-    Without a draft, the main model's projector, with which it sees images, is checked.
+    Without a draft, the main model's projector, with which it sees images or hears, is checked.
 
     Examples:
 
