@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.llama import gguf_header
-from spec_local.models import catalog, local_stores
+from spec_local.models import catalog, local_stores, published_heads
 from spec_local.models.catalog import PairEntry, PublishedAcceptance
 from spec_local.models.expected_gains import ExpectedGain, expected_gains
 from spec_local.models.local_stores import StoredModel
@@ -97,8 +97,11 @@ def pull(options: ModelsPullOptions) -> None:
     for model in members:
         catalog.check_converted(model)  # before gigabytes of its main model are downloaded
     for model in members:
-        with _progress() as on_progress:
-            found = catalog.pull(model, render.note, on_progress, options.offline)
+        with download_progress() as on_progress:
+            if catalog.is_repository(model):
+                found = published_heads.pull(model, render.note, on_progress, options.offline)
+            else:
+                found = catalog.pull(model, render.note, on_progress, options.offline)
         render.write(f"{found}\n")
 
 
@@ -226,7 +229,7 @@ def _print(details: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
+def download_progress() -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on standard error, if it is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None

@@ -248,6 +248,11 @@ def is_hub_name(name: str) -> bool:
     return _ON_HUB.fullmatch(name) is not None
 
 
+def is_repository(name: str) -> bool:
+    """Return whether a name has the form of a repository on the Hub, user/repo, and is not a file."""
+    return re.fullmatch(_REPO, name) is not None and not name.endswith(".gguf") and name not in models()
+
+
 def is_known(name: str) -> bool:
     """Return whether it names a model: one of `models`, on the Hub, or of ollama on this machine."""
     return name in models() or is_hub_name(name) or ollama.find(name) is not None
@@ -279,7 +284,7 @@ def entry(name: str) -> ModelEntry:
 
 def unknown(name: str) -> InvalidRequest:
     """Return the error for a name that is neither known nor that of a file; it has the nearest names."""
-    if re.fullmatch(_REPO, name) and not name.endswith(".gguf"):
+    if is_repository(name):
         return InvalidRequest(
             f"there is no file {name}: for a repository of the Hugging Face Hub, add the quantization, "
             f"as in {name}:Q4_K_M"

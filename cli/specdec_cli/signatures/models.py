@@ -38,7 +38,8 @@ class ModelsListOptions:
 class ModelsPullOptions:
     """Download and verify a model, or both models of a pair, and print the path.
 
-    A model that sees images comes with its projector (mmproj).
+    A model that sees images comes with its projector (mmproj). A head that is
+    published as safetensors, user/repo, is converted for its main model.
 
     Examples:
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import ModelError
-from spec_local.llama.gguf_tensors import has_tensor, tensor_types
+from spec_local.llama.gguf_tensors import has_tensor, numbers, tensor_types
 from spec_local.llama.heads.block import BlockContext, BlockFormat, BlockSequence
 from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.hidden_states import HiddenStates
@@ -21,6 +21,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.sequence import LlamaSequence
 
 _DEFAULT_SIZE = 16  # of a block, where a file does not state it; as in llama.cpp
+_WINDOWS = "dflash.attention.sliding_window_pattern"
 # llama.cpp has room for 12 nodes of a DFlash2 graph per tensor of the file, and for 1024 at least.
 _ROOM, _ROOM_OF_TENSOR = 1024, 12
 # Nodes of such a graph: in all, in each layer, and for each tap of the four convolutions of a layer. Counted
@@ -75,6 +76,8 @@ def block_format(head: Model) -> BlockFormat:
         why = "blocks without draft tokens"
     elif head.draft_tokens is not None and not has_tensor(head.path, "output.weight"):
         why = "a draft vocabulary but no output matrix for it"
+    elif head.has_window and not any(numbers(head.path, _WINDOWS, head.n_layers) or ()):
+        why = "a window of attention in no layer"  # llama.cpp would abort the process
     if why or size is None:
         raise ModelError(f"{name} is an incomplete head ({why}): convert or download it again")
     if has_selector and (why := _flaw_of_selector(head)):
