@@ -1,6 +1,7 @@
 """specdec models and specdec doctor, with a fake pip."""
 
 import os
+import re
 
 import pytest
 
@@ -41,6 +42,28 @@ def test_list(fresh_inside):
     assert "measured on two 2-core CPUs" in text
     local = fresh_inside("models", "list", "--local").stdout.decode().splitlines()
     assert local == ["\t".join(rows[0])]
+
+
+def test_the_drafts_of_a_main_model_are_beside_each_other_and_compared(inside):
+    rows = [line.split("\t") for line in inside("models", "list").stdout.decode().splitlines()]
+    names = [row[0] for row in rows if row[2].startswith("qwen3-8b + ")]
+    first = [row[0] for row in rows].index(names[0])
+    assert names == [row[0] for row in rows[first : first + len(names)]]
+    assert {"qwen3-medium", "qwen3-eagle3", "qwen3-dflash", "qwen3-dspark"} == set(names)
+    texts = [row[3] for row in rows[first : first + len(names)]]
+    assert all(re.search(r"; (about \d\.\d times as|not) fast(er)? here, estimated", text) for text in texts)
+    assert any("; the best draft for qwen3-8b" in text for text in texts)
+
+
+def test_a_head_to_convert(inside):
+    shown = inside("models", "show", "qwen3-small-dspark").stdout.decode()
+    assert "accepted    3.64 tokens per step with 7 draft tokens at temperature 1\n" in shown
+    assert "            DSpark paper, table 1, MT-Bench\n" in shown
+    assert re.search(r"^here        about \d\.\d times as fast here, estimated$", shown, re.MULTILINE)
+    assert "state       to convert\n" in shown
+    assert "repo        deepseek-ai/dspark_qwen3_4b_block7\n" in shown
+    refused = inside.one_line(inside("models", "pull", "qwen3-small-dspark"), 1)
+    assert "run hf download deepseek-ai/dspark_qwen3_4b_block7" in refused
 
 
 def test_show_a_pair(inside):
