@@ -219,7 +219,7 @@ def tiny_eagles() -> dict[str, TinyEagle]:
                 "hidden_size": 96,
                 "target_hidden_size": N_EMBD,
             },
-            _tensors("midlayer.", own=["embed_tokens"], width=96),
+            _tensors("midlayer.", head=24, own=["embed_tokens"], width=96),
             settings=eps,
         ),
         "SpecForge": TinyEagle(
