@@ -384,8 +384,8 @@ def check_converted(name: str) -> None:
     wanted = models().get(name)
     if wanted and wanted.checkpoint and not find(name):
         raise DownloadError(
-            f"{name} is published as safetensors: run hf download {wanted.checkpoint}, and with the folder "
-            f"that it prints specdec draft convert FOLDER --main MAIN -o {_place(wanted)}"
+            f"{name} is published as safetensors: run specdec draft convert {wanted.checkpoint} --main MAIN "
+            f"-o {_place(wanted)}"
         )
 
 

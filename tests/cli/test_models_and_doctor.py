@@ -63,7 +63,7 @@ def test_a_head_to_convert(inside):
     assert "state       to convert\n" in shown
     assert "repo        deepseek-ai/dspark_qwen3_4b_block7\n" in shown
     refused = inside.one_line(inside("models", "pull", "qwen3-small-dspark"), 1)
-    assert "run hf download deepseek-ai/dspark_qwen3_4b_block7" in refused
+    assert "run specdec draft convert deepseek-ai/dspark_qwen3_4b_block7 --main" in refused
 
 
 def test_show_a_pair(inside):

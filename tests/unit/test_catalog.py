@@ -248,9 +248,9 @@ def test_what_is_published_as_safetensors_is_converted_first(tmp_path):
     write_catalog(tmp_path / "config", {"head": head})
     place = catalog.folder() / "head-Q8_0.gguf"
     for refused in (catalog.pull, catalog.check_converted):
-        with pytest.raises(DownloadError, match="hf download org/head, ") as error:
+        with pytest.raises(DownloadError, match="is published as safetensors: run ") as error:
             refused("head")
-        assert f"specdec draft convert FOLDER --main MAIN -o {place}" in str(error.value)
+        assert f"specdec draft convert org/head --main MAIN -o {place}" in str(error.value)
     assert catalog.find("head") is None
     place.parent.mkdir(parents=True)
     place.write_bytes(MODEL)
