@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from spec_local.conversion import block, eagle
+from spec_local.conversion import block, eagle, mtp
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.writer import write_head
 from spec_local.errors import ModelError
@@ -15,7 +15,7 @@ from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.system.files import check_target
 
-_LAYOUTS = (eagle, block)
+_LAYOUTS = (eagle, block, mtp)
 """Each with `recognizes` and `convert`; the first that recognizes a folder converts it."""
 _OF_HEADS = ("draft_vocab_size", "eagle_config", "dflash_config", "speculators_model_type")
 _NAMES = re.compile(r"eagle|dflash|dspark|speculator", re.IGNORECASE)  # in the names of architectures
@@ -69,7 +69,7 @@ def convert_head(
         named = checkpoint.config.get("architectures") or checkpoint.config.get("model_type")
         raise ModelError(
             f"{folder} has no layout that can be converted (`architectures`: {named}): give an EAGLE-3, "
-            "DFlash or DSpark head"
+            "DFlash or DSpark head, or a model with layers for multi-token prediction"
         )
     with closing(open_header(main)) as model:
         choose_head(model)  # refuses a head in its place
