@@ -22,7 +22,7 @@ _MOST_MISSING = 0.08  # share of the last tokens: above, all can be drafted, unt
 def usual_first(n_vocab: int) -> int | None:
     """The usual number of first tokens that can always be drafted; None: all, of a small vocabulary.
 
-    Of those tried, the fastest for 49,152 and 151,936 tokens, within 2 % for 262,144: docs/notes/experiments.md.
+    Of those tried, the fastest for 49,152 and 151,936 tokens, nearly for 262,144 (docs/notes/experiments.md).
     """
     return next((n for n, least in zip(USUAL_FIRST, _LEAST, strict=True) if n_vocab >= least), None)
 
