@@ -375,18 +375,10 @@ def pull(
     return hub.pull(_hub_model(name), name, log, progress, offline)
 
 
-def check_converted(name: str) -> None:
-    """Check that a model is no head that is only published as safetensors, or has been converted.
-
-    Raises:
-        DownloadError: it is one to convert.
-    """
+def to_convert(name: str) -> tuple[str, Path] | None:
+    """The repository of a head in safetensors, and the file to convert it to; None: it is here, or none."""
     wanted = models().get(name)
-    if wanted and wanted.checkpoint and not find(name):
-        raise DownloadError(
-            f"{name} is published as safetensors: run specdec draft convert {wanted.checkpoint} --main MAIN "
-            f"-o {_place(wanted)}"
-        )
+    return (wanted.checkpoint, _place(wanted)) if wanted and wanted.checkpoint and not find(name) else None
 
 
 def remove(name: str) -> None:
@@ -486,7 +478,8 @@ def _pull_off_hub(name: str, wanted: ModelEntry, log: Callable[[str], None], off
     path = _place(wanted)
     if find(name) and (wanted.checkpoint or sha256(path) == wanted.sha256):
         return path
-    check_converted(name)
+    if wanted.checkpoint:
+        raise DownloadError(f"{name} is published as safetensors: run specdec models pull {name}")
     if wanted.shipped:
         raise DownloadError(f"{path} is missing or damaged: reinstall spec-local")
     if offline:

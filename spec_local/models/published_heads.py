@@ -106,6 +106,29 @@ def pull(repo: str, log: Log, progress: Progress | None = None, offline: bool = 
     return convert(folder, main, name=repo)
 
 
+def pull_named(name: str, log: Log, progress: Progress | None = None, offline: bool = False) -> Path:
+    """As `pull`, of a head of models.toml, for the main model of its pair.
+
+    Raises:
+        InvalidRequest: its main model is not on this machine.
+        DownloadError: the download failed.
+    """
+    found = catalog.to_convert(name)
+    if not found:
+        return catalog.pull(name, log, progress, offline)
+    repo, place = found
+    mains = [pair.main for pair in catalog.pairs().values() if pair.draft == name]
+    main = next((path for each in mains if (path := catalog.find(each))), None)
+    if not main:
+        advice = f"run specdec models pull {mains[0]} first" if mains else _ADVICE.format(repo)
+        raise InvalidRequest(f"{name} is converted for its main model, which is not here: {advice}")
+    if offline:
+        raise DownloadError(f"{repo} is on the Hub, and specdec is offline: run this again when online")
+    folder = fetch(repo, log, progress)
+    log(f"converting {repo} for {main.name}")
+    return convert(folder, main, place, name=repo)
+
+
 def find_main(folder: Path, name: str) -> Path:
     """The main model of a head: the only model beside it, or the one that its config.json names.
 

@@ -171,6 +171,45 @@ def test_pull_converts_a_head_for_its_main_model(hubbed, tmp_path):
     assert "is offline" in hubbed.one_line(hubbed("models", "pull", REPO, "--offline"), 1)
 
 
+CATALOG = f"""\
+[models.toy]
+description = "tiny"
+licence = "none"
+repo = "org/Toy-GGUF"
+file = "Toy-F32.gguf"
+
+[models.toy-head]
+description = "a head"
+licence = "none"
+checkpoint = "{REPO}"
+file = "toy-head-Q8_0.gguf"
+head = "eagle3"
+
+[pairs.toy-pair]
+main = "toy"
+draft = "toy-head"
+note = "tiny"
+"""
+
+
+def test_pull_converts_the_head_of_a_pair(hubbed, tmp_path):
+    config = tmp_path / "config/specdec"
+    config.mkdir(parents=True)
+    (config / "models.toml").write_text(CATALOG)
+    hubbed.environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    hubbed.server.put("org/Toy-GGUF", {"Toy-F32.gguf": (hubbed.folder / "Toy-F32.gguf").read_bytes()})
+    hubbed.server.put(REPO, repository(tmp_path, None))
+    alone = hubbed.one_line(hubbed("models", "pull", "toy-head"), 2)
+    assert alone == (
+        "specdec: toy-head is converted for its main model, which is not here: run specdec models pull toy "
+        "first"
+    )
+    assert b"to convert" in hubbed("models", "list").stdout
+    main, head = printed(hubbed("models", "pull", "toy-pair")).splitlines()
+    assert head.endswith("toy-head-Q8_0.gguf")
+    assert printed(hubbed("models", "pull", "toy-pair")).splitlines() == [main, head]
+
+
 def test_pull_needs_the_quantization_of_what_is_no_head(hubbed):
     hubbed.server.put("org/Toy-GGUF", {"Toy-F32.gguf": b"GGUF"})
     hubbed.server.put("org/Toy", {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"x" * 999})

@@ -247,14 +247,13 @@ def test_what_is_published_as_safetensors_is_converted_first(tmp_path):
     head = {"checkpoint": "org/head", "file": "head-Q8_0.gguf", "head": "eagle3"}
     write_catalog(tmp_path / "config", {"head": head})
     place = catalog.folder() / "head-Q8_0.gguf"
-    for refused in (catalog.pull, catalog.check_converted):
-        with pytest.raises(DownloadError, match="is published as safetensors: run ") as error:
-            refused("head")
-        assert f"specdec draft convert org/head --main MAIN -o {place}" in str(error.value)
+    with pytest.raises(DownloadError, match="is published as safetensors: run specdec models pull head"):
+        catalog.pull("head")
+    assert catalog.to_convert("head") == ("org/head", place)
     assert catalog.find("head") is None
     place.parent.mkdir(parents=True)
     place.write_bytes(MODEL)
-    catalog.check_converted("head")
+    assert catalog.to_convert("head") is None
     assert catalog.find("head") == catalog.pull("head") == place
     assert catalog.size("head") == len(MODEL)
     catalog.remove("head")
