@@ -85,24 +85,32 @@ class Checkpoint:
         Raises:
             ModelFileError: there is no such tensor, or it cannot be read.
         """
-        path, found = self._find(name)
-        kind = np.dtype(_TYPES[found.kind]).newbyteorder("<")
-        try:
-            with opened(path) as file:
-                data: NDArray[Any] = np.fromfile(file, kind, math.prod(found.shape), offset=found.start)
-        except OSError as error:
-            raise ModelFileError(f"{path} cannot be read ({error.strerror}): check it") from None
-        if found.kind == "BF16":
-            data = bfloat16.decode(data)
-        data = data.reshape(found.shape)
-        if data.dtype.kind == "f":
-            return data.astype(np.float32, copy=False)
-        return data.astype(np.int64, copy=False)
+        return read_values(*self._find(name))
 
     def _find(self, name: str) -> tuple[Path, StoredTensor]:
         if name not in self._tensors:
             raise ModelFileError(f"{self.folder} has no tensor {name}: download it again")
         return self._tensors[name]
+
+
+def read_values(path: Path, tensor: StoredTensor) -> NDArray[np.float32] | NDArray[np.int64]:
+    """The values of a tensor in a file: float32, or int64 for integers and booleans.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+    """
+    kind = np.dtype(_TYPES[tensor.kind]).newbyteorder("<")
+    try:
+        with opened(path) as file:
+            data: NDArray[Any] = np.fromfile(file, kind, math.prod(tensor.shape), offset=tensor.start)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read ({error.strerror}): check it") from None
+    if tensor.kind == "BF16":
+        data = bfloat16.decode(data)
+    data = data.reshape(tensor.shape)
+    if data.dtype.kind == "f":
+        return data.astype(np.float32, copy=False)
+    return data.astype(np.int64, copy=False)
 
 
 def read_config(path: Path) -> dict[str, Any]:

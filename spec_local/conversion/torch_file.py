@@ -69,6 +69,18 @@ def read_torch_file(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelFileError: it is damaged, or has something else than tensors.
     """
+    found = read_torch_values(path)
+    if any(not isinstance(each, StoredTensor) for each in found.values()):
+        raise ModelFileError(f"{path} is damaged: download it again")
+    return found
+
+
+def read_torch_values(path: Path) -> dict[str, Any]:
+    """The tensors of a file by name, and integers among them; one without a name is called "".
+
+    Raises:
+        ModelFileError: it is damaged, or has something else.
+    """
     try:
         with opened(path) as file, zipfile.ZipFile(file) as archive:
             (pickled,) = (each for each in archive.infolist() if each.filename.endswith("/data.pkl"))
@@ -76,7 +88,12 @@ def read_torch_file(path: Path) -> dict[str, StoredTensor]:
                 raise ValueError
             folder = pickled.filename.removesuffix("data.pkl")
             content = _Tensors(BytesIO(archive.read(pickled))).load()
-            return {name: _stored(archive, folder, view) for name, view in _named(content)}
+            if isinstance(content, _View):
+                content = {"": content}
+            return {
+                name: each if isinstance(each, int) else _stored(archive, folder, each)
+                for name, each in _named(content)
+            }
     except _Refused as error:
         raise ModelFileError(
             f"{path} contains {error}, which is no tensor: give a head in safetensors"
@@ -108,7 +125,7 @@ class _Rebuild:
 
 
 class _Tensors(pickle.Unpickler):
-    """Loads a dictionary of tensors as `_View`, and nothing else."""
+    """Loads tensors as `_View`, and dictionaries of them, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
@@ -127,11 +144,11 @@ class _Tensors(pickle.Unpickler):
         return _Storage(kind, size, key, n)
 
 
-def _named(content: Any) -> Sequence[tuple[str, _View]]:
+def _named(content: Any) -> Sequence[tuple[str, _View | int]]:
     if not isinstance(content, dict):
         raise TypeError
-    for name, view in content.items():
-        if not isinstance(name, str) or not isinstance(view, _View):
+    for name, each in content.items():
+        if not isinstance(name, str) or not isinstance(each, _View | int):
             raise TypeError
     return list(content.items())
 

@@ -377,15 +377,18 @@ def test_wrong_tensors(main, tmp_path):
 def test_wrong_vectors_of_the_mask_token(main, tmp_path):
     folder = write_checkpoint(tmp_path / "head", DFLASH, block_tensors(DFLASH))
     path = folder / "mask_embedding.pt"
-    for content in ({"mask_token_id": MASK, "embedding": torch.zeros(8)}, {"mask_token_id": MASK}, [1]):
+    for content in ({"mask_token_id": MASK, "embedding": torch.zeros(8)}, {"mask_token_id": MASK}):
         torch.save(content, path)
         with pytest.raises(ModelFileError, match="has no vector of 64 values"):
             block.convert(Checkpoint(folder), main)
+    torch.save([1], path)
+    with pytest.raises(ModelFileError, match="is damaged"):
+        block.convert(Checkpoint(folder), main)
     torch.save({"mask_token_id": 7, "embedding": torch.zeros(N_EMBD)}, path)
     with pytest.raises(ModelFileError, match="is for token 7 instead of 10"):
         block.convert(Checkpoint(folder), main)
     path.write_bytes(b"PK\3\4" + bytes(100))
-    with pytest.raises(ModelFileError, match="has no vector"):
+    with pytest.raises(ModelFileError, match="is damaged"):
         block.convert(Checkpoint(folder), main)
 
 
