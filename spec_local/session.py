@@ -37,7 +37,6 @@ from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.errors import InvalidRequest
-from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.devices import DeviceOption
 from spec_local.llama.heads.base import HeadSequence
@@ -146,7 +145,7 @@ class Session:
     def device(self) -> str:
         """The device that runs the main model, as llama.cpp names it; if it differs, also the draft's."""
         models = [sequence.model for sequence in (self.main, self.draft) if sequence]
-        names = [runtime.devices()[0 if model.gpu_layers else -1] for model in models]
+        names = [model.device for model in models]
         return f"{names[0]} (draft: {names[1]})" if len(set(names)) > 1 else names[0]
 
     @property

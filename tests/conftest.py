@@ -36,12 +36,33 @@ def pretend(monkeypatch):
 
 
 @pytest.fixture
-def a_mac(monkeypatch, pretend):
-    """As if this were a Mac with Apple silicon; a function that sets whether the build has Metal."""
+def devices(monkeypatch):
+    """A function that sets llama.cpp's devices: each one's backend and ``ggml_backend_dev_type``.
+
+    Models run on the CPU all the same.
+    """
     from spec_local.llama import runtime
 
+    def change(*backends):
+        functions = {
+            "ggml_backend_dev_count": lambda: len(backends),
+            "ggml_backend_dev_get": lambda i: i + 1,
+            "ggml_backend_dev_type": lambda device: backends[device - 1][1],
+            "ggml_backend_dev_backend_reg": lambda device: device,
+            "ggml_backend_reg_name": lambda device: backends[device - 1][0].encode(),
+        }
+        for name, function in functions.items():
+            monkeypatch.setattr(runtime.ggml(), name, function)
+
+    return change
+
+
+@pytest.fixture
+def a_mac(devices, pretend):
+    """As if this were a Mac with Apple silicon; a function that sets whether the build has Metal."""
+
     def build(has_metal):
-        monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: has_metal)
+        devices(*[("MTL", 1)] * has_metal, ("BLAS", 3), ("CPU", 0))
 
     pretend(is_apple_silicon=True)
     build(True)

@@ -42,7 +42,7 @@ def check_device(device: DeviceOption, gpu_layers: int | None, workers: Sequence
 
 def has_metal() -> bool:
     """Return whether models can run on Metal here."""
-    return machine.is_apple_silicon() and bool(runtime.library().llama_supports_gpu_offload())
+    return machine.is_apple_silicon() and bool(runtime.gpus())
 
 
 def fixed_gpu_layers(

@@ -102,6 +102,9 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(self.gpu_layers, 2**31 - 1))
         params.load_mtp = load_mtp
+        # Otherwise llama.cpp keeps what is not on a GPU in memory that the GPU can read, for which neither
+        # specdec's CPU kernels nor its own repack it.
+        params.no_host = True
         devices = devices_of(self.workers)
         params.devices = ctypes.cast(devices, ctypes.c_void_p)
         if not self._has_weights:
@@ -191,7 +194,16 @@ class Model:
     @property
     def is_on_gpu(self) -> bool:
         """True if a GPU, or another machine, holds some of its layers."""
-        return bool(self.workers or (self.gpu_layers and self._lib.llama_supports_gpu_offload()))
+        return bool(self.workers or (self.gpu_layers and runtime.gpus()))
+
+    @property
+    def device(self) -> str:
+        """The backends that compute its layers, as llama.cpp names them, such as ``Vulkan``."""
+        if not self.is_on_gpu:
+            return "CPU"
+        names = [*["RPC"] * bool(self.workers), *dict.fromkeys(runtime.gpus().values())]
+        is_divided = 0 < self.gpu_layers <= self.n_layers  # the output matrix counts as a layer
+        return " and ".join([*names, *["CPU"] * is_divided])
 
     @property
     def name(self) -> str:

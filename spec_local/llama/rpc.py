@@ -109,9 +109,6 @@ def load() -> Any:
         ("ggml_backend_register", None, pointer),
         ("ggml_backend_reg_dev_count", ctypes.c_size_t, pointer),
         ("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t),
-        ("ggml_backend_dev_count", ctypes.c_size_t),
-        ("ggml_backend_dev_get", pointer, ctypes.c_size_t),
-        ("ggml_backend_dev_type", ctypes.c_int, pointer),
         ("ggml_backend_dev_by_type", pointer, ctypes.c_int),
         ("ggml_set_abort_callback", pointer, pointer),
     ):

@@ -26,6 +26,8 @@ from spec_local.system import machine
 
 # ggml_log_level of the bundled llama.cpp; the constants in llama-cpp-python are outdated.
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
+# ggml_backend_dev_type: with memory of their own; with that of the processor, used where there is no other.
+_GPUS = (1, 2)
 
 
 class _Log(threading.local):
@@ -123,14 +125,37 @@ def suppressed_tokens() -> Any:
 
 @functools.cache
 def ggml() -> Any:
-    """Return the functions of ggml that read a tensor, from the library that llama.cpp itself uses."""
+    """Return functions of ggml for tensors and devices, from the library that llama.cpp itself uses."""
     functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too
-    tensor = ctypes.c_void_p
-    functions.ggml_get_name.argtypes, functions.ggml_get_name.restype = [tensor], ctypes.c_char_p
-    functions.ggml_nbytes.argtypes, functions.ggml_nbytes.restype = [tensor], ctypes.c_size_t
-    get = functions.ggml_backend_tensor_get
-    get.argtypes, get.restype = [tensor, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t], None
+    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    for name, result, *arguments in (
+        ("ggml_get_name", text, pointer),
+        ("ggml_nbytes", size, pointer),
+        ("ggml_backend_tensor_get", None, pointer, pointer, size, size),
+        ("ggml_backend_dev_count", size),
+        ("ggml_backend_dev_get", pointer, size),
+        ("ggml_backend_dev_type", ctypes.c_int, pointer),
+        ("ggml_backend_dev_backend_reg", pointer, pointer),
+        ("ggml_backend_reg_name", text, pointer),
+    ):
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
     return functions
+
+
+def gpus() -> dict[int, str]:
+    """Return pointers to the GPUs that llama.cpp uses here, each with its backend's name, such as ``Vulkan``.
+
+    Workers on other machines are devices of the same type, and not among them.
+    """
+    functions = ggml()
+    found: dict[int, dict[int, str]] = {kind: {} for kind in _GPUS}
+    for i in range(functions.ggml_backend_dev_count()):
+        device = functions.ggml_backend_dev_get(i)
+        backend = functions.ggml_backend_reg_name(functions.ggml_backend_dev_backend_reg(device)).decode()
+        if backend != "RPC":
+            found.get(functions.ggml_backend_dev_type(device), {})[device] = backend
+    return next(filter(None, found.values()), {})
 
 
 @contextlib.contextmanager
@@ -242,8 +267,3 @@ def system_info() -> str:
 def features() -> list[str]:
     """Return the names of the features that `system_info` lists as enabled."""
     return re.findall(r"(\w+) = 1", system_info())
-
-
-def devices() -> list[str]:
-    """Return the names of this build's backends, CPU last. A model need not use all of them."""
-    return re.findall(r"(\w+) : ", system_info()) or ["CPU"]

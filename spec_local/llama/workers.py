@@ -21,10 +21,11 @@ from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import rpc as rpc_backend
+from spec_local.llama import runtime
 
 PORT = 50052
 """The port of a worker, as that of llama.cpp's rpc-server."""
-_CPU, _GPUS = 0, (1, 2)  # ggml_backend_dev_type
+_CPU = 0  # ggml_backend_dev_type
 _CONNECT_S = 5.0
 _START = "start specdec worker there, or correct `workers`"
 # The first message of llama.cpp's RPC protocol: its command, the size of what follows, and what the client
@@ -250,8 +251,7 @@ class _Devices:
                 check_ready(address)
         if self._local is None:
             functions.ggml_set_abort_callback(_SAY_NOTHING)
-            found = map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count()))
-            self._local = [d for d in found if functions.ggml_backend_dev_type(d) in _GPUS]
+            self._local = list(runtime.gpus())
         for address in addresses:
             if address not in self._remote:
                 watch.add(address)
@@ -292,9 +292,7 @@ def serve(host: str, port: int, threads: int) -> None:
         BackendError: there is no RPC backend, or the address is in use.
     """
     functions = rpc_backend.load()
-    found = list(map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count())))
-    used = [d for d in found if functions.ggml_backend_dev_type(d) in _GPUS]
-    used = used or [functions.ggml_backend_dev_by_type(_CPU)]
+    used = list(runtime.gpus()) or [functions.ggml_backend_dev_by_type(_CPU)]
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         opened = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         opened.bind((host, port))

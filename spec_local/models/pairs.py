@@ -250,7 +250,7 @@ def expectation(
         return Expectation(expected_speedups(of_main, of_draft, acceptance_rates, max_draft), True)
     if share is None:
         return None
-    is_on_gpu = main.workers or (main.gpu_layers and runtime.library().llama_supports_gpu_offload())
+    is_on_gpu = main.workers or (main.gpu_layers and runtime.gpus())
     usual = ON_GPU if is_on_gpu else ON_CPU
     of_main = of_main or CostModel({1: 1.0}, usual)
     estimated = CostModel({1: share * of_main.seconds(1)}, usual)

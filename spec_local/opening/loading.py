@@ -132,7 +132,7 @@ def _load_found(
         workers=settings.workers,
     )
     # llama.cpp itself reports that a GPU's own memory is too small.
-    has_own_memory = runtime.library().llama_supports_gpu_offload() and sys.platform != "darwin"
+    has_own_memory = runtime.gpus() and sys.platform != "darwin"
     spare = sys.maxsize if has_own_memory and settings.gpu_layers else free - needed
     quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
     for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):

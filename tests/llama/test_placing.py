@@ -190,15 +190,35 @@ def test_files_that_cannot_be_used_anywhere(a_mac, opened, tmp_path):
         opened(damaged)
 
 
-def test_which_device_a_session_shows(opened, paths, monkeypatch):
+def test_which_device_a_session_shows(devices, paths, monkeypatch):
     """The names of llama.cpp, in the first line of a chat and in the report of a benchmark."""
-    info = b"MTL : EMBED_LIBRARY = 1 | BLAS : ACCELERATE = 1 | CPU : NEON = 1 | "
-    monkeypatch.setattr(runtime.library(), "llama_print_system_info", lambda: info)
-    for options, shown in (({}, "MTL"), ({"device": "cpu"}, "CPU")):
+    devices(("Vulkan", 1), ("CPU", 0))
+    for options, shown in (({}, "Vulkan"), ({"device": "cpu"}, "CPU"), ({"gpu_layers": 1}, "Vulkan and CPU")):
         with Session.open(*paths, n_ctx=64, threads=1, **options) as session:
             assert session.device == shown
-            monkeypatch.setattr(session.draft.model, "gpu_layers", -1 - session.main.model.gpu_layers)
-            assert session.device == ("MTL (draft: CPU)" if shown == "MTL" else "CPU (draft: MTL)")
+            if options != {"gpu_layers": 1}:
+                monkeypatch.setattr(session.draft.model, "gpu_layers", -1 - session.main.model.gpu_layers)
+                assert session.device == (
+                    "Vulkan (draft: CPU)" if shown == "Vulkan" else "CPU (draft: Vulkan)"
+                )
+
+
+@pytest.mark.parametrize(
+    ("found", "used"),
+    [
+        ([("CPU", 0)], []),
+        ([("CUDA", 1), ("Vulkan", 2), ("CPU", 0)], ["CUDA"]),
+        ([("Vulkan", 2), ("BLAS", 3), ("CPU", 0)], ["Vulkan"]),
+        ([("CPU", 0), ("RPC", 1)], []),
+        ([("Vulkan", 1), ("CPU", 0), ("RPC", 1)], ["Vulkan"]),
+    ],
+    ids=str,
+)
+def test_the_gpus_of_this_machine(devices, paths, found, used):
+    """A worker on another machine is a device of the same kind: models of this machine are not on it."""
+    devices(*found)
+    assert list(runtime.gpus().values()) == used
+    assert Model(paths[0], weights=False).is_on_gpu == bool(used)
 
 
 def test_a_draft_that_is_found(a_mac, measured, opened, paths, monkeypatch):

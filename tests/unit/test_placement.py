@@ -137,7 +137,7 @@ def test_which_machines_are_macs_with_apple_silicon(monkeypatch, system, machine
 def test_elsewhere_auto_is_what_it_was(pretend, monkeypatch):
     """On other systems the GPU, if any, holds all layers, and llama.cpp is not asked."""
     pretend(is_apple_silicon=False)
-    monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", None)
+    monkeypatch.setattr(runtime.ggml(), "ggml_backend_dev_count", None)
     assert fixed_gpu_layers("auto") == -1
     assert fixed_gpu_layers("auto", 7) == 7
     assert fixed_gpu_layers("cpu") == 0

@@ -279,7 +279,7 @@ def _work(arguments: list[str]) -> dict[str, Any]:
     else:
         kernels.use("off")  # the kernels have their own self-test
         _exercise_build()
-    facts = {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
+    facts = {"system": runtime.system_info(), "gpu": bool(runtime.gpus())}
     return facts if arguments else facts | {"pictures": _why_no_pictures()}
 
 
