@@ -38,7 +38,6 @@ from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.errors import InvalidRequest
 from spec_local.llama.compatibility import difference
-from spec_local.llama.devices import DeviceOption
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.model import Model
 from spec_local.llama.sequence import LlamaSequence
@@ -143,9 +142,8 @@ class Session:
 
     @property
     def device(self) -> str:
-        """The device that runs the main model, as llama.cpp names it; if it differs, also the draft's."""
-        models = [sequence.model for sequence in (self.main, self.draft) if sequence]
-        names = [model.device for model in models]
+        """Where the main model runs, such as ``CPU`` or ``vulkan0``; if it differs, also the draft."""
+        names = [sequence.model.device for sequence in (self.main, self.draft) if sequence]
         return f"{names[0]} (draft: {names[1]})" if len(set(names)) > 1 else names[0]
 
     @property
@@ -170,7 +168,8 @@ class Session:
         *,
         n_ctx: Printable | None = None,
         threads: Int32 | None = None,
-        device: DeviceOption = "auto",
+        device: str = "auto",
+        draft_device: str = "auto",
         gpu_layers: Printable | None = None,
         cache_type: str = "f16",
         branches: Int32 = 1,
@@ -198,10 +197,12 @@ class Session:
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.
-            device: on a Mac with Apple silicon, where both models run: ``metal``, the GPU, or ``cpu``;
-                ``auto``: each model where this pair was measured as fastest, which takes some seconds the
-                first time. Elsewhere, ``auto`` is the GPU if there is one, and ``cpu`` uses none.
-            gpu_layers: number of layers of each model to offload to the GPU; −1: all; None: as `device` says.
+            device: where the models run: ``cpu``, ``gpu`` (those that llama.cpp chooses), or a GPU by its
+                name, such as ``metal`` or ``vulkan0``; ``auto``: each model where this pair was measured as
+                fastest, which takes some seconds the first time. What does not fit into the memory of a GPU
+                runs on the CPU, by layers.
+            draft_device: where the draft model runs, unless it is a head; ``auto``: as `device` says.
+            gpu_layers: number of layers of each model on the GPU; −1: as many as fit; None: as `device` says.
             cache_type: element type of the KV caches.
             branches: maximum number of branches of a tree in the caches. The draft model evaluates more
                 branches than it proposes, so use several times the number of a tree's nodes, such as 64. 1:
@@ -241,6 +242,7 @@ class Session:
             n_ctx=n_ctx,
             threads=threads,
             device=device,
+            draft_device=draft_device,
             gpu_layers=gpu_layers,
             cache_type=cache_type,
             branches=branches,

@@ -36,37 +36,18 @@ def pretend(monkeypatch):
 
 
 @pytest.fixture
-def devices(monkeypatch):
-    """A function that sets llama.cpp's devices: each one's backend and ``ggml_backend_dev_type``.
+def a_gpu(monkeypatch):
+    """As if this machine had a GPU, in whose place the CPU computes; a function that sets its bytes."""
+    from spec_local.llama import devices, runtime
 
-    Models run on the CPU all the same.
-    """
-    from spec_local.llama import runtime
+    cpu = runtime.ggml().ggml_backend_dev_by_type(0)
 
-    def change(*backends):
-        functions = {
-            "ggml_backend_dev_count": lambda: len(backends),
-            "ggml_backend_dev_get": lambda i: i + 1,
-            "ggml_backend_dev_type": lambda device: backends[device - 1][1],
-            "ggml_backend_dev_backend_reg": lambda device: device,
-            "ggml_backend_reg_name": lambda device: backends[device - 1][0].encode(),
-        }
-        for name, function in functions.items():
-            monkeypatch.setattr(runtime.ggml(), name, function)
+    def have(*, free=1 << 40, **facts):
+        facts = {"name": "metal", "description": "a GPU", "is_integrated": True, "total": free} | facts
+        monkeypatch.setattr(devices, "gpus", lambda: [devices.Gpu(**facts, free=free, pointer=cpu)])
 
-    return change
-
-
-@pytest.fixture
-def a_mac(devices, pretend):
-    """As if this were a Mac with Apple silicon; a function that sets whether the build has Metal."""
-
-    def build(has_metal):
-        devices(*[("MTL", 1)] * has_metal, ("BLAS", 3), ("CPU", 0))
-
-    pretend(is_apple_silicon=True)
-    build(True)
-    return build
+    have()
+    return have
 
 
 @pytest.fixture

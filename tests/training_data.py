@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spec_local.training import bfloat16
+from spec_local import bfloat16
 from spec_local.training.shards import TOP_K, Document
 
 N_VOCAB, WIDTH, LENGTH = 24, 16, 30

@@ -62,7 +62,7 @@ struct LayerSettingsCreateInfoEXT : ValidationFeaturesEXT {
 }  // namespace VULKAN_HPP_NAMESPACE
 #endif
 """
-_FOUND = "from spec_local.llama import runtime; print(*runtime.gpus().values())"
+_FOUND = "from spec_local.llama.devices import gpus; print(*(gpu.name for gpu in gpus()))"
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _gpus(environment: dict[str, str]) -> str:
-    """The backends of the GPUs that a process with this environment finds."""
+    """The names of the GPUs that a process with this environment finds."""
     command = [sys.executable, "-c", _FOUND]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.stdout.strip()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.llama import gguf_header
-from spec_local.llama.devices import gpu_layers_of
+from spec_local.llama.devices import offload_of
 from spec_local.llama.model_file import check_header
 from spec_local.models import catalog, pairs
 from spec_local.models.file_names import is_projector
@@ -42,7 +42,7 @@ def check(options: ModelsCheckOptions) -> None:
             draft_file,
             n_ctx=options.ctx,
             threads=options.threads,
-            gpu_layers=gpu_layers_of(options.device, options.gpu_layers),
+            offload=offload_of(options.device, options.gpu_layers),
             cache_type=options.cache_type,
         )
     times = report.draft.size / report.main.size

@@ -24,6 +24,13 @@ def models(incomplete: str) -> list[str]:
     return names(incomplete) + files
 
 
+def devices(incomplete: str) -> list[str]:
+    """Return the matching names of devices."""
+    from spec_local.llama.devices import AUTO, CPU, GPU, gpus
+
+    return [name for name in (AUTO, GPU, CPU, *(gpu.name for gpu in gpus())) if name.startswith(incomplete)]
+
+
 def proposers(incomplete: str) -> list[str]:
     """Return the matching names of proposers, those of other packages last."""
     from spec_local.proposers.installed import known_names

@@ -4,6 +4,7 @@ import json
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import typer
 
@@ -14,9 +15,18 @@ from spec_local.kernels import Status, choice
 from spec_local.kernels.measure import TYPES
 from spec_local.llama import mtmd
 from spec_local.llama import rpc as rpc_backend
-from spec_local.llama.setup.build import install, lacking, recipes, repair, with_pictures
+from spec_local.llama.setup.build import (
+    BuildRecipe,
+    install,
+    lacking,
+    recipes,
+    repair,
+    with_gpu,
+    with_pictures,
+)
 from spec_local.llama.setup.probe import probe_build
 from spec_local.system.child_process import ChildResult
+from spec_local.system.files import format_size
 from spec_local.system.machine import default_threads
 from specdec_cli import exits, facts, names, render
 from specdec_cli.signatures.doctor import DoctorOptions
@@ -35,8 +45,11 @@ def doctor(options: DoctorOptions) -> None:
     )
     render.write(f"llama-cpp-python {binding}\n")
     if options.fix and options.part == "pictures" and not mtmd.is_available():
-        _add_libmtmd()
+        _rebuild(with_pictures(), "pictures")
     verdict = probe_build()
+    if options.fix and options.part == "gpu" and not verdict.facts.get("gpus"):
+        _rebuild(with_gpu(), "gpu")
+        verdict = probe_build()
     if not verdict.works:
         _repair(verdict, options.fix)
         verdict = probe_build()
@@ -44,7 +57,7 @@ def doctor(options: DoctorOptions) -> None:
             render.write("No build works on this machine. Please report this with the output above.\n")
             raise typer.Exit(exits.FAILURE)
     render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
-    render.write(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n")
+    _gpus(verdict.facts["gpus"])
     lacks = verdict.facts["pictures"]
     render.write(f"pictures: {f'no ({lacks})' if lacks else 'libmtmd'}\n")
     render.write(f"threads: {default_threads()}{facts.limit_note()}\n")
@@ -73,16 +86,27 @@ def _repair(verdict: ChildResult, fix: bool) -> None:
             render.write(f"{recipe.name} {'works' if works else 'does not work either'}\n")
 
 
-def _add_libmtmd() -> None:
-    """Build llama.cpp again, with the library that reads pictures.
+def _rebuild(recipe: BuildRecipe, part: str) -> None:
+    """Build llama.cpp again, with a part that is missing.
 
     Raises:
         Exit: that failed.
     """
-    render.write("building llama.cpp with libmtmd; this takes several minutes\n")
-    if not install(with_pictures()):
-        render.write("pictures: no (libmtmd was not built: see above)\n")
+    render.write(f"installing {recipe.name} of llama.cpp; this takes several minutes\n")
+    if not install(recipe):
+        render.write(f"{part}: no ({recipe.name} could not be installed: see above)\n")
         raise typer.Exit(exits.FAILURE)
+
+
+def _gpus(found: list[dict[str, Any]]) -> None:
+    """Show the GPUs, by the names that --device takes."""
+    if not found:
+        render.write("GPU: none that this build of llama.cpp can use (to build it for one: ")
+        render.write("specdec doctor --fix gpu)\n")
+    for gpu in found:
+        memory = f"{format_size(gpu['free'])} of {format_size(gpu['total'])} free"
+        shared = ", shared with the CPU" if gpu["is_integrated"] else ""
+        render.write(f"GPU: {gpu['name']}, {gpu['description']}, {memory}{shared}\n")
 
 
 def _rpc_backend(fix: bool) -> None:

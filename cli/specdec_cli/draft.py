@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from spec_local.errors import SpecLocalError
-from spec_local.llama.devices import gpu_layers_of
+from spec_local.llama.devices import offload_of
 from spec_local.models import quantized_copy
 from spec_local.models.names import resolve
 from spec_local.models.quantized_copy import CopyPlan
@@ -28,7 +28,7 @@ def quantize(options: DraftQuantizeOptions) -> None:
         force=options.force,
         n_ctx=options.ctx,
         threads=options.threads,
-        gpu_layers=gpu_layers_of(options.device, options.gpu_layers),
+        offload=offload_of(options.device, options.gpu_layers),
         cache_type=options.cache_type,
     )
     render.notes(_expectation(copy, [options.main, options.model] if options.main else [options.model]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spec_local import training
 from spec_local.errors import InvalidRequest
-from spec_local.llama.devices import gpu_layers_of
+from spec_local.llama.devices import offload_of
 from spec_local.llama.setup.probe import check_model_file
 from spec_local.models.names import resolve
 from spec_local.models.quantized_copy import check_target
@@ -29,7 +29,7 @@ def train(options: DraftTrainOptions) -> None:
     recipe = _recipe(options, main, bool(texts))
     # A resumed run may replace its own head.
     check_target(recipe.target, recipe.main, force=options.force or recipe.folder.exists())
-    check_model_file(recipe.main, gpu_layers=recipe.gpu_layers, log=render.note)
+    check_model_file(recipe.main, offload=recipe.offload, log=render.note)
     from specdec_cli import draft_training  # imports PyTorch, which takes seconds
 
     draft_training.run(recipe, texts, options.plot)
@@ -73,7 +73,7 @@ def _recipe(options: DraftTrainOptions, main: str, has_texts: bool) -> Recipe:
         seed=options.seed,
         device=options.torch_device,
         threads=options.threads,
-        gpu_layers=gpu_layers_of(options.device, options.gpu_layers),
+        offload=offload_of(options.device, options.gpu_layers),
     )
     return replace(recipe, max_bytes=_max_bytes(options.disk, recipe.folder))
 

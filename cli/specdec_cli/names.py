@@ -35,8 +35,8 @@ _REMOVED = {
 _SETTINGS = {"kind": "type", "n_ctx": "ctx", "target": "output"} | {
     name: name.replace("_", "-")
     for name in (
-        "cache_type", "device", "disk", "draft", "force", "gpu_layers", "host", "kernels", "learn",
-        "minutes", "mmproj", "no_spec", "output", "parallel", "port", "raw", "reproducible", "shape",
+        "cache_type", "device", "disk", "draft", "draft_device", "force", "gpu_layers", "host", "kernels",
+        "learn", "minutes", "mmproj", "no_spec", "output", "parallel", "port", "raw", "reproducible", "shape",
         "system", "tokens", "torch_device", "workers",
     )
 }  # fmt: skip

@@ -88,7 +88,6 @@ NoWrapOption = functools.partial(
 )
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
-DeviceChoice = Literal["auto", "metal", "cpu"]
 KernelsChoice = kernels.Mode
 if TYPE_CHECKING:  # type checkers accept no computed Literal
     PolicyChoice: TypeAlias = Any
@@ -193,16 +192,19 @@ _KERNELS = {
     "help": "CPU kernels: auto uses specdec's own where they work, off uses llama.cpp's.",
 }
 KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
-_DEVICE = {
-    "help": "On a Mac: run the models on the GPU (metal), on the CPU, or each where it is faster (auto)."
+_DEVICE: dict[str, Any] = {
+    "metavar": "auto|gpu|cpu|NAME",
+    "help": "Where the models run: on the CPU, on a GPU, or each where it is faster (auto); specdec doctor "
+    "shows the names of GPUs.",
+    "autocompletion": completion.devices,
 }
-DeviceOption = Annotated[DeviceChoice, Option(**_DEVICE)]
+DeviceOption = Annotated[str, Option(**_DEVICE)]
 CacheTypeOption = Annotated[CacheChoice, Option(help="Precision of the KV caches.")]
 LaterContextOption = Annotated[
     int, Option(min=1, max=1 << 24, help="Context size of later sessions, in tokens.")
 ]
 YesOption = Annotated[bool, Option("--yes", "-y", help="Delete without asking.")]
-GPU_LAYERS_HELP = "Number of layers on the GPU; a negative number means all (default: depends on --device)."
+GPU_LAYERS_HELP = "Number of layers on the GPU; −1: as many as fit (default: depends on --device)."
 GpuLayersOption = Annotated[int | None, Option(help=GPU_LAYERS_HELP)]
 
 
@@ -220,7 +222,15 @@ class ModelOptions:
     threads: Annotated[
         int | None, _Machine("--threads", "-t", help="Number of threads (default: one per usable core).")
     ] = None
-    device: Annotated[DeviceChoice, _Machine(**_DEVICE)] = "auto"
+    device: Annotated[str, _Machine(**_DEVICE)] = "auto"
+    draft_device: Annotated[
+        str,
+        _Machine(
+            metavar="auto|gpu|cpu|NAME",
+            help="Where the draft model runs (default: as --device).",
+            autocompletion=completion.devices,
+        ),
+    ] = "auto"
     gpu_layers: Annotated[int | None, _Machine("--gpu-layers", "-ngl", help=GPU_LAYERS_HELP)] = None
     cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
     kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.llama.devices import check_device, fixed_gpu_layers
+from spec_local.llama.devices import AUTO, check_device, fixed_offload
+from spec_local.llama.fitting import fit_easily
 from spec_local.models.names import FOUND_DRAFT, NO_DRAFT
 from spec_local.models.sampling_defaults import sampling_defaults
 from spec_local.opening.preload import preload
@@ -37,11 +38,12 @@ def open_session(
     names = " and ".join(terminal.visible(path.name) for path in files if path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(waiting.line(f"loading {names} …"))
-        layers = fixed_gpu_layers(models.device, models.gpu_layers, _workers(models))
-        if layers is not None and not models.workers:
-            paths = [path for path in files if path]
+        offload = fixed_offload(models.device, models.gpu_layers, _workers(models))
+        paths = [path for path in files if path]
+        as_main = models.draft_device == AUTO
+        if offload and as_main and not models.workers and fit_easily(paths, offload):
             mtp = models.drafting and not files[1]
-            stack.enter_context(preload(paths, gpu_layers=layers, load_mtp=mtp, log=render.note))
+            stack.enter_context(preload(paths, offload=offload, load_mtp=mtp, log=render.note))
         from spec_local.session import Session  # takes as long as loading a model, which happens meanwhile
 
         session = Session.open(**session_arguments(models, files, parallel=parallel), log=render.note)
@@ -79,6 +81,7 @@ def session_arguments(
     """Return the arguments of `Session.open`, except `log`; see `open_session`."""
     workers = _workers(models)
     check_device(models.device, models.gpu_layers, workers)
+    check_device(models.draft_device, setting="draft_device")
     main, draft = files
     cache = models.prompt_cache
     return {
@@ -87,6 +90,7 @@ def session_arguments(
         "n_ctx": models.ctx,
         "threads": models.threads,
         "device": models.device,
+        "draft_device": models.draft_device,
         "gpu_layers": models.gpu_layers,
         "cache_type": models.cache_type,
         "branches": 1 if models.shape == "chain" else MAX_DRAFT,

@@ -11,7 +11,7 @@ from spec_local.calibration.placement import DeviceCosts, choose
 from spec_local.calibration.tuning import Measurement, chain_plans, thread_choices
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.llama.devices import DEVICES, GPU_LAYERS, fixed_gpu_layers
+from spec_local.llama.devices import CPU, Offload, candidates, fixed_offload
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.model import Model
 from spec_local.llama.setup.probe import check_model_file
@@ -42,18 +42,18 @@ def tune(options: TuneOptions) -> None:
     ):
         if not 1 <= value <= high:
             raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
-    layers = fixed_gpu_layers(options.device, options.gpu_layers)
+    offload = fixed_offload(options.device, options.gpu_layers)
     drafting = draft != NO_DRAFT
     main_file, draft_file = resolve_pair(main, draft if drafting else None, drafting=drafting)
     job = _Job(main, main_file, draft_file, drafting, options)
-    if layers is not None:
-        _tune(job, layers, choices)
+    if offload:
+        _tune(job, offload, choices)
         return
     costs, max_draft = {}, MAX_CALLS
-    for each in DEVICES:
+    for each, place in candidates().items():
         # The speed of the GPU does not depend on the number of threads.
-        on_device = choices if options.threads or each == "cpu" else [default_threads()]
-        costs[each], max_draft = _tune(job, GPU_LAYERS[each], on_device, f": {each}")
+        on_device = choices if options.threads or each == CPU else [default_threads()]
+        costs[each], max_draft = _tune(job, place, on_device, f": {each}")
     _show("## Device", *choose(costs, max_draft).sentences())
 
 
@@ -68,8 +68,8 @@ class _Job:
     options: TuneOptions
 
 
-def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> tuple[DeviceCosts, int]:
-    """Measure the models with this number of layers on the GPU, and show the tables.
+def _tune(job: _Job, offload: Offload, threads: list[int], device: str = "") -> tuple[DeviceCosts, int]:
+    """Measure the models on a device, and show the tables.
 
     Args:
         device: the end of the title.
@@ -80,11 +80,11 @@ def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> t
     """
     with ExitStack() as stack:
         main_file, draft_file = job.main_file, job.draft_file
-        main_model = _opened(main_file, gpu_layers, stack, load_mtp=job.drafting and not draft_file)
-        draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
+        main_model = _opened(main_file, offload, stack, load_mtp=job.drafting and not draft_file)
+        draft_model = _opened(draft_file, offload, stack) if draft_file else None
         head = choose_head(main_model, draft_model, log=render.note) if job.drafting else None
         if head and draft_file:
-            check_model_file(draft_file, gpu_layers=gpu_layers, main=main_file, log=render.note)
+            check_model_file(draft_file, offload=offload, main=main_file, log=render.note)
         programs = OtherPrograms()
         mains = _tuned(job, main_model, threads, MAX_DRAFT + 1, head)
         best = min(mains, key=lambda t: t.costs.seconds(1))
@@ -119,10 +119,10 @@ def _tune(job: _Job, gpu_layers: int, threads: list[int], device: str = "") -> t
         return DeviceCosts(best.costs, of_draft, is_head=best.head is not None), max_draft
 
 
-def _opened(path: Path, gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> Model:
+def _opened(path: Path, offload: Offload, stack: ExitStack, *, load_mtp: bool = False) -> Model:
     with waiting.line(f"loading {terminal.visible(path.name)} …"):
-        check_model_file(path, gpu_layers=gpu_layers, log=render.note)
-        model = Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp)
+        check_model_file(path, offload=offload, log=render.note)
+        model = Model(path, offload=offload, load_mtp=load_mtp)
     stack.callback(model.close)
     return model
 

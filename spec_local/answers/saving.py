@@ -136,7 +136,7 @@ def conditions(sequence: LlamaSequence) -> dict[str, object]:
         "kernels": kernels.identity(),
         "cache type": sequence.cache_type,
         "flash attention": sequence.flash_attention,
-        "gpu layers": model.gpu_layers,
+        "offload": str(model.offload),
         "is extended": sequence.n_ctx > (model.n_ctx_original or sequence.n_ctx),
         "padded calls": bool(sequence.pad_to),
     }

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
+from spec_local.llama.devices import Offload
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.runtime import fingerprint
 from spec_local.llama.sequence import LlamaSequence
@@ -60,7 +61,7 @@ class Conditions:
     """
 
     path: Path
-    gpu_layers: int
+    offload: Offload
     threads: int
     n_ctx: int
     cache_type: str = "f16"
@@ -75,7 +76,7 @@ class Conditions:
         """The conditions of a context."""
         return cls(
             sequence.model.path,
-            sequence.model.gpu_layers,
+            sequence.model.offload,
             sequence.threads,
             sequence.n_ctx,
             sequence.cache_type,
@@ -96,7 +97,7 @@ def path_of(conditions: LlamaSequence | HeadSequence | Conditions) -> Path:
     known = _conditions(conditions)
     name = fingerprint(
         known.path,
-        known.gpu_layers,
+        str(known.offload),
         known.threads,
         known.n_ctx,
         known.cache_type,

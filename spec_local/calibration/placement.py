@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from spec_local.calibration.tuning import chain_plans
-from spec_local.llama.devices import DEVICES, Device
+from spec_local.llama.devices import CPU
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts
 
@@ -13,29 +13,19 @@ _T = TypeVar("_T")
 ACCEPTANCE_RATE = 0.8
 """Assumed for the expected speeds with drafts."""
 _EQUAL = 0.03  # a share: differences up to this are within the error of the costs
-NAMES: Mapping[Device, str] = {"metal": "Metal", "cpu": "CPU"}
-"""As people call them."""
-_ON: Mapping[Device, str] = {"metal": "on Metal", "cpu": "on the CPU"}
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device of each model."""
+    """The device of each model, by its name."""
 
-    main: Device
-    draft: Device
+    main: str
+    draft: str
 
     def __str__(self) -> str:
         if self.main == self.draft:
-            return f"both {_ON[self.main]}"
-        return f"main {_ON[self.main]}, draft {_ON[self.draft]}"
-
-
-PLACEMENTS = (
-    *(Placement(device, device) for device in DEVICES),
-    *(Placement(main, draft) for main in DEVICES for draft in DEVICES if main != draft),
-)
-"""Simple ones first, which are preferred to others of the same speed."""
+            return f"both on {shown(self.main)}"
+        return f"main on {shown(self.main)}, draft on {shown(self.draft)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +48,11 @@ class PlacementChoice:
     empty: no model drafts.
     """
 
-    plain: Mapping[Device, float]
+    plain: Mapping[str, float]
     drafting: Mapping[Placement, float]
 
     @property
-    def fastest_plain(self) -> Device:
+    def fastest_plain(self) -> str:
         """The device on which plain decoding is fastest."""
         return _fastest(self.plain)
 
@@ -76,40 +66,45 @@ class PlacementChoice:
     def sentences(self) -> list[str]:
         """Return which device is the fastest for plain decoding, and which placement with drafts."""
         device = self.fastest_plain
-        others = [f"{NAMES[each]} {_shown(speed)}" for each, speed in self.plain.items() if each != device]
-        speeds = "; ".join([f"{_shown(self.plain[device])} tokens/s", *others])
-        lines = [f"Plain decoding is fastest {_ON[device]} ({speeds})."]
+        others = [f"{shown(each)} {_rate(speed)}" for each, speed in self.plain.items() if each != device]
+        speeds = "; ".join([f"{_rate(self.plain[device])} tokens/s", *others])
+        lines = [f"Plain decoding is fastest on {shown(device)} ({speeds})."]
         if self.drafting:
             best, expected = self.best, f"tokens/s expected at {ACCEPTANCE_RATE:g} acceptance"
             slower = sorted((p for p in self.drafting if p != best), key=lambda p: -self.drafting[p])
             speeds = "; ".join(
                 [
-                    f"{_shown(self.drafting[best])} {expected}",
-                    *(f"{each} {_shown(self.drafting[each])}" for each in slower),
+                    f"{_rate(self.drafting[best])} {expected}",
+                    *(f"{each} {_rate(self.drafting[each])}" for each in slower),
                 ]
             )
             lines.append(f"With drafts: {best} ({speeds}).")
         return lines
 
 
-def choose(costs: Mapping[Device, DeviceCosts], max_draft: int = MAX_CALLS) -> PlacementChoice:
+def shown(device: str) -> str:
+    """A device's name in a sentence."""
+    return "the CPU" if device == CPU else device
+
+
+def choose(costs: Mapping[str, DeviceCosts], max_draft: int = MAX_CALLS) -> PlacementChoice:
     """Compare all placements whose costs are known.
 
     The models are called in turns, whichever devices they are on, so that a step takes the sum of their
     times: a draft model does not draft while the main model verifies.
 
     Args:
-        costs: at least those of one device.
+        costs: at least those of one device; preferred ones first, of the same speed.
         max_draft: maximum number of draft tokens per step.
     """
-    plain = {device: 1.0 / costs[device].main.seconds(1) for device in DEVICES if device in costs}
+    plain = {device: 1.0 / each.main.seconds(1) for device, each in costs.items()}
     drafting = {}
-    for each in PLACEMENTS:
-        if each.main in costs and each.draft in costs:
-            main, drafter = costs[each.main].main, costs[each.draft]
-            if drafter.draft and (each.main == each.draft or not drafter.is_head):
-                plan = chain_plans(main, drafter.draft, [ACCEPTANCE_RATE], max_draft)[0]
-                drafting[each] = plan.speed
+    pairs = [(main, draft) for main in costs for draft in costs]
+    for main, draft in sorted(pairs, key=lambda pair: pair[0] != pair[1]):  # simple ones first
+        drafter = costs[draft]
+        if drafter.draft and (main == draft or not drafter.is_head):
+            plan = chain_plans(costs[main].main, drafter.draft, [ACCEPTANCE_RATE], max_draft)[0]
+            drafting[Placement(main, draft)] = plan.speed
     return PlacementChoice(plain, drafting)
 
 
@@ -119,5 +114,5 @@ def _fastest(speeds: Mapping[_T, float]) -> _T:
     return next(each for each, speed in speeds.items() if speed >= least)
 
 
-def _shown(speed: float) -> str:
+def _rate(speed: float) -> str:
     return f"{speed:.0f}" if speed >= 10.0 else f"{speed:.1f}"

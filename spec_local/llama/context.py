@@ -163,6 +163,8 @@ class LlamaContext(NativeContext):
         params.n_seq_max = n_sequences
         params.n_rs_seq = max_rollback
         params.kv_unified = unified
+        if pad_to:
+            params.op_offload = False  # a GPU would compute large calls of a model in main memory
         self._capture = hidden.capture(model, self._max_span) if hidden else None
         if self._capture:
             self._capture.prepare(params)

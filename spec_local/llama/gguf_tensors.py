@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from spec_local.llama import runtime
 
 _ARRAY = 9  # GGUF_TYPE_ARRAY
+_LAYER = re.compile(r"blk\.(\d+)\.")
 # Types of metadata that are integers or booleans, by GGUF's number.
 _INTEGERS: dict[int, Any] = {
     0: ctypes.c_uint8,
@@ -56,6 +57,25 @@ def bytes_by_type(path: Path) -> dict[str, int]:
             name = gguf.ggml_type_name(gguf.gguf_get_tensor_type(file, i)).decode().upper()
             found[name] = found.get(name, 0) + gguf.gguf_get_tensor_size(file, i)
     return found
+
+
+def bytes_by_layer(path: Path, n_layers: int) -> tuple[list[int], int]:
+    """Bytes of the tensors of each layer, and of the output matrix with its norm.
+
+    If a file has no output matrix, that of the token embeddings is the output matrix, too.
+
+    path: the first part of a valid model.
+    """
+    layers, sizes = [0] * n_layers, {"output": 0, "token_embd": 0}
+    for part in parts(path):
+        with _opened(part) as (gguf, file):
+            for i in range(gguf.gguf_get_n_tensors(file)):
+                name, size = gguf.gguf_get_tensor_name(file, i).decode(), gguf.gguf_get_tensor_size(file, i)
+                if (found := _LAYER.match(name)) and int(found[1]) < n_layers:
+                    layers[int(found[1])] += size
+                else:
+                    sizes[name.partition(".")[0]] = size
+    return layers, sizes["output"] or sizes["token_embd"]
 
 
 def numbers(path: Path, key: str, n: int) -> list[int] | None:
@@ -151,6 +171,7 @@ def _functions() -> Any:
         ("get_arr_data", ctypes.c_void_p, [file, index]),
         ("get_n_tensors", index, [file]),
         ("find_tensor", index, [file, ctypes.c_char_p]),
+        ("get_tensor_name", ctypes.c_char_p, [file, index]),
         ("get_tensor_type", ctypes.c_int, [file, index]),
         ("get_tensor_offset", ctypes.c_size_t, [file, index]),
         ("get_tensor_size", ctypes.c_size_t, [file, index]),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from spec_local.errors import ModelError
 from spec_local.images.image import Image
 from spec_local.llama import runtime
+from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
 from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.model_file import check_header, failure
@@ -47,7 +48,8 @@ class Model:
 
     Args:
         path: the file; for a split model, its first part.
-        gpu_layers: number of layers to offload to the GPU; negative means all. Ignored without a GPU.
+        offload: where its layers run; on the CPU without a GPU.
+        n_offloaded: number of layers on GPUs, where fewer fit than `offload` asks for.
         weights: False reads only the header; such a model has all properties below, but cannot be evaluated.
         workers: addresses of workers that hold the layers that are offloaded, with this machine's GPUs; see
             `spec_local.llama.workers`.
@@ -67,13 +69,16 @@ class Model:
         self,
         path: Path | str,
         *,
-        gpu_layers: int = -1,
+        offload: Offload = OFFLOADED,
+        n_offloaded: int | None = None,
         weights: bool = True,
         load_mtp: bool = False,
         workers: Sequence[str] = (),
     ) -> None:
-        self.path, self.gpu_layers, self._has_weights = Path(path), gpu_layers, weights
+        self.path, self.offload, self._has_weights = Path(path), offload, weights
         self.workers = tuple(workers)
+        self.n_offloaded = offload.layers if n_offloaded is None else n_offloaded
+        self._gpus = usable_gpus(offload)
         self.projector: ImageReader | None = None
         """Reads images for it; None: it reads only text."""
         check_header(self.path)
@@ -100,12 +105,14 @@ class Model:
     def _load(self, load_mtp: bool) -> NativeObject:
         lib, self._load_mtp = self._lib, load_mtp
         params = lib.llama_model_default_params()
-        params.n_gpu_layers = max(-1, min(self.gpu_layers, 2**31 - 1))
+        params.n_gpu_layers = max(-1, min(self.n_offloaded, 2**31 - 1))
         params.load_mtp = load_mtp
-        # Otherwise llama.cpp keeps what is not on a GPU in memory that the GPU can read, for which neither
-        # specdec's CPU kernels nor its own repack it.
+        # Otherwise layers that are not on a GPU are in memory that the GPU can read, for which neither specdec's
+        # CPU kernels nor llama.cpp's own repack them.
         params.no_host = True
-        devices = devices_of(self.workers)
+        # With an empty list, llama.cpp does not even prepare a GPU.
+        is_chosen = self.offload.gpu or not self.offload.layers
+        devices = devices_of(self.workers, [gpu.pointer for gpu in self._gpus] if is_chosen else None)
         params.devices = ctypes.cast(devices, ctypes.c_void_p)
         if not self._has_weights:
             # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
@@ -194,16 +201,20 @@ class Model:
     @property
     def is_on_gpu(self) -> bool:
         """True if a GPU, or another machine, holds some of its layers."""
-        return bool(self.workers or (self.gpu_layers and runtime.gpus()))
+        return bool(self.workers or (self._gpus and self.n_offloaded))
+
+    @property
+    def uses_cpu(self) -> bool:
+        """True if this machine's CPU computes some of its layers."""
+        return not self.is_on_gpu or 0 <= self.n_offloaded <= self.n_layers
 
     @property
     def device(self) -> str:
-        """The backends that compute its layers, as llama.cpp names them, such as ``Vulkan``."""
-        if not self.is_on_gpu:
+        """Where its layers run on this machine, such as ``CPU`` or ``vulkan0 (20 of 33 layers)``."""
+        if not self._gpus or not self.n_offloaded:
             return "CPU"
-        names = [*["RPC"] * bool(self.workers), *dict.fromkeys(runtime.gpus().values())]
-        is_divided = 0 < self.gpu_layers <= self.n_layers  # the output matrix counts as a layer
-        return " and ".join([*names, *["CPU"] * is_divided])
+        names, n = " and ".join(gpu.name for gpu in self._gpus), self.n_layers + 1  # and the output matrix
+        return f"{names} ({self.n_offloaded} of {n} layers)" if self.uses_cpu else names
 
     @property
     def name(self) -> str:

@@ -194,8 +194,6 @@ class NativeContext:
         self.is_limited = False
         self.lib = lib = runtime.library()
         params.n_threads = params.n_threads_batch = threads
-        if not model.is_on_gpu:
-            params.op_offload = False  # a GPU would compute large calls of a model in main memory
         params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
         if flash_attention is not None:

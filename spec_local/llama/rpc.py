@@ -101,7 +101,7 @@ def load() -> Any:
     path = built()
     if not path:
         raise BackendError("llama.cpp's RPC backend is missing: run specdec doctor --fix rpc")
-    functions = runtime.library()._lib  # looks in the ggml that llama.cpp is linked to, too
+    functions = runtime.ggml()
     pointer = ctypes.c_void_p
     for name, result, *arguments in (
         ("ggml_backend_load", pointer, ctypes.c_char_p),
@@ -109,7 +109,6 @@ def load() -> Any:
         ("ggml_backend_register", None, pointer),
         ("ggml_backend_reg_dev_count", ctypes.c_size_t, pointer),
         ("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t),
-        ("ggml_backend_dev_by_type", pointer, ctypes.c_int),
         ("ggml_set_abort_callback", pointer, pointer),
     ):
         function = getattr(functions, name)

@@ -26,8 +26,6 @@ from spec_local.system import machine
 
 # ggml_log_level of the bundled llama.cpp; the constants in llama-cpp-python are outdated.
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
-# ggml_backend_dev_type: with memory of their own; with that of the processor, used where there is no other.
-_GPUS = (1, 2)
 
 
 class _Log(threading.local):
@@ -125,37 +123,25 @@ def suppressed_tokens() -> Any:
 
 @functools.cache
 def ggml() -> Any:
-    """Return functions of ggml for tensors and devices, from the library that llama.cpp itself uses."""
+    """Return the functions of ggml that read tensors and list devices, from llama.cpp's own library."""
     functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too
-    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    sizes = ctypes.POINTER(size)
     for name, result, *arguments in (
-        ("ggml_get_name", text, pointer),
+        ("ggml_get_name", ctypes.c_char_p, pointer),
         ("ggml_nbytes", size, pointer),
         ("ggml_backend_tensor_get", None, pointer, pointer, size, size),
         ("ggml_backend_dev_count", size),
         ("ggml_backend_dev_get", pointer, size),
         ("ggml_backend_dev_type", ctypes.c_int, pointer),
-        ("ggml_backend_dev_backend_reg", pointer, pointer),
-        ("ggml_backend_reg_name", text, pointer),
+        ("ggml_backend_dev_by_type", pointer, ctypes.c_int),
+        ("ggml_backend_dev_name", ctypes.c_char_p, pointer),
+        ("ggml_backend_dev_description", ctypes.c_char_p, pointer),
+        ("ggml_backend_dev_memory", None, pointer, sizes, sizes),
     ):
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
     return functions
-
-
-def gpus() -> dict[int, str]:
-    """Return pointers to the GPUs that llama.cpp uses here, each with its backend's name, such as ``Vulkan``.
-
-    Workers on other machines are devices of the same type, and not among them.
-    """
-    functions = ggml()
-    found: dict[int, dict[int, str]] = {kind: {} for kind in _GPUS}
-    for i in range(functions.ggml_backend_dev_count()):
-        device = functions.ggml_backend_dev_get(i)
-        backend = functions.ggml_backend_reg_name(functions.ggml_backend_dev_backend_reg(device)).decode()
-        if backend != "RPC":
-            found.get(functions.ggml_backend_dev_type(device), {})[device] = backend
-    return next(filter(None, found.values()), {})
 
 
 @contextlib.contextmanager

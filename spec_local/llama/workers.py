@@ -21,11 +21,10 @@ from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import rpc as rpc_backend
-from spec_local.llama import runtime
 
 PORT = 50052
 """The port of a worker, as that of llama.cpp's rpc-server."""
-_CPU = 0  # ggml_backend_dev_type
+_CPU, _GPUS = 0, (1, 2)  # ggml_backend_dev_type
 _CONNECT_S = 5.0
 _START = "start specdec worker there, or correct `workers`"
 # The first message of llama.cpp's RPC protocol: its command, the size of what follows, and what the client
@@ -251,7 +250,8 @@ class _Devices:
                 check_ready(address)
         if self._local is None:
             functions.ggml_set_abort_callback(_SAY_NOTHING)
-            self._local = list(runtime.gpus())
+            found = map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count()))
+            self._local = [d for d in found if functions.ggml_backend_dev_type(d) in _GPUS]
         for address in addresses:
             if address not in self._remote:
                 watch.add(address)
@@ -271,15 +271,19 @@ class _Devices:
 _devices = _Devices()
 
 
-def devices(addresses: Sequence[str]) -> Any:
+def devices(addresses: Sequence[str], gpus: Sequence[int] | None = None) -> Any:
     """The value of llama_model_params.devices for a model on these workers, or on this machine alone.
 
     A registered worker becomes a default device: from then on, models of this machine need a list, too.
 
+    Args:
+        gpus: pointers to those of this machine that a model without workers uses; None: llama.cpp's choice.
+
     Raises:
         BackendError: see `_Devices.of`.
     """
-    found = _devices.of(addresses) if addresses else _devices.local()
+    found = gpus if gpus is not None else _devices.local()
+    found = _devices.of(addresses) if addresses else found
     return None if found is None else (ctypes.c_void_p * (len(found) + 1))(*found, None)
 
 
@@ -292,7 +296,9 @@ def serve(host: str, port: int, threads: int) -> None:
         BackendError: there is no RPC backend, or the address is in use.
     """
     functions = rpc_backend.load()
-    used = list(runtime.gpus()) or [functions.ggml_backend_dev_by_type(_CPU)]
+    found = list(map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count())))
+    used = [d for d in found if functions.ggml_backend_dev_type(d) in _GPUS]
+    used = used or [functions.ggml_backend_dev_by_type(_CPU)]
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         opened = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         opened.bind((host, port))

@@ -9,9 +9,9 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions, StoredCosts
 from spec_local.calibration.known_costs import ON_CPU, ON_GPU
 from spec_local.calibration.tuning import chain_plans
-from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
+from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.memory import free_memory
@@ -132,14 +132,14 @@ def check(
     *,
     n_ctx: int = 4096,
     threads: int | None = None,
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     cache_type: str = "f16",
 ) -> Report:
     """Check a pair without loading weights.
 
     Args:
         n_ctx: context length in tokens, at most what each model was trained for.
-        threads, gpu_layers, cache_type: settings of the sessions whose measured costs are used.
+        threads, offload, cache_type: settings of the sessions whose measured costs are used.
 
     Raises:
         ModelFileError: a file cannot be read.
@@ -165,7 +165,7 @@ def check(
     for model in models:
         model.close()
     threads = threads or default_threads()
-    conditions = [Conditions(m.path, gpu_layers, threads, m.n_ctx, cache_type) for m in members]
+    conditions = [Conditions(m.path, offload, threads, m.n_ctx, cache_type) for m in members]
     if head:  # one that drafts blocks drafts trees with them
         conditions[1] = replace(conditions[1], is_head=True, branching=head.drafts_blocks)
     expected = expectation(
@@ -250,8 +250,7 @@ def expectation(
         return Expectation(expected_speedups(of_main, of_draft, acceptance_rates, max_draft), True)
     if share is None:
         return None
-    is_on_gpu = main.workers or (main.gpu_layers and runtime.gpus())
-    usual = ON_GPU if is_on_gpu else ON_CPU
+    usual = ON_GPU if main.workers or usable_gpus(main.offload) else ON_CPU
     of_main = of_main or CostModel({1: 1.0}, usual)
     estimated = CostModel({1: share * of_main.seconds(1)}, usual)
     return Expectation(expected_speedups(of_main, estimated, acceptance_rates, max_draft), False)

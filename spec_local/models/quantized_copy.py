@@ -13,6 +13,7 @@ from pathlib import Path
 
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
+from spec_local.llama.devices import OFFLOADED, Offload
 from spec_local.llama.headers import open_header
 from spec_local.models import ollama
 from spec_local.models.pairs import Expectation, expectation
@@ -56,7 +57,7 @@ def plan(
     force: bool = False,
     n_ctx: int = 4096,
     threads: int | None = None,
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     cache_type: str = "f16",
 ) -> CopyPlan:
     """Check whether a copy is possible, and estimate its gain; nothing is written.
@@ -67,7 +68,7 @@ def plan(
         target: the file to write; None: beside the source, named after it and the kind.
         main: the model that the copy drafts for; None: the source.
         force: overwrite an existing file.
-        n_ctx, threads, gpu_layers, cache_type: settings of the sessions whose measured costs are used.
+        n_ctx, threads, offload, cache_type: settings of the sessions whose measured costs are used.
 
     Raises:
         InvalidRequest: the target exists, or is the source; or ollama keeps the source, which deletes files
@@ -84,7 +85,7 @@ def plan(
     def size_and_conditions(path: Path) -> tuple[int, Conditions]:
         with closing(open_header(path)) as model:
             size, length = model.size, model.n_ctx(n_ctx)
-        return size, Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
+        return size, Conditions(path, offload, threads or default_threads(), length, cache_type)
 
     source_size, drafting = size_and_conditions(source)
     main_size, verifying = size_and_conditions(main) if main else (source_size, drafting)

@@ -15,6 +15,8 @@ from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLoca
 from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
+from spec_local.llama.devices import Offload, usable_gpus
+from spec_local.llama.fitting import n_that_fit
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
@@ -46,15 +48,15 @@ OF_A_HEAD = (*_OF_THE_FILE, BackendCrash)
 class LoadSettings:
     """See `spec_local.session.Session.open`. workers: their addresses, checked.
 
-    gpu_layers, draft_gpu_layers: of the main model, and of the draft model or head.
+    offload, draft_offload: of the main model, and of the draft model; a head runs where the main model does.
     find_draft: without a draft, and without layers for multi-token prediction, look for one on this machine.
     mmproj: the main model's projector.
     """
 
     n_ctx: int | None
     threads: int | None
-    gpu_layers: int
-    draft_gpu_layers: int
+    offload: Offload
+    draft_offload: Offload
     cache_type: str
     branches: int
     reproducible: bool
@@ -89,11 +91,12 @@ def load(
     """
     with ExitStack() as stack:
         free = free_memory()
-        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft)
+        of_draft = draft.stat().st_size if draft and settings.draft_offload == settings.offload else 0
+        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, reserved=of_draft)
         if settings.mmproj:
             kind = describe(settings.mmproj).type
             check = functools.partial(
-                check_projector_file, settings.mmproj, main, gpu_layers=settings.gpu_layers, log=log
+                check_projector_file, settings.mmproj, main, offload=settings.offload, log=log
             )
             threads = settings.threads or default_threads()
             model.projector = Projector(settings.mmproj, model, kind, threads, check)
@@ -125,15 +128,15 @@ def _load_found(
     needed += projector_bytes(settings.mmproj)
     conditions = Conditions(
         main.path,
-        settings.gpu_layers,
+        settings.offload,
         settings.threads or default_threads(),
         main.n_ctx(wanted),
         settings.cache_type,
         workers=settings.workers,
     )
     # llama.cpp itself reports that a GPU's own memory is too small.
-    has_own_memory = runtime.gpus() and sys.platform != "darwin"
-    spare = sys.maxsize if has_own_memory and settings.gpu_layers else free - needed
+    used = usable_gpus(settings.offload)
+    spare = sys.maxsize if used and not any(gpu.is_integrated for gpu in used) else free - needed
     quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
     for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
         try:
@@ -170,12 +173,12 @@ def _load_sequences(
     with ExitStack() as stack:
         models = [main]
         if draft:
-            of_draft = replace(settings, gpu_layers=settings.draft_gpu_layers, workers=())
+            of_draft = replace(settings, offload=settings.draft_offload, workers=())
             models.append(_model(draft, of_draft, log, stack))
         head = choose_head(*models, log=(lambda line: None) if found else log)
         if head and draft:
             if not settings.workers:
-                check_model_file(draft, gpu_layers=settings.gpu_layers, main=main.path, log=log)
+                check_model_file(draft, offload=settings.offload, main=main.path, log=log)
             del models[1:]
         elif found and not found.is_of_pair and (why := difference(*(m.vocabulary for m in models))):
             raise VocabularyMismatch(f"another vocabulary ({why})")
@@ -206,13 +209,18 @@ def _model(
     stack: ExitStack,
     *,
     load_mtp: bool = False,
+    reserved: int = 0,
 ) -> Model:
-    workers = settings.workers
-    model = None if workers else take(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp)
+    """Load a model; reserved: bytes on the same GPUs for another one."""
+    workers, offload, n = settings.workers, settings.offload, None
+    model = None if workers else take(path, offload=offload, load_mtp=load_mtp)
     if not model:
         if not workers:  # the memory of this machine may be too small for what workers hold
-            check_model_file(path, gpu_layers=settings.gpu_layers, log=log)
-        model = Model(path, gpu_layers=settings.gpu_layers, load_mtp=load_mtp, workers=workers)
+            check_model_file(path, offload=offload, log=log)
+            n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), reserved)
+        model = Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp, workers=workers)
+        if n is not None:
+            log(f"{path.name}: {model.device}, as the memory is too small for more; the others on the CPU")
     stack.callback(model.close)
     return model
 
@@ -249,6 +257,12 @@ def _contexts(
             stack.callback(sequence.close)
         found.append(opened)
     return found
+
+
+def _context_bytes(header: Model, settings: LoadSettings) -> int:
+    """Bytes of the caches of all sequences."""
+    length = header.n_ctx(settings.n_ctx or DEFAULT_CONTEXT)
+    return header.kv_bytes(length, CACHE_TYPES.get(settings.cache_type, 2.0)) * (settings.parallel or 1)
 
 
 def sequence_bytes(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:

@@ -51,7 +51,7 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     from itertools import islice
 
     from spec_local.calibration.cost_store import Conditions
-    from spec_local.llama.devices import GPU_LAYERS
+    from spec_local.llama.devices import AUTO, offload_of
     from spec_local.llama.heads.choose import choose_head
     from spec_local.llama.model import Model
     from spec_local.models.pairs import OVERHEAD
@@ -61,13 +61,12 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     from spec_local.system.machine import default_threads
 
     draft, wanted = session["draft"], session["n_ctx"] or DEFAULT_CONTEXT
-    gpu_layers = session["gpu_layers"]
     main = Model(session["main"], weights=False, load_mtp=draft == FOUND_DRAFT)
     models = [main]
     if draft == FOUND_DRAFT and not choose_head(main):
         conditions = Conditions(
             main.path,
-            GPU_LAYERS.get(session["device"], -1) if gpu_layers is None else gpu_layers,
+            offload_of(session.get("device", AUTO), session["gpu_layers"]),
             session["threads"] or default_threads(),
             main.n_ctx(wanted),
             session["cache_type"],

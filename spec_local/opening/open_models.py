@@ -9,7 +9,7 @@ from typing import Literal
 from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
-from spec_local.llama.devices import GPU_LAYERS, DeviceOption, fixed_gpu_layers
+from spec_local.llama.devices import AUTO, OFFLOADED, ON_CPU, fixed_offload
 from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, resolve_pair
 from spec_local.models.projectors import resolve_projector
 from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Sequences, load
@@ -24,7 +24,7 @@ class OpenOptions:
 
     n_ctx: int | None
     threads: int | None
-    device: DeviceOption
+    device: str
     gpu_layers: int | None
     cache_type: str
     branches: int
@@ -35,6 +35,7 @@ class OpenOptions:
     mtp: bool
     workers: tuple[str, ...]
     mmproj: Path | str = FOUND_PROJECTOR
+    draft_device: str = AUTO
 
     def check(self) -> None:
         """Raise InvalidRequest if a value is out of range, or excludes another one."""
@@ -69,17 +70,21 @@ def open_models(
         SpecLocalError: see `Session.open`.
     """
     options.check()
-    fixed = fixed_gpu_layers(options.device, options.gpu_layers, options.workers)
+    fixed = fixed_offload(options.device, options.gpu_layers, options.workers)
     if fixed is None and options.reproducible:
-        fixed = GPU_LAYERS["cpu"]  # works on no other device
-    layers = GPU_LAYERS["metal"] if fixed is None else fixed
+        fixed = ON_CPU  # works on no other device
+    of_draft = (
+        None if options.draft_device == AUTO else fixed_offload(options.draft_device, setting="draft_device")
+    )
+    if of_draft is not None and fixed is None:
+        fixed = OFFLOADED
     drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
     main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
     settings = LoadSettings(
         n_ctx=options.n_ctx,
         threads=options.threads,
-        gpu_layers=layers,
-        draft_gpu_layers=layers,
+        offload=fixed or OFFLOADED,
+        draft_offload=of_draft or fixed or OFFLOADED,
         cache_type=options.cache_type,
         branches=options.branches,
         reproducible=options.reproducible,

@@ -1,6 +1,6 @@
-"""Choose the devices of a session's models on a Mac: those that were measured as fastest, or are now."""
+"""Choose the devices of a session's models: those that were measured as fastest, or are now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +8,10 @@ from pathlib import Path
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.known_costs import KnownCosts
-from spec_local.calibration.placement import DeviceCosts, Placement, choose
+from spec_local.calibration.placement import DeviceCosts, choose, shown
 from spec_local.errors import SpecLocalError
 from spec_local.llama import gguf_header
-from spec_local.llama.devices import DEVICES, GPU_LAYERS, Device
+from spec_local.llama.devices import CPU, Offload, candidates
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.memory import free_memory
 from spec_local.opening.loading import DEFAULT_CONTEXT, LoadSettings, load
@@ -30,37 +30,46 @@ def placed(
     Args:
         log: called before a measurement, with its result, and if the models do not run on one of the devices.
     """
-    drafter = draft or _found(main, settings)
-    costs = {
-        device: known for device in DEVICES if (known := _stored(main, drafter, settings, device)) is not None
-    }
-    if len(costs) < len(DEVICES):
+    devices = candidates()
+    gpu = next(iter(devices))
+    drafter = draft or _found(main, settings, devices[gpu])
+    costs = {name: _stored(main, drafter, settings, device) for name, device in devices.items()}
+    if not all(costs.values()):
         names = " and ".join(path.name for path in (main, draft) if path)
-        log(f"measuring {names} on Metal and on the CPU (first use with these settings)")
-        for device in DEVICES:
-            if device not in costs and (found := _measured(main, draft, settings, device, log)):
-                costs[device] = found
-        if len(costs) == len(DEVICES):
-            for line in choose(costs).sentences():
+        log(f"measuring {names} on {shown(gpu)} and on {shown(CPU)} (first use with these settings)")
+        for name, device in devices.items():
+            costs[name] = costs[name] or _measured(main, draft, settings, device, name, log)
+        if all(costs.values()):
+            for line in choose(_known(costs)).sentences():
                 log(line)
-    if not costs:
+    if not (known := _known(costs)):
         return settings  # loading the models raises the error
-    best = choose(costs).best
-    return _on(settings, best)
+    best = choose(known).best
+    return replace(settings, offload=devices[best.main], draft_offload=devices[best.draft])
 
 
-def _on(settings: LoadSettings, placement: Placement) -> LoadSettings:
-    main, draft = GPU_LAYERS[placement.main], GPU_LAYERS[placement.draft]
-    return replace(settings, gpu_layers=main, draft_gpu_layers=draft)
+def _known(costs: Mapping[str, DeviceCosts | None]) -> dict[str, DeviceCosts]:
+    return {name: each for name, each in costs.items() if each}
 
 
 def _measured(
-    main: Path, draft: Path | None, settings: LoadSettings, device: Device, log: Callable[[str], None]
+    main: Path,
+    draft: Path | None,
+    settings: LoadSettings,
+    device: Offload,
+    name: str,
+    log: Callable[[str], None],
 ) -> DeviceCosts | None:
     """Load the models on a device, measure their costs, and store them; None: they do not run there."""
     # The costs of one answer with chains: those that reports use, too.
     alone = replace(
-        _on(settings, Placement(device, device)), parallel=1, branches=1, draft_vocab="auto", mmproj=None
+        settings,
+        offload=device,
+        draft_offload=device,
+        parallel=1,
+        branches=1,
+        draft_vocab="auto",
+        mmproj=None,
     )
     programs = OtherPrograms()
     try:
@@ -69,7 +78,7 @@ def _measured(
             sequence = sequences[0][1]
             of_main, of_draft = KnownCosts().measured(*sequences[0])
     except SpecLocalError as error:
-        log(f"`device={device}` cannot be used for these models: {error}")
+        log(f"`device={name}` cannot be used for these models: {error}")
         return None
     others = programs.cores()
     cost_store.save(_conditions(main, settings, device), of_main, others=others)
@@ -87,7 +96,7 @@ def _measured(
     return DeviceCosts(of_main, of_draft, isinstance(sequence, HeadSequence))
 
 
-def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Device) -> DeviceCosts | None:
+def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Offload) -> DeviceCosts | None:
     """The costs on a device that were measured earlier; None: some are missing."""
     of_main = cost_store.load(_conditions(main, settings, device))
     if not of_main:
@@ -99,7 +108,7 @@ def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Devi
     return None if draft else DeviceCosts(of_main)
 
 
-def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Device) -> CostModel | None:
+def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Offload) -> CostModel | None:
     """The costs of a head in this file, which may be that of the main model; None: there are none."""
     for drafts_blocks in (False, True):
         key = _of_head(head, main, settings, device, drafts_blocks=drafts_blocks)
@@ -110,35 +119,35 @@ def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Devi
 
 
 def _of_head(
-    head: Path, main: Path, settings: LoadSettings, device: Device, *, drafts_blocks: bool
+    head: Path, main: Path, settings: LoadSettings, device: Offload, *, drafts_blocks: bool
 ) -> Conditions:
     """The conditions of a head: its context is as long as that of the main model."""
     # One that drafts blocks drafts trees with them.
     return replace(_conditions(main, settings, device), path=head, is_head=True, branching=drafts_blocks)
 
 
-def _conditions(model: Path, settings: LoadSettings, device: Device) -> Conditions:
+def _conditions(model: Path, settings: LoadSettings, device: Offload) -> Conditions:
     """The conditions of one answer with this model on this device."""
     wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
     header = gguf_header.read_metadata(model)
     trained = header.get(f"{header.get('general.architecture')}.context_length")
     return Conditions(
         model,
-        GPU_LAYERS[device],
+        device,
         settings.threads or default_threads(),
         min(wanted, int(trained)) if trained else wanted,
         settings.cache_type,
     )
 
 
-def _found(main: Path, settings: LoadSettings) -> Path | None:
+def _found(main: Path, settings: LoadSettings, device: Offload) -> Path | None:
     """The draft that loading will probably find on this machine; None: it does not look for one."""
-    if not settings.find_draft or _stored_of_head(main, main, settings, "metal"):
+    if not settings.find_draft or _stored_of_head(main, main, settings, device):
         return None
     from spec_local.opening import drafters  # takes 30 ms
 
     spare = free_memory() - main.stat().st_size
-    for found in drafters.find_drafters(_conditions(main, settings, "metal"), spare):
+    for found in drafters.find_drafters(_conditions(main, settings, device), spare):
         with suppress(SpecLocalError):  # a damaged file is passed over by loading, too
             gguf_header.read_metadata(found.path)
             return found.path

@@ -10,30 +10,31 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from spec_local.llama import runtime
+from spec_local.llama.devices import Offload
 from spec_local.llama.model import Model
 from spec_local.llama.setup.probe import check_model_files
 
-_Arguments = tuple[Path, int, bool]  # of a model that is being loaded
+_Arguments = tuple[Path, Offload, bool]  # of a model that is being loaded
 _begun: dict[_Arguments, "Future[Model]"] = {}
 
 
 @contextlib.contextmanager
 def preload(
-    paths: Sequence[Path], *, gpu_layers: int, load_mtp: bool, log: Callable[[str], None]
+    paths: Sequence[Path], *, offload: Offload, load_mtp: bool, log: Callable[[str], None]
 ) -> Iterator[None]:
     """Check models, and load them for what is opened in this block, which gets the errors of loading.
 
     At the end of the block, models that nobody took are freed.
 
     Args:
-        gpu_layers, load_mtp: see `Model`.
+        offload, load_mtp: see `Model`.
         log: see `check_model_files`.
 
     Raises:
         ModelFileError, BackendCrash: see `check_model_files`.
     """
-    keys = [(path, gpu_layers, load_mtp) for path in dict.fromkeys(paths)]
-    check_model_files([path for path, *_ in keys], gpu_layers=gpu_layers, log=log)
+    keys = [(path, offload, load_mtp) for path in dict.fromkeys(paths)]
+    check_model_files([path for path, *_ in keys], offload=offload, log=log)
     runtime.library()
     begun: dict[_Arguments, Future[Model]] = {key: Future() for key in keys}
     _begun.update(begun)
@@ -51,21 +52,21 @@ def preload(
                 left.result().close()
 
 
-def take(path: Path, *, gpu_layers: int, load_mtp: bool) -> Model | None:
+def take(path: Path, *, offload: Offload, load_mtp: bool) -> Model | None:
     """The model that is being loaded with these arguments; None: none is.
 
     Raises:
         SpecLocalError: it failed.
     """
-    begun = _begun.pop((path, gpu_layers, load_mtp), None)
+    begun = _begun.pop((path, offload, load_mtp), None)
     if not begun:
         return None
     with runtime.deferred_signals():
         return begun.result()
 
 
-def _load(future: "Future[Model]", path: Path, gpu_layers: int, load_mtp: bool) -> None:
+def _load(future: "Future[Model]", path: Path, offload: Offload, load_mtp: bool) -> None:
     try:
-        future.set_result(Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp))
+        future.set_result(Model(path, offload=offload, load_mtp=load_mtp))
     except BaseException as error:
         future.set_exception(error)

@@ -77,11 +77,6 @@ def _macos_features(is_arm: bool) -> frozenset[str]:
     return frozenset(re.sub(r"sse4\.2", "sse4_2", output.lower()).split())
 
 
-def is_apple_silicon() -> bool:
-    """Return whether this is a Mac with one of Apple's own processors."""
-    return sys.platform == "darwin" and platform.machine() == "arm64"
-
-
 def default_threads() -> int:
     """Return the number of physical cores that may be used: most machines decode more slowly with more."""
     return usable_processors().cores

@@ -37,7 +37,7 @@ class DataStage:
         started = time.monotonic()
         source = self._fastest_copy()
         self._on_progress(Stage("generating training data"))
-        model = Model(source, gpu_layers=recipe.gpu_layers)
+        model = Model(source, offload=recipe.offload)
         generator = DataGenerator(
             model,
             recipe.folder / "data",
@@ -100,7 +100,7 @@ class DataStage:
             recipe.folder,
             n_parallel=self._n_parallel(recipe.main),
             threads=recipe.threads,
-            gpu_layers=recipe.gpu_layers,
+            offload=recipe.offload,
             on_progress=lambda kind, rate: self._on_progress(GenerationRate(kind, rate)),
         )
         journal.generator = "main" if source == recipe.main else source.name

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local import bfloat16
 from spec_local.errors import InvalidRequest
-from spec_local.training import bfloat16, shards
+from spec_local.training import shards
 from spec_local.training.initial_weights import Samples
 from spec_local.training.shards import Document
 

@@ -1,7 +1,7 @@
 """One round of training on the user's answers, in a process of its own, for a server that is idle.
 
 The process reads one line of JSON from its standard input: ``main``, ``draft`` (the head to continue, or
-null), ``threads``, ``gpu_layers`` and ``minutes``. It writes its progress as lines of JSON to its standard
+null), ``threads``, ``offload`` and ``minutes``. It writes its progress as lines of JSON to its standard
 output, ends at the end of its standard input, and resumes where it was when it is started again.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from spec_local.datastore.answer_store import answer_store_of
 from spec_local.errors import SpecLocalError
+from spec_local.llama.devices import Offload
 from spec_local.models.head_versions import Data, HeadVersions
 from spec_local.training import material, pipeline
 from spec_local.training.dataset import OWN
@@ -46,7 +47,7 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         learns=True,
         general=next(filter(None, map(general_data, earlier)), None),
         threads=options["threads"],
-        gpu_layers=options["gpu_layers"],
+        offload=Offload.parse(options["offload"]),
     )
     material.check(recipe)
     head = pipeline.run(recipe, UserTexts(), send.progress, answer_store_of(main))

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local import bfloat16
 from spec_local.errors import ModelError
 from spec_local.llama.gguf_tensors import floats, has_tensor, parts
 from spec_local.llama.model import Model
-from spec_local.training import bfloat16
 
 _EMBEDDINGS, _OUTPUT, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 

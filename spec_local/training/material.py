@@ -72,7 +72,7 @@ def check(recipe: Recipe) -> int:
             f"{format_size(recipe.max_bytes)} of disk space are too little for training data: "
             f"free some, or give `disk={1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g}` or more"
         )
-    model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
+    model = Model(recipe.main, offload=recipe.offload)
     row = open_sequence(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
     try:
         run(row.call([0] * 8, n_logits=1))
@@ -118,7 +118,7 @@ def gather(
         return lambda n_done, n: on_progress(Answering(what, n_done, n))
 
     threads, limits = recipe.threads, recipe.limits
-    model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
+    model = Model(recipe.main, offload=recipe.offload)
     built_in = answers_to_built_in(
         model,
         recipe.folder / "built-in",

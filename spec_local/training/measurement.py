@@ -10,6 +10,7 @@ from spec_local.bench.runner import Outcome, measure, tokenize
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.calibration.tuning import tune
 from spec_local.core.sampling_settings import SamplingSettings
+from spec_local.llama.devices import AUTO, OFFLOADED, Offload
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
 from spec_local.policies.cost_model import CallCosts
@@ -38,14 +39,14 @@ class HeadGain:
 
 
 def measure_calls(
-    main: Path, head: Path, *, threads: int | None = None, gpu_layers: int = -1
+    main: Path, head: Path, *, threads: int | None = None, offload: Offload = OFFLOADED
 ) -> tuple[CallCosts, CallCosts]:
     """Measure the calls of a main model and of its head.
 
     Raises:
         SpecLocalError: the models cannot be loaded.
     """
-    model, draft = Model(main, gpu_layers=gpu_layers), Model(head, gpu_layers=gpu_layers)
+    model, draft = Model(main, offload=offload), Model(head, offload=offload)
     chosen = choose_head(model, draft)
     n_threads = threads or default_threads()
     (costs,) = tune(model, [n_threads], n_ctx=model.n_ctx(N_CTX), max_logits=_MAX_LOGITS, head=chosen)
@@ -82,7 +83,7 @@ def benchmark(
     head: Path,
     *,
     threads: int | None = None,
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     n_ctx: int = N_CTX,
     max_tokens: int = 64,
 ) -> Sequence[VariantFigures]:
@@ -105,7 +106,13 @@ def benchmark(
         Variant(VARIANTS[1], base),
     ]
     with Session.open(
-        main, head, n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, prompt_cache="off"
+        main,
+        head,
+        n_ctx=n_ctx,
+        threads=threads,
+        device=offload.gpu or AUTO,
+        gpu_layers=offload.layers,
+        prompt_cache="off",
     ) as session:
         fitting = [
             prompt

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local import bfloat16
 from spec_local.core.calls import run
 from spec_local.core.sequence import common_prefix
 from spec_local.datastore.answer_store import KeptAnswer
@@ -23,7 +24,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.text import counted
-from spec_local.training import bfloat16, shards
+from spec_local.training import shards
 from spec_local.training.dataset import OWN
 from spec_local.training.generation import LONGEST_CALL, DataGenerator, top_logprobs
 from spec_local.training.parallel_rows import n_that_fit

@@ -6,12 +6,12 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from spec_local import bfloat16
 from spec_local.core.calls import together
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.training import bfloat16
 
 _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
 

@@ -141,8 +141,8 @@ def run(
 def measure(recipe: Recipe, head: TrainedHead, on_progress: Callable[[Event], None]) -> MeasuredHead:
     """Measure a head on this machine, and compute what it gains."""
     on_progress(Stage("measuring the head"))
-    pair, threads, gpu_layers = (recipe.main, head.path), recipe.threads, recipe.gpu_layers
-    calls = measurement.measure_calls(*pair, threads=threads, gpu_layers=gpu_layers)
+    pair, threads, offload = (recipe.main, head.path), recipe.threads, recipe.offload
+    calls = measurement.measure_calls(*pair, threads=threads, offload=offload)
 
     def rate(evaluations: Mapping[str, Evaluation], name: str) -> float:
         found = evaluations.get(name)
@@ -151,7 +151,7 @@ def measure(recipe: Recipe, head: TrainedHead, on_progress: Callable[[Event], No
     learned = head.learned
     return MeasuredHead(
         measurement.expected_gain(calls, head.evaluation.chain),
-        measurement.benchmark(*pair, threads=threads, gpu_layers=gpu_layers),
+        measurement.benchmark(*pair, threads=threads, offload=offload),
         {name: (rate(learned.before, name), rate(learned.after, name)) for name in learned.after}
         if learned
         else {},

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from spec_local.errors import SpecLocalError
+from spec_local.llama.devices import OFFLOADED, Offload
 from spec_local.llama.model import Model
 from spec_local.models.quantized_copy import quantize
 from spec_local.training.parallel_rows import next_outputs, open_parallel_rows
@@ -31,9 +32,9 @@ def fastest_copy(
     *,
     n_parallel: int,
     threads: int | None = None,
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     on_progress: Callable[[str, float], None] = lambda kind, rate: None,
-    measured: Callable[[Path, int, int | None, int], float] | None = None,
+    measured: Callable[[Path, int, int | None, Offload], float] | None = None,
 ) -> Path:
     """Return the main model's file, or a faster copy written to `folder`.
 
@@ -46,7 +47,7 @@ def fastest_copy(
         OSError: a slower copy cannot be deleted.
     """
     measured = measured or rate
-    best, best_rate = main, measured(main, n_parallel, threads, gpu_layers)
+    best, best_rate = main, measured(main, n_parallel, threads, offload)
     on_progress("main", best_rate)
     best_rate *= _MIN_SPEEDUP
     for kind in KINDS:
@@ -56,7 +57,7 @@ def fastest_copy(
             if size > _MAX_SHARE * min(psutil.virtual_memory().available, shutil.disk_usage(folder).free):
                 continue
             quantize(main, kind, copy, threads)
-            found = measured(copy, n_parallel, threads, gpu_layers)
+            found = measured(copy, n_parallel, threads, offload)
         except SpecLocalError:  # the main model has no copy of this kind, or it does not run here
             copy.unlink(missing_ok=True)
             continue
@@ -70,9 +71,9 @@ def fastest_copy(
     return best
 
 
-def rate(path: Path, n_parallel: int, threads: int | None, gpu_layers: int) -> float:
+def rate(path: Path, n_parallel: int, threads: int | None, offload: Offload) -> float:
     """Return the tokens per second of the fastest of a few calls: interference only makes calls slower."""
-    model = Model(path, gpu_layers=gpu_layers)
+    model = Model(path, offload=offload)
     rows = open_parallel_rows(model, n_parallel, 256, threads)
     tokens = np.random.default_rng(0).integers(model.vocabulary.n_tokens, size=(_CALLS, n_parallel)).tolist()
     times = []

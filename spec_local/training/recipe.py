@@ -12,6 +12,7 @@ from pydantic import ConfigDict, ValidationError
 
 from spec_local.datastore import copies
 from spec_local.errors import InvalidRequest
+from spec_local.llama.devices import OFFLOADED, Offload
 from spec_local.system.files import replacing, sha256
 from spec_local.system.json_file import read_record
 from spec_local.training.prompts import TrainingPrompt, UserTexts, synthetic_prompt
@@ -70,8 +71,8 @@ class Recipe:
     answers. general: folder with training data that exists already, instead of generating it. n_drafted:
     number of tokens that the head can draft; None: as many as the main model's text needs.
     max_bytes: maximum size of the training data. seed: random seed for prompts, sampling and training.
-    device: PyTorch device. threads: number of threads; None: one per physical core. gpu_layers: layers of the
-    main model on the GPU. limits: what is done at most.
+    device: PyTorch device. threads: number of threads; None: one per physical core. offload: where the
+    main model runs. limits: what is done at most.
     """
 
     main: Path
@@ -86,7 +87,7 @@ class Recipe:
     seed: int = 0
     device: str = "cpu"
     threads: int | None = None
-    gpu_layers: int = -1
+    offload: Offload = OFFLOADED
     limits: RunLimits = LIMITS
 
     @property

@@ -12,7 +12,6 @@ import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.llama.devices import DeviceOption
 from spec_local.llama.quantize import KINDS
 from spec_local.policies import POLICY_NAMES
 from spec_local.prompt_cache.folder import default_folder, default_limit
@@ -91,7 +90,6 @@ def test_choices():
     assert get_args(options.PolicyChoice) == POLICY_NAMES
     assert set(get_args(options.CacheChoice)) == set(CACHE_TYPES)
     assert get_args(options.KernelsChoice) == tuple(kernels.MODES)
-    assert options.DeviceChoice == DeviceOption
     assert get_args(KindChoice) == KINDS
 
 

@@ -40,7 +40,7 @@ NOT_RUN = {
     r"specdec doctor --fix": "may compile the CPU kernels: run by test_kernels.py",
     r"specdec .*--workers|specdec worker|ssh ": "need other machines: run on loopback in test_workers.py",
     r"specdec serve\b": "serves until a signal ends it: run in tests/server",
-    r"specdec .*--device metal": "needs a Mac",
+    r"specdec .*--device gpu": "needs a GPU",
     r"python benchmarks/": "measures for minutes",
     r"specdec draft train ": "trains for minutes: run by test_draft_train.py",
     r"git clone |cd specdec$": "needs the network: the sets are in the folder already",

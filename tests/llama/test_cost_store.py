@@ -15,6 +15,7 @@ from spec_local.calibration import measure as timing
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.calls import run
 from spec_local.core.sampling import SamplingSettings
+from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.cost_model import CostModel
@@ -115,7 +116,7 @@ def test_an_answer_begins_with_estimates_and_the_next_one_with_what_its_calls_to
 
 
 def test_estimates_do_not_replace_measured_costs(tiny_path, own_cache):
-    known = Conditions(tiny_path, 0, 1, 128)
+    known = Conditions(tiny_path, ON_CPU, 1, 128)
     cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}))
     assert cost_store.load(known) is None  # not good enough for reports
     assert cost_store.read(known).costs.costs == {1: 0.1, 2: pytest.approx(0.15)}
@@ -231,7 +232,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_has_no_costs(tiny_path, own_cache, content):
-    known = Conditions(tiny_path, 0, 1, 128)
+    known = Conditions(tiny_path, ON_CPU, 1, 128)
     cost_store.save(known, CostModel({1: 0.1}))
     cost_store.path_of(known).write_bytes(content)
     assert cost_store.load(known) is None
@@ -253,7 +254,7 @@ def test_a_file_that_cannot_be_read_is_replaced_by_a_new_measurement(answer, mea
 
 def test_a_huge_file_is_not_read(tiny_path, own_cache):
     """A cost model of 300,000 sizes takes weeks to build: its time grows with the cube of their number."""
-    known = Conditions(tiny_path, 0, 1, 128)
+    known = Conditions(tiny_path, ON_CPU, 1, 128)
     path = cost_store.path_of(known)
     path.parent.mkdir(parents=True)
     for n_sizes, length in [(600, 0), (3, 10**7), (5_000, 0), (300_000, 0)]:
@@ -271,7 +272,7 @@ SIZES = st.integers(0, 200).map(str) | st.sampled_from(["-1", "1.5", "9" * 400, 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seconds=st.dictionaries(SIZES, NUMBERS | st.floats(0, 10), max_size=6))
 def test_no_file_gives_impossible_costs(tiny_path, own_cache, seconds):
-    known = Conditions(tiny_path, 0, 1, 128)
+    known = Conditions(tiny_path, ON_CPU, 1, 128)
     path = cost_store.path_of(known)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"model": "m", "seconds": seconds}))
@@ -300,7 +301,7 @@ def test_files_depend_on_everything_that_costs_depend_on(
     assert path(max_logits=1) == known
     changes = ({"threads": 2}, {"n_ctx": 64}, {"cache_type": "q8_0"}, {"max_tokens": 32}, {"max_branches": 2})
     others = [path(**change) for change in changes]
-    others += [path(Model(paths["main"], gpu_layers=0)), path(Model(paths["draft"]))]
+    others += [path(Model(paths["main"], offload=ON_CPU)), path(Model(paths["draft"]))]
     assert path(max_branches=64) == path(max_branches=2)
     pretend(llama_cpp_build="another build")
     others.append(path())
@@ -312,7 +313,7 @@ def test_files_depend_on_everything_that_costs_depend_on(
 
 
 def test_no_table_is_kept_in_which_64_tokens_are_quicker_than_8(tiny_path, own_cache):
-    known = Conditions(tiny_path, 0, 1, 128)
+    known = Conditions(tiny_path, ON_CPU, 1, 128)
     path = cost_store.path_of(known)
     cost_store.save(known, CostModel({1: 1.0, 8: 2.2, 64: 1.5}))
     assert json.loads(path.read_text())["seconds"] == {"1": 1.0, "8": 1.5, "64": 1.5}

@@ -12,7 +12,7 @@ from spec_local import kernels
 from spec_local.core.calls import run
 from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.sampling import SamplingSettings
-from spec_local.llama import runtime
+from spec_local.llama.devices import OFFLOADED, ON_CPU, Offload, gpus
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
@@ -29,10 +29,9 @@ from tests.tiny_mtp import write_tiny_mtp
 
 pytestmark = [
     pytest.mark.usefixtures("unchecked", "own_cache"),
-    pytest.mark.skipif(not runtime.gpus(), reason="llama.cpp has no GPU here"),
+    pytest.mark.skipif(not gpus(), reason="llama.cpp has no GPU here"),
 ]
 
-GPU, CPU = -1, 0
 PROMPT = [1, *range(300, 340), 77, 400]
 NEAR = 0.05  # logits have a standard deviation of 3
 PLAIN = GenerationSettings(SamplingSettings(temperature=0), max_tokens=24, policy="off")
@@ -55,8 +54,8 @@ def test_logits_are_those_of_the_cpu(tmp_path, make_context, name):
     else:
         write_tiny(path, name)
     found = []
-    for layers in (GPU, CPU):
-        row = make_context(Model(path, gpu_layers=layers))
+    for offload in (OFFLOADED, ON_CPU):
+        row = make_context(Model(path, offload=offload))
         rows = [run(row.call(PROMPT[:20])).copy()]
         row.checkpoint()
         rows += [run(row.call([token], n_logits=1)).copy() for token in PROMPT[20:23]]
@@ -93,8 +92,8 @@ def files(folder):
 SETTINGS = LoadSettings(
     n_ctx=256,
     threads=1,
-    gpu_layers=GPU,
-    draft_gpu_layers=GPU,
+    offload=OFFLOADED,
+    draft_offload=OFFLOADED,
     cache_type="f16",
     branches=16,
     reproducible=False,
@@ -103,7 +102,7 @@ SETTINGS = LoadSettings(
     mtp=True,
     workers=(),
 )
-PLACES = {"both": (GPU, GPU), "main": (GPU, CPU), "draft": (CPU, GPU)}
+PLACES = {"both": (OFFLOADED, OFFLOADED), "main": (OFFLOADED, ON_CPU), "draft": (ON_CPU, OFFLOADED)}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -115,7 +114,7 @@ def test_the_text_is_that_without_drafts(files, kind, place, f32_caches):
     if kind in ("mtp", "chained") and place != "both":
         pytest.skip("the head is in the main model's file")
     main, draft = PLACES[place]
-    settings = replace(SETTINGS, gpu_layers=main, draft_gpu_layers=draft)
+    settings = replace(SETTINGS, offload=main, draft_offload=draft)
     sequences, resources = load(*files[kind], settings, lambda line: None)
     with resources, Session(*sequences[0], sequences[1:], None) as session:
         expected, _ = answer(session, PLAIN)
@@ -143,21 +142,21 @@ def quantized(folder):
 @pytest.mark.skipif(not kernels.status().instruction_set, reason="the CPU kernels are not used")
 def test_what_is_on_the_cpu_uses_the_cpu_kernels(quantized, make_context):
     native = kernels.installed()
-    row = make_context(Model(quantized, gpu_layers=CPU))
+    row = make_context(Model(quantized, offload=ON_CPU))
     row.limit(DraftVocabulary(row.limits.n_vocab, 48))
-    whole = run(make_context(Model(quantized, gpu_layers=CPU)).call([5, 6, 7], n_logits=1))[0]
+    whole = run(make_context(Model(quantized, offload=ON_CPU)).call([5, 6, 7], n_logits=1))[0]
     chosen = run(row.call([5, 6, 7], n_logits=1))[0]
     tokens = row.limits.draft_tokens
     assert (chosen[tokens] == whole[tokens]).all()
     assert not (np.delete(chosen, tokens) == np.delete(whole, tokens)).any()  # they were not computed
     before = native.experts_read
-    run(make_context(Model(quantized, gpu_layers=2)).call([5, 6, 7], n_logits=1))
+    run(make_context(Model(quantized, offload=Offload(2))).call([5, 6, 7], n_logits=1))
     assert native.experts_read > before
 
 
 def test_large_calls_of_a_model_on_the_cpu_stay_there(tmp_path, make_context):
     """Their logits are those of small calls, bit for bit: from 32 tokens on, llama.cpp would use the GPU."""
-    model = Model(write_tiny_model(tmp_path / "f32.gguf", tensor_type="F32"), gpu_layers=CPU)
+    model = Model(write_tiny_model(tmp_path / "f32.gguf", tensor_type="F32"), offload=ON_CPU)
     one, many = make_context(model), make_context(model)
     large = run(many.call(PROMPT, n_logits=2)).copy()
     run(one.call(PROMPT[:-20], n_logits=0))
@@ -166,8 +165,8 @@ def test_large_calls_of_a_model_on_the_cpu_stay_there(tmp_path, make_context):
 
 
 def test_a_session_shows_where_its_models_are(files):
-    backend = next(iter(runtime.gpus().values()))
-    for layers, shown in ((GPU, backend), (CPU, "CPU"), (1, f"{backend} and CPU")):
+    name = gpus()[0].name
+    for layers, shown in ((-1, name), (0, "CPU"), (1, f"{name} (1 of 3 layers)")):
         with Session.open(*files["model"], n_ctx=64, threads=1, gpu_layers=layers) as session:
             assert session.device == shown
             assert (session.logits_vary == ["layers on other devices"]) == bool(layers)

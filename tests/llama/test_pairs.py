@@ -13,6 +13,7 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ModelFileError
 from spec_local.llama import tiny
+from spec_local.llama.devices import OFFLOADED, ON_CPU
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantized_size
@@ -168,7 +169,7 @@ def test_measured_costs_give_expected_speedups(
     assert known == pairs.expected_speedups(expensive, cheap, pairs.ACCEPTANCE_RATES)
     assert known[-1].speedup > 3
     assert report.others == 0.0
-    for other in ({"threads": 2}, {"n_ctx": 128}, {"gpu_layers": 0}, {"cache_type": "q8_0"}):
+    for other in ({"threads": 2}, {"n_ctx": 128}, {"offload": ON_CPU}, {"cache_type": "q8_0"}):
         changed = pairs.check(tiny_path, tiny_draft_path, **settings | other)
         assert not changed.expectation.is_measured, other
     save_costs(tiny_draft, cheap, 64.0)  # other programs were busy
@@ -179,7 +180,7 @@ def test_measured_costs_give_expected_speedups(
 
 def test_gains_are_estimated_from_the_sizes(tiny_path, tiny_draft_path, own_cache):
     """The pair of the benchmarks, 0.5B in Q4_0 for 1.5B in Q4_K_M, has a share of 0.32."""
-    conditions = [Conditions(path, 0, 1, 256) for path in (tiny_path, tiny_draft_path)]
+    conditions = [Conditions(path, ON_CPU, 1, 256) for path in (tiny_path, tiny_draft_path)]
 
     def gain(share):
         found = pairs.expectation(*conditions, share, [0.7])
@@ -196,8 +197,8 @@ def test_gains_are_estimated_from_the_sizes(tiny_path, tiny_draft_path, own_cach
 def test_conditions_have_the_path_of_their_context(tiny_path, tiny_model, make_context):
     for n_ctx, branches in ((256, 1), (64, 1), (256, 8)):
         context = make_context(tiny_model, n_ctx=n_ctx, max_tokens=96, max_branches=branches)
-        conditions = Conditions(tiny_path, -1, 1, n_ctx, branching=branches > 1)
+        conditions = Conditions(tiny_path, OFFLOADED, 1, n_ctx, branching=branches > 1)
         assert cost_store.path_of(conditions) == cost_store.path_of(context)
-    assert cost_store.path_of(Conditions(tiny_path, -1, 2, 256)) != cost_store.path_of(
-        Conditions(tiny_path, -1, 1, 256)
+    assert cost_store.path_of(Conditions(tiny_path, OFFLOADED, 2, 256)) != cost_store.path_of(
+        Conditions(tiny_path, OFFLOADED, 1, 256)
     )

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from spec_local import bfloat16
 from spec_local.core.calls import run
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.training import bfloat16
 from spec_local.training.parallel_rows import next_outputs, open_parallel_rows
 from tests.broken_llama import Broken
 

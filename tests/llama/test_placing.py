@@ -1,14 +1,13 @@
-"""Sessions on a Mac, as far as other machines can tell: the devices of their models, chosen by fake costs.
-
-The build here has no GPU, so that models with layers on it run on the CPU: only the number of layers differs.
-"""
+"""The devices of a session's models, chosen by fake costs; the CPU computes in place of a GPU."""
 
 import pytest
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
-from spec_local.llama import runtime
+from spec_local.llama.devices import OFFLOADED, ON_CPU, Offload
+from spec_local.llama.fitting import MARGIN
+from spec_local.llama.gguf_tensors import bytes_by_layer
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -22,8 +21,8 @@ from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
 pytestmark = pytest.mark.usefixtures("unchecked", "own_cache")
 
-METAL, CPU = -1, 0
-FIRST_USE = "measuring main.gguf and draft.gguf on Metal and on the CPU (first use with these settings)"
+METAL, CPU = OFFLOADED, ON_CPU
+FIRST_USE = "measuring main.gguf and draft.gguf on metal and on the CPU (first use with these settings)"
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +48,10 @@ def measured(measure_calls):
 
     def measure(row, *args, **options):
         role = "draft" if isinstance(row, HeadSequence) or "draft" in row.model.path.name else "main"
-        calls.append((role, row.model.gpu_layers))
-        seconds = times[role][row.model.gpu_layers]
+        calls.append((role, row.model.offload))
+        seconds = times[role][row.model.offload]
+        if isinstance(seconds, Exception):
+            raise seconds
         one, several = seconds if isinstance(seconds, tuple) else (seconds, seconds)
         return CostModel({1: one, 17: several})
 
@@ -59,8 +60,8 @@ def measured(measure_calls):
 
 
 def layers(session):
-    """Numbers of layers on the GPU, of the main model and the draft."""
-    return tuple(row.model.gpu_layers for row in (session.main, session.draft) if row)
+    """Where they run, of the main model and the draft."""
+    return tuple(row.model.offload for row in (session.main, session.draft) if row)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def opened(paths):
 
 
 @pytest.mark.parametrize("fastest", FASTEST, ids=str)
-def test_each_model_is_opened_where_the_pair_is_fastest(a_mac, measured, opened, fastest):
+def test_each_model_is_opened_where_the_pair_is_fastest(a_gpu, measured, opened, fastest):
     times, _ = measured
     times |= FASTEST[fastest]
     found, notes = opened()
@@ -85,12 +86,12 @@ def test_each_model_is_opened_where_the_pair_is_fastest(a_mac, measured, opened,
     assert notes[0] == FIRST_USE
     plain, drafts = notes[1:]
     assert plain.startswith(
-        f"Plain decoding is fastest on {'Metal' if fastest[0] else 'the CPU'} (20 tokens/s; "
+        f"Plain decoding is fastest on {'the CPU' if fastest[0] == CPU else 'metal'} (20 tokens/s; "
     )
     assert " tokens/s expected at 0.8 acceptance; " in drafts
 
 
-def test_the_first_use_measures_once(a_mac, measured, opened):
+def test_the_first_use_measures_once(a_gpu, measured, opened):
     times, calls = measured
     times |= FASTEST[CPU, METAL]
     assert opened()[0] == (CPU, METAL)
@@ -103,7 +104,7 @@ def test_the_first_use_measures_once(a_mac, measured, opened):
     assert calls
 
 
-def test_costs_that_tune_stored_are_used(a_mac, measured, opened, paths):
+def test_costs_that_tune_stored_are_used(a_gpu, measured, opened, paths):
     _, calls = measured
     for path, several in zip(paths, FASTEST[METAL, CPU].values(), strict=True):
         for device, seconds in several.items():
@@ -113,7 +114,7 @@ def test_costs_that_tune_stored_are_used(a_mac, measured, opened, paths):
     assert not calls
 
 
-def test_estimates_do_not_decide(a_mac, measured, opened, paths):
+def test_estimates_do_not_decide(a_gpu, measured, opened, paths):
     """Sessions store them beside what they have seen, which may be a call of one token."""
     times, calls = measured
     times |= FASTEST[CPU, CPU]
@@ -129,38 +130,43 @@ def test_estimates_do_not_decide(a_mac, measured, opened, paths):
     [
         ({"gpu_layers": -1}, (METAL, METAL)),
         ({"gpu_layers": 0}, (CPU, CPU)),
-        ({"gpu_layers": 7}, (7, 7)),
-        ({"device": "metal"}, (METAL, METAL)),
+        ({"gpu_layers": 7}, (Offload(7), Offload(7))),
+        ({"device": "gpu"}, (METAL, METAL)),
+        ({"device": "metal"}, (Offload(-1, "metal"), Offload(-1, "metal"))),
         ({"device": "cpu"}, (CPU, CPU)),
-        ({"device": "metal", "gpu_layers": 3}, (3, 3)),
+        ({"device": "metal", "gpu_layers": 3}, (Offload(3, "metal"), Offload(3, "metal"))),
+        ({"draft_device": "cpu"}, (METAL, CPU)),
+        ({"device": "cpu", "draft_device": "gpu"}, (CPU, METAL)),
         ({"reproducible": True}, (CPU, CPU)),  # works on no other device
     ],
     ids=str,
 )
-def test_what_is_asked_for_is_not_measured(a_mac, measured, opened, options, expected):
+def test_what_is_asked_for_is_not_measured(a_gpu, measured, opened, options, expected):
     _, calls = measured
     assert opened(**options) == (expected, [])
     assert not calls
 
 
-def test_elsewhere_nothing_has_changed(measured, opened):
-    """As many layers as possible, and nothing is measured."""
+def test_without_a_gpu(measured, opened):
+    """Nothing is measured."""
     _, calls = measured
     assert opened() == ((METAL, METAL), [])
     assert opened(device="cpu") == ((CPU, CPU), [])
     assert not calls
-    with pytest.raises(InvalidRequest, match="is for Macs with Apple silicon"):
+    with pytest.raises(InvalidRequest, match="`device=metal` cannot be used"):
         opened(device="metal")
+    with pytest.raises(InvalidRequest, match="`draft_device=gpu` cannot be used"):
+        opened(draft_device="gpu")
 
 
-def test_without_a_draft(a_mac, measured, opened):
+def test_without_a_draft(a_gpu, measured, opened):
     times, calls = measured
     times["main"] = {METAL: (0.06, 0.065), CPU: (0.05, 0.4)}
     assert opened(draft=None) == (
         (CPU,),
         [
-            "measuring main.gguf on Metal and on the CPU (first use with these settings)",
-            "Plain decoding is fastest on the CPU (20 tokens/s; Metal 17).",
+            "measuring main.gguf on metal and on the CPU (first use with these settings)",
+            "Plain decoding is fastest on the CPU (20 tokens/s; metal 17).",
         ],
     )
     calls.clear()
@@ -168,60 +174,57 @@ def test_without_a_draft(a_mac, measured, opened):
     assert not calls
 
 
-def test_a_model_that_is_too_large_for_the_gpu(a_mac, measured, opened, monkeypatch):
+def test_a_model_that_cannot_be_used_on_the_gpu(a_gpu, measured, opened):
     times, _ = measured
     times |= FASTEST[METAL, METAL]
-    create = Model.__init__
-
-    def limited(model, path, *, gpu_layers=-1, **options):
-        if gpu_layers:
-            raise ContextOverflow("not enough memory: use a smaller model")
-        create(model, path, gpu_layers=gpu_layers, **options)
-
-    monkeypatch.setattr(Model, "__init__", limited)
+    times["main"] = times["main"] | {METAL: ContextOverflow("not enough memory: use a smaller model")}
     reason = "`device=metal` cannot be used for these models: not enough memory: use a smaller model"
     assert opened() == ((CPU, CPU), [FIRST_USE, reason])
 
 
-def test_files_that_cannot_be_used_anywhere(a_mac, opened, tmp_path):
+def test_files_that_cannot_be_used_anywhere(a_gpu, opened, tmp_path):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match=r"damaged\.gguf"):
         opened(damaged)
 
 
-def test_which_device_a_session_shows(devices, paths, monkeypatch):
-    """The names of llama.cpp, in the first line of a chat and in the report of a benchmark."""
-    devices(("Vulkan", 1), ("CPU", 0))
-    for options, shown in (({}, "Vulkan"), ({"device": "cpu"}, "CPU"), ({"gpu_layers": 1}, "Vulkan and CPU")):
-        with Session.open(*paths, n_ctx=64, threads=1, **options) as session:
-            assert session.device == shown
-            if options != {"gpu_layers": 1}:
-                monkeypatch.setattr(session.draft.model, "gpu_layers", -1 - session.main.model.gpu_layers)
-                assert session.device == (
-                    "Vulkan (draft: CPU)" if shown == "Vulkan" else "CPU (draft: Vulkan)"
-                )
+@pytest.fixture
+def opened_session(paths):
+    """A session, to look at after it was closed."""
+
+    def opened(draft=paths[1], **options):
+        with Session.open(paths[0], draft, n_ctx=128, threads=1, **options) as session:
+            return session
+
+    return opened
 
 
-@pytest.mark.parametrize(
-    ("found", "used"),
-    [
-        ([("CPU", 0)], []),
-        ([("CUDA", 1), ("Vulkan", 2), ("CPU", 0)], ["CUDA"]),
-        ([("Vulkan", 2), ("BLAS", 3), ("CPU", 0)], ["Vulkan"]),
-        ([("CPU", 0), ("RPC", 1)], []),
-        ([("Vulkan", 1), ("CPU", 0), ("RPC", 1)], ["Vulkan"]),
-    ],
-    ids=str,
-)
-def test_the_gpus_of_this_machine(devices, paths, found, used):
-    """A worker on another machine is a device of the same kind: models of this machine are not on it."""
-    devices(*found)
-    assert list(runtime.gpus().values()) == used
-    assert Model(paths[0], weights=False).is_on_gpu == bool(used)
+def test_which_device_a_session_shows(a_gpu, opened_session):
+    """In the first line of a chat and in the report of a benchmark."""
+    for options, shown in (
+        ({"device": "gpu"}, "metal"),
+        ({"device": "metal"}, "metal"),
+        ({"device": "cpu"}, "CPU"),
+        ({"draft_device": "cpu"}, "metal (draft: CPU)"),
+        ({"gpu_layers": 1}, "metal (1 of 2 layers)"),
+    ):
+        assert opened_session(**options).device == shown
 
 
-def test_a_draft_that_is_found(a_mac, measured, opened, paths, monkeypatch):
+def test_layers_that_do_not_fit_stay_on_the_cpu(a_gpu, opened, opened_session, paths):
+    (layer,), output = bytes_by_layer(paths[0], 1)
+    caches = Model(paths[0], weights=False).kv_bytes(128)
+    for spare, n in ((-1, 0), (output - 1, 0), (output, 1), (output + layer + caches - 1, 1)):
+        a_gpu(free=MARGIN + spare)
+        session = opened_session(device="gpu", draft=None)
+        assert session.main.model.n_offloaded == n
+        assert session.device == ("metal (1 of 2 layers)" if n else "CPU")
+    a_gpu(free=MARGIN + output + layer + caches)
+    assert opened_session(device="gpu", draft=None).main.model.n_offloaded == -1
+
+
+def test_a_draft_that_is_found(a_gpu, measured, opened, paths, monkeypatch):
     times, calls = measured
     times |= FASTEST[CPU, METAL]
     monkeypatch.setattr(
@@ -249,7 +252,7 @@ def heads(folder):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash"])
-def test_a_head_is_where_the_main_model_is(a_mac, measured, opened, heads, kind):
+def test_a_head_is_where_the_main_model_is(a_gpu, measured, opened, heads, kind):
     times, calls = measured
     # Alone, the main model is faster on the CPU, and the head, too.
     times |= {"main": {METAL: (0.06, 0.065), CPU: (0.05, 0.4)}, "draft": {METAL: 0.006, CPU: 0.002}}

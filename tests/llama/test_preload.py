@@ -7,6 +7,7 @@ import pytest
 
 from spec_local.errors import ModelFileError
 from spec_local.llama import runtime
+from spec_local.llama.devices import OFFLOADED, ON_CPU
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.opening.preload import preload, take
@@ -14,12 +15,12 @@ from spec_local.opening.vocabulary_store import vocabulary_map
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-AS_USUAL = {"gpu_layers": -1, "load_mtp": False}
+AS_USUAL = {"offload": OFFLOADED, "load_mtp": False}
 
 
 def test_models_are_taken_once_and_only_with_the_same_arguments(tiny_path, tiny_draft_path):
     with preload([tiny_path, tiny_draft_path, tiny_path], **AS_USUAL, log=print):
-        assert take(tiny_path, gpu_layers=0, load_mtp=False) is None
+        assert take(tiny_path, offload=ON_CPU, load_mtp=False) is None
         models = [take(path, **AS_USUAL) for path in (tiny_path, tiny_draft_path)]
         assert [model.path for model in models] == [tiny_path, tiny_draft_path]
         assert take(tiny_path, **AS_USUAL) is None

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from spec_local.errors import BackendCrash, ContextOverflow, ModelFileError
+from spec_local.llama.devices import OFFLOADED, ON_CPU
 from spec_local.llama.memory import free_memory
 from spec_local.llama.setup import probe
 from spec_local.llama.setup.probe import check_model_file, check_model_files, probe_build, probe_file
@@ -156,7 +157,7 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, tried, pretend,
             pretend(llama_cpp_build="another")
         case "processor":
             pretend(processor_features=frozenset({"sse4_2"}))
-    check_model_file(path, gpu_layers=0 if change == "layers" else -1)
+    check_model_file(path, offload=ON_CPU if change == "layers" else OFFLOADED)
     assert len(tried()) == 2
     assert tried()[0] == (str(path), "-1")
 
@@ -259,7 +260,7 @@ def test_missing_files_and_other_formats_need_no_child(tmp_path, tried):
 def test_this_build_works():
     result = probe_build()
     assert result.works, result
-    assert "CPU" in result.facts["system"] or result.facts["gpu"]
+    assert "CPU" in result.facts["system"] or result.facts["gpus"]
 
 
 def test_the_child_prints_nothing(whole, capfd):

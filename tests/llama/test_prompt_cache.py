@@ -9,6 +9,7 @@ import pytest
 from spec_local.answers.saving import conditions
 from spec_local.core.calls import run
 from spec_local.core.sampling import SamplingSettings
+from spec_local.llama.devices import OFFLOADED, Offload
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.prompt_cache import folder as files
@@ -165,14 +166,14 @@ def test_only_some_things_change_the_bytes(models, make_context, tmp_path):
         ("flash attention", {"flash_attention": False}),
         ("padded calls", {"pad_to": 8, "max_tokens": 64}),
         ("is extended", {"n_ctx": 201}),
-        ("gpu layers", {"gpu_layers": 3}),
+        ("offload", {"offload": Offload(3)}),
         *((what, {}) for what in ("model", "llama.cpp", "kernels")),
     ],
 )
 def test_what_changes_the_bytes(models, make_context, pretend, pretend_kernels, what, options):
-    def found(path, gpu_layers=-1, **options):
+    def found(path, offload=OFFLOADED, **options):
         model = Model(path)
-        model.gpu_layers, model.n_ctx_original = gpu_layers, 200
+        model.offload, model.n_ctx_original = offload, 200
         return conditions(make_context(model, **{"n_ctx": 128} | options))
 
     before = found(models["dense"][0])

@@ -11,6 +11,7 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError, SpecLocalError
+from spec_local.llama.devices import OFFLOADED
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import KINDS, quantize, quantize_into, quantized_size
 from spec_local.llama.tiny import write_tiny_model
@@ -159,7 +160,7 @@ def test_a_full_disk_is_found_before_writing(main, tmp_path, monkeypatch):
     ids=["reads", "computes"],
 )
 def test_costs_of_the_main_model_give_expected_speedups(main, tmp_path, own_cache, seconds, loses):
-    cost_store.save(Conditions(main, -1, 1, 512), CostModel(seconds))
+    cost_store.save(Conditions(main, OFFLOADED, 1, 512), CostModel(seconds))
     settings = {"n_ctx": 512, "threads": 1}
     copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
     assert [p.acceptance_rate for p in copy.expectation.speedups] == list(quantized_copy.ACCEPTANCE_RATES)
@@ -169,7 +170,9 @@ def test_costs_of_the_main_model_give_expected_speedups(main, tmp_path, own_cach
         assert copy.expectation.speedups[1].speedup == pytest.approx(best, rel=0.01)
     other = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", n_ctx=256, threads=1)
     assert (other.expectation.is_measured, other.expectation.cannot_pay) == (False, False)
-    cost_store.save(Conditions(main, -1, 1, 512), CostModel(seconds), others=64.0)  # other programs were busy
+    cost_store.save(
+        Conditions(main, OFFLOADED, 1, 512), CostModel(seconds), others=64.0
+    )  # other programs were busy
     rough = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
     assert (rough.expectation.is_measured, rough.expectation.cannot_pay) == (False, False)
 
@@ -182,11 +185,11 @@ def test_a_copy_that_drafts_for_another_model(main, tiny_draft_path, tmp_path, o
     def planned():
         return quantized_copy.plan(tiny_draft_path, "Q4_0", tmp_path / "copy.gguf", **settings)
 
-    cost_store.save(Conditions(main, -1, 1, 512), CostModel({1: 1.0, 64: 1.1}))
+    cost_store.save(Conditions(main, OFFLOADED, 1, 512), CostModel({1: 1.0, 64: 1.1}))
     assert not planned().expectation.is_measured
     found = []
     for seconds in (0.5, 50.0):
-        cost_store.save(Conditions(tiny_draft_path, -1, 1, 512), CostModel({1: seconds}))
+        cost_store.save(Conditions(tiny_draft_path, OFFLOADED, 1, 512), CostModel({1: seconds}))
         found.append(planned())
     assert [copy.expectation.cannot_pay for copy in found] == [False, True]
     assert found[0].source == tiny_draft_path

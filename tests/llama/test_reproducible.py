@@ -191,10 +191,10 @@ def test_drawn_drafts_are_refused_above_temperature_0(path_of):
         list(session.generate(text_of(9), greedy))
 
 
-def test_a_gpu_is_refused(path_of, devices):
-    devices(("Vulkan", 1), ("CPU", 0))
+def test_a_gpu_is_refused(path_of, a_gpu):
     with pytest.raises(InvalidRequest, match="`device=cpu`"):
-        Session.open(path_of("Q4_K_M"), reproducible=True)
+        Session.open(path_of("Q4_K_M"), reproducible=True, device="gpu")
+    Session.open(path_of("Q4_K_M"), reproducible=True).close()
     Session.open(path_of("Q4_K_M"), reproducible=True, gpu_layers=0).close()
 
 

@@ -4,6 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
+from spec_local import bfloat16
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError
 from spec_local.llama.gguf_tensors import floats, integers
 from spec_local.llama.heads.choose import choose_head
@@ -11,7 +12,7 @@ from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.system.files import sha256
-from spec_local.training import bfloat16, main_weights
+from spec_local.training import main_weights
 from spec_local.training.export import write_head
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from spec_local.training.main_weights import read_feed_forward, read_main_weights

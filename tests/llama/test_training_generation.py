@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from spec_local import bfloat16
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.calls import run
 from spec_local.errors import ModelError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import bfloat16, generation, shards
+from spec_local.training import generation, shards
 from spec_local.training.generation import DataGenerator, top_logprobs
 from spec_local.training.prompts import TrainingPrompt, UserTexts, is_held_out
 from spec_local.training.recipe import SELF_GENERATED, prompt_source

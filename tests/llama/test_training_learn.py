@@ -83,7 +83,7 @@ def start(main_path):
                 )
             )
             stack.callback(process.kill)
-            options = {"main": str(main_path), "draft": draft and str(draft), "threads": 1, "gpu_layers": 0}
+            options = {"main": str(main_path), "draft": draft and str(draft), "threads": 1, "offload": "0"}
             process.stdin.write(json.dumps({**options, "minutes": minutes}) + "\n")
             process.stdin.flush()
             return process

@@ -83,7 +83,7 @@ class ScriptedEngine:
 
     async def run(self, *, persist=False):
         path = self.draft_path
-        self.loaded = Loaded(self.name, path and path.name, 512, 2, None, draft_path=path, gpu_layers=3)
+        self.loaded = Loaded(self.name, path and path.name, 512, 2, None, draft_path=path, offload="3")
         self.ready.set()
         await self._stopped.wait()
 
@@ -209,7 +209,7 @@ def test_training_starts_when_the_server_is_idle_and_waits_for_answers(home, mai
             if sys.platform == "linux":
                 assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
             folder = HeadVersions(main).folder
-            expected = {"main": str(main), "draft": None, "threads": 2, "gpu_layers": 3}
+            expected = {"main": str(main), "draft": None, "threads": 2, "offload": "3"}
             assert starts(home) == [expected | {"folder": str(folder), "minutes": Pace().minutes}]
             described = world.training.described(world.model)
             assert (described["training"], described["share"], described["kept_answers"]) == (True, 0.25, 20)

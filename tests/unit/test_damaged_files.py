@@ -26,6 +26,7 @@ from spec_local.datastore import datastore, text_files
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.kernels import check, choice, measure, records
 from spec_local.llama import gguf_header
+from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model_file import check_header
 from spec_local.models import catalog, hub_cache, ollama, program_folders
 from spec_local.models.head_versions import HeadVersions
@@ -61,14 +62,14 @@ class Kind:
 
 
 def costs(home, main):
-    known = Conditions(main, 0, 1, 512)
+    known = Conditions(main, ON_CPU, 1, 512)
     cost_store.save(known, CostModel({1: 0.1, 4: 0.2}, {8: 2.0}), 5.0)
     path = cost_store.path_of(known)
     return Kind(path, path.read_bytes(), lambda: cost_store.read(known))
 
 
 def experience(home, main):
-    known = Conditions(main, 0, 1, 512)
+    known = Conditions(main, ON_CPU, 1, 512)
     kind = (True, "chain", False)
     stored = experience_store._File(
         main="main",

@@ -9,6 +9,7 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.llama import gguf_header
+from spec_local.llama.devices import OFFLOADED
 from spec_local.models import catalog
 from spec_local.models.head_versions import HeadVersions
 from spec_local.opening import drafters
@@ -50,7 +51,7 @@ def main(home):
 
 
 def conditions(path):
-    return Conditions(path, -1, 2, 4096)
+    return Conditions(path, OFFLOADED, 2, 4096)
 
 
 def found(main, spare=ALL):

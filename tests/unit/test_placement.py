@@ -1,15 +1,11 @@
 """The devices of the models: which placement is the fastest for given costs, and what is refused."""
 
-import sys
-
 import pytest
 
-from spec_local.calibration.placement import PLACEMENTS, DeviceCosts, Placement, choose
+from spec_local.calibration.placement import DeviceCosts, Placement, choose
 from spec_local.errors import InvalidRequest
-from spec_local.llama import runtime
-from spec_local.llama.devices import fixed_gpu_layers, has_metal
+from spec_local.llama.devices import OFFLOADED, ON_CPU, Offload, candidates, fixed_offload
 from spec_local.policies.cost_model import CostModel
-from spec_local.system import machine
 
 
 def costs(one, several=None):
@@ -25,6 +21,12 @@ def placed(metal, cpu, **options):
     return choose(found)
 
 
+PLACEMENTS = [
+    Placement("metal", "metal"),
+    Placement("cpu", "cpu"),
+    Placement("metal", "cpu"),
+    Placement("cpu", "metal"),
+]
 # Seconds per call on each device: of the main model with 1 and with 17 tokens, and of the draft model.
 WINNERS = {
     ("metal", "metal"): ((0.05, 0.06, 0.004), (0.06, 0.3, 0.01)),
@@ -39,7 +41,7 @@ def test_each_placement_is_the_best_one_for_some_costs(best, seconds):
     choice = placed(*seconds)
     assert choice.best == Placement(*best)
     assert choice.fastest_plain == best[0]
-    assert list(choice.drafting) == list(PLACEMENTS)
+    assert list(choice.drafting) == PLACEMENTS
     fastest = max(choice.drafting.values())
     assert choice.drafting[choice.best] == fastest
     assert fastest > 1.5 * max(choice.plain.values())
@@ -76,7 +78,7 @@ def test_ties_go_to_the_simpler_placement():
 def test_without_a_draft_model_plain_decoding_decides():
     choice = placed((0.06, 0.065, None), (0.05, 0.4, None))
     assert choice.best == Placement("cpu", "cpu")
-    assert choice.sentences() == ["Plain decoding is fastest on the CPU (20 tokens/s; Metal 17)."]
+    assert choice.sentences() == ["Plain decoding is fastest on the CPU (20 tokens/s; metal 17)."]
 
 
 def test_a_head_is_where_the_main_model_is():
@@ -100,55 +102,47 @@ def test_one_device():
 
 def test_sentences():
     plain, drafts = placed((0.10, 0.12, 0.004), (0.05, 0.06, 0.020)).sentences()
-    assert plain == "Plain decoding is fastest on the CPU (20 tokens/s; Metal 10)."
+    assert plain == "Plain decoding is fastest on the CPU (20 tokens/s; metal 10)."
     assert drafts == (
-        "With drafts: main on the CPU, draft on Metal (51 tokens/s expected at 0.8 acceptance; both on "
-        "Metal 30; both on the CPU 27; main on Metal, draft on the CPU 18)."
+        "With drafts: main on the CPU, draft on metal (51 tokens/s expected at 0.8 acceptance; both on "
+        "metal 30; both on the CPU 27; main on metal, draft on the CPU 18)."
     )
     slow, _ = placed((1.0, 1.2, 0.04), (0.7, 1.0, 0.02)).sentences()
-    assert slow == "Plain decoding is fastest on the CPU (1.4 tokens/s; Metal 1.0)."
+    assert slow == "Plain decoding is fastest on the CPU (1.4 tokens/s; metal 1.0)."
 
 
-def test_on_a_mac_the_fastest_device_is_found_out(a_mac):
-    assert has_metal()
-    assert fixed_gpu_layers("auto") is None
-    assert fixed_gpu_layers("metal") == -1
-    assert fixed_gpu_layers("cpu") == 0
+def test_with_a_gpu_the_fastest_device_is_found_out(a_gpu):
+    assert fixed_offload("auto") is None
+    assert candidates() == {"metal": OFFLOADED, "cpu": ON_CPU}
+    assert fixed_offload("gpu") == OFFLOADED
+    assert fixed_offload("metal") == Offload(-1, "metal")
+    assert fixed_offload("cpu") == ON_CPU
 
 
-def test_explicit_layers_win(a_mac):
+def test_explicit_layers_win(a_gpu):
     for given in (-1, 0, 20):
-        assert fixed_gpu_layers("auto", given) == given
-    assert fixed_gpu_layers("metal", 20) == 20
-    assert fixed_gpu_layers("cpu", 0) == 0
-    assert fixed_gpu_layers("auto", None, ["10.0.0.2:50052"]) == -1
+        assert fixed_offload("auto", given) == Offload(given)
+    assert fixed_offload("metal", 20) == Offload(20, "metal")
+    assert fixed_offload("cpu", 0) == ON_CPU
+    assert fixed_offload("auto", None, ["10.0.0.2:50052"]) == OFFLOADED
 
 
-@pytest.mark.parametrize(
-    ("system", "machine_name", "is_apple"),
-    [("darwin", "arm64", True), ("darwin", "x86_64", False), ("linux", "aarch64", False)],
-)
-def test_which_machines_are_macs_with_apple_silicon(monkeypatch, system, machine_name, is_apple):
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr("platform.machine", lambda: machine_name)
-    assert machine.is_apple_silicon() == is_apple
+def test_without_a_gpu():
+    """The number of layers is kept: costs are stored with it."""
+    assert fixed_offload("auto") == OFFLOADED
+    assert fixed_offload("auto", 7) == Offload(7)
+    assert fixed_offload("cpu") == ON_CPU
+    assert candidates() == {"cpu": ON_CPU}
+    for device in ("gpu", "vulkan0"):
+        with pytest.raises(InvalidRequest, match=f"`device={device}` cannot be used, as .* finds no GPU"):
+            fixed_offload(device)
 
 
-def test_elsewhere_auto_is_what_it_was(pretend, monkeypatch):
-    """On other systems the GPU, if any, holds all layers, and llama.cpp is not asked."""
-    pretend(is_apple_silicon=False)
-    monkeypatch.setattr(runtime.ggml(), "ggml_backend_dev_count", None)
-    assert fixed_gpu_layers("auto") == -1
-    assert fixed_gpu_layers("auto", 7) == 7
-    assert fixed_gpu_layers("cpu") == 0
-
-
-def test_a_build_without_metal(a_mac):
-    a_mac(False)
-    assert fixed_gpu_layers("auto") == -1
-    with pytest.raises(InvalidRequest, match="built without Metal: reinstall llama-cpp-python") as raised:
-        fixed_gpu_layers("metal")
-    assert "\n" not in str(raised.value)
+def test_a_gpu_with_another_name(a_gpu):
+    with pytest.raises(InvalidRequest, match="`device=vulkan0` is unknown: this machine has metal, cpu"):
+        fixed_offload("vulkan0")
+    with pytest.raises(InvalidRequest, match="`draft_device=vulkan0` is unknown"):
+        fixed_offload("vulkan0", setting="draft_device")
 
 
 @pytest.mark.parametrize(
@@ -158,17 +152,10 @@ def test_a_build_without_metal(a_mac):
         (("cpu", -1), "`device=cpu` contradicts `gpu_layers=-1`: remove one of them"),
         (("metal", 0), "`device=metal` contradicts `gpu_layers=0`: remove one of them"),
         (("cpu", None, ["10.0.0.2"]), "`device=cpu` is for models on this machine alone: remove it"),
+        (("a GPU",), "device 'a GPU' is unknown: give auto, gpu, cpu, or a name that specdec doctor shows"),
     ],
 )
-def test_contradictions(a_mac, arguments, why):
+def test_contradictions(a_gpu, arguments, why):
     with pytest.raises(InvalidRequest, match=why) as raised:
-        fixed_gpu_layers(*arguments)
+        fixed_offload(*arguments)
     assert "\n" not in str(raised.value)
-
-
-def test_metal_on_another_machine(pretend):
-    pretend(is_apple_silicon=False)
-    with pytest.raises(
-        InvalidRequest, match="is for Macs with Apple silicon, which this machine is not: remove"
-    ):
-        fixed_gpu_layers("metal")

@@ -50,7 +50,7 @@ def test_signatures_that_a_person_would_write():
         "    draft: Path | str | None = None,",
         "    *,",
         "    n_ctx: int | None = None,",
-        "    device: Literal['auto', 'metal', 'cpu'] = 'auto',",
+        "    device: str = 'auto',",
         "    draft_vocab: int | Literal['auto', 'all'] = 'auto',",
         "    log: Callable[[str], None] | None = None,",
         ") -> Session",

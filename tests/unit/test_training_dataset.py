@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from spec_local import bfloat16
 from spec_local.errors import InvalidRequest
-from spec_local.training import bfloat16, shards
+from spec_local.training import shards
 from spec_local.training.dataset import Dataset, batches, select_tokens
 from spec_local.training.shards import Shard
 from tests.training_data import EMBEDDINGS, N_VOCAB, WIDTH, chain, document

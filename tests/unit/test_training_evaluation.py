@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from spec_local.training import bfloat16, shards
+from spec_local import bfloat16
+from spec_local.training import shards
 from spec_local.training.dataset import Dataset
 from spec_local.training.evaluation import DEPTH, evaluate
 from spec_local.training.head_shape import HeadShape, tensor_shapes

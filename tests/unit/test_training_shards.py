@@ -6,8 +6,9 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from spec_local import bfloat16
 from spec_local.errors import InvalidRequest
-from spec_local.training import bfloat16, shards
+from spec_local.training import shards
 from spec_local.training.shards import Document, Shard
 from tests.training_data import chain, document
 

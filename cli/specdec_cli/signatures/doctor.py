@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Check that llama.cpp runs on this machine, and show its CPU kernels and whether pictures can be read.
+    """Check that llama.cpp runs on this machine, and show its GPUs, CPU kernels, and what it can read.
 
     Examples:
 
@@ -19,12 +19,12 @@ class DoctorOptions:
     """
 
     part: Annotated[
-        Literal["kernels", "pictures", "rpc"] | None,
+        Literal["kernels", "pictures", "gpu", "rpc"] | None,
         Argument(
-            metavar="kernels|pictures|rpc",
+            metavar="PART",
             help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. pictures: with --fix, "
-            "rebuild llama-cpp-python if it cannot read pictures. rpc: also check llama.cpp's RPC backend, "
-            "which --workers needs.",
+            "rebuild llama-cpp-python if it cannot read pictures. gpu: with --fix, rebuild it for a GPU. "
+            "rpc: also check llama.cpp's RPC backend, which --workers needs.",
         ),
     ] = None
     fix: Annotated[

@@ -9,11 +9,13 @@ import importlib.metadata
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from spec_local.errors import InvalidRequest
 from spec_local.system import machine
 from spec_local.system.processors import usable_processors
 
@@ -91,6 +93,28 @@ def with_pictures() -> BuildRecipe:
     """Return the build for this processor that can read pictures; CMAKE_ARGS of the environment add to it."""
     given = os.environ.get("CMAKE_ARGS", "")
     return BuildRecipe("a build with libmtmd", f"{given} -DLLAVA_BUILD=ON {_COMMON}".strip())
+
+
+def with_gpu() -> BuildRecipe:
+    """Return the build for the GPU of this machine; CMAKE_ARGS of the environment add to it.
+
+    Raises:
+        InvalidRequest: what it needs is not installed.
+    """
+    given = os.environ.get("CMAKE_ARGS", "")
+    if sys.platform == "darwin":
+        name, option = "Metal", "-DGGML_METAL=ON"
+    elif shutil.which("nvcc"):
+        name, option = "CUDA", "-DGGML_CUDA=ON"
+    elif shutil.which("glslc"):
+        name, option = "Vulkan", "-DGGML_VULKAN=ON"
+    else:
+        raise InvalidRequest(
+            "no compiler for a GPU is installed: install CUDA for one by NVIDIA, or Vulkan (on Debian and "
+            "Ubuntu: apt install glslc libvulkan-dev), and run specdec doctor --fix gpu again"
+        )
+    arguments = f"{given} {option} -DLLAVA_BUILD=ON {_COMMON}".strip()
+    return BuildRecipe(f"a build with {name}", arguments)
 
 
 def _cmake_args(options: tuple[str, ...]) -> str:

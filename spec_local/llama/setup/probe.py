@@ -12,6 +12,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from spec_local import kernels
 from spec_local.core.calls import run
 from spec_local.errors import BackendCrash, BackendError, ContextOverflow, ModelFileError
 from spec_local.llama import mtmd, runtime
+from spec_local.llama.devices import OFFLOADED, Offload, gpus
 from spec_local.llama.gguf_header import read_metadata
 from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.memory import shortage
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _SLOWEST_DISK = 1e7
 """Bytes per second, as of a network folder over Wi-Fi. A model that does not fit in the memory is read again
 for every token, and is unusable from such a disk anyway."""
+_CONTEXT = 64  # tokens of the test's context
 _WITHOUT_KERNELS, _MAIN = "--without-kernels", "--main="  # arguments of the child process
 
 
@@ -46,7 +49,7 @@ def probe_build() -> ChildResult:
 
 def probe_file(
     path: Path,
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     *,
     without_kernels: bool = False,
     main: Path | None = None,
@@ -58,12 +61,12 @@ def probe_file(
         main: the main model of a head, which cannot be evaluated without it.
         seconds: time after which the child process is killed; by default, `deadline`.
     """
-    return probe_files([path], gpu_layers, without_kernels=without_kernels, main=main, seconds=seconds)[0]
+    return probe_files([path], offload, without_kernels=without_kernels, main=main, seconds=seconds)[0]
 
 
 def probe_files(
     paths: Sequence[Path],
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     *,
     without_kernels: bool = False,
     main: Path | None = None,
@@ -71,7 +74,7 @@ def probe_files(
 ) -> list[ChildResult]:
     """As `probe_file`, with several files at the same time."""
     options = [_WITHOUT_KERNELS] * without_kernels + [f"{_MAIN}{main}"] * (main is not None)
-    calls = [(str(path), str(gpu_layers), *options) for path in paths]
+    calls = [(str(path), str(offload), *options) for path in paths]
     return _run_children(calls, deadline=seconds or deadline(paths))
 
 
@@ -88,7 +91,7 @@ def _size(path: Path) -> int:
 def check_model_file(
     path: Path,
     *,
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     main: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -102,13 +105,13 @@ def check_model_file(
         ContextOverflow: there is not enough memory for it.
         BackendCrash: llama.cpp or the CPU kernels crash on this machine.
     """
-    check_model_files([path], gpu_layers=gpu_layers, main=main, log=log)
+    check_model_files([path], offload=offload, main=main, log=log)
 
 
 def check_model_files(
     paths: Sequence[Path],
     *,
-    gpu_layers: int = -1,
+    offload: Offload = OFFLOADED,
     main: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -116,19 +119,19 @@ def check_model_files(
     marks = {}
     for path in paths:
         check_header(path)
-        mark = _mark(path, gpu_layers, main)
+        mark = _mark(path, offload, main)
         if not mark.exists():
             log(f"checking {path.name} (first use on this machine)")
             marks[path] = mark
-    results = probe_files(list(marks), gpu_layers, main=main) if marks else []
+    results = probe_files(list(marks), offload, main=main) if marks else []
     for (path, mark), result in zip(marks.items(), results, strict=True):
-        _raise_failure(path, result, gpu_layers, main)
+        _raise_failure(path, result, offload, main)
         with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
             write_atomically(mark, os.fsencode(path))
 
 
 def check_projector_file(
-    path: Path, main: Path, *, gpu_layers: int = -1, log: Callable[[str], None] = lambda line: None
+    path: Path, main: Path, *, offload: Offload = OFFLOADED, log: Callable[[str], None] = lambda line: None
 ) -> None:
     """Raise an error if a projector crashes llama.cpp, or cannot encode an image for a main model.
 
@@ -136,22 +139,22 @@ def check_projector_file(
         ModelFileError, ContextOverflow, BackendCrash: see `check_model_file`.
     """
     check_gguf(path)
-    mark = _mark(path, gpu_layers, main)
+    mark = _mark(path, offload, main)
     if mark.exists():
         return
     log(f"checking {path.name} (first use on this machine)")
-    _raise_failure(path, probe_file(path, gpu_layers, main=main), gpu_layers, main)
+    _raise_failure(path, probe_file(path, offload, main=main), offload, main)
     with contextlib.suppress(OSError):
         write_atomically(mark, os.fsencode(path))
 
 
-def _mark(path: Path, gpu_layers: int, main: Path | None) -> Path:
+def _mark(path: Path, offload: Offload, main: Path | None) -> Path:
     """The file that exists if a model file has passed the check."""
-    fingerprint = runtime.fingerprint(path, gpu_layers, *([runtime.fingerprint(main)] if main else []))
+    fingerprint = runtime.fingerprint(path, str(offload), *([runtime.fingerprint(main)] if main else []))
     return user_folder("cache") / "checked-models" / fingerprint
 
 
-def _raise_failure(path: Path, result: ChildResult, gpu_layers: int, main: Path | None) -> None:
+def _raise_failure(path: Path, result: ChildResult, offload: Offload, main: Path | None) -> None:
     """Raise the error for a test that failed."""
     if result.error:
         is_short = result.facts.get("kind") == ContextOverflow.__name__
@@ -164,9 +167,7 @@ def _raise_failure(path: Path, result: ChildResult, gpu_layers: int, main: Path 
         raise BackendCrash(
             f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
         )
-    without = kernels.status().instruction_set and probe_file(
-        path, gpu_layers, without_kernels=True, main=main
-    )
+    without = kernels.status().instruction_set and probe_file(path, offload, without_kernels=True, main=main)
     if without and without.works:
         raise BackendCrash(
             f"the CPU kernels crash with {path} ({result.crash}): add `kernels=off`, and please report it"
@@ -187,23 +188,25 @@ def _run_children(calls: Sequence[Sequence[str]], *, deadline: float = DEADLINE_
     return run_children("spec_local.llama.setup.probe", calls, deadline=deadline, environment=environment)
 
 
-def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
+def _exercise(path: Path, offload: Offload, main: Path | None = None) -> None:
     """Use a model as a session does: evaluate single tokens and a batch, roll back, read and write text."""
     import numpy as np
 
+    from spec_local.llama.fitting import n_that_fit
     from spec_local.llama.model import Model
     from spec_local.llama.open import open_sequence
 
     if main and read_metadata(path).get("general.architecture") == "clip":
         _exercise_projector(path, Model(main, weights=False))
         return
-    model = Model(path, gpu_layers=gpu_layers, load_mtp=True)
+    n_offloaded = n_that_fit(path, offload, lambda header: header.kv_bytes(_CONTEXT))
+    model = Model(path, offload=offload, n_offloaded=n_offloaded, load_mtp=True)
     if model.is_head:
         if main:
-            _exercise_head(Model(main, gpu_layers=gpu_layers), model)
+            _exercise_head(Model(main, offload=offload), model)
         return
     vocabulary = model.vocabulary
-    row = open_sequence(model, n_ctx=64, max_tokens=16, max_logits=16)
+    row = open_sequence(model, n_ctx=_CONTEXT, max_tokens=16, max_logits=16)
     tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
     for batch in (tokens[:1], tokens[1:2], tokens):
         if not np.isfinite(run(row.call(batch))).any(axis=1).all():
@@ -254,9 +257,9 @@ def _exercise_build() -> None:
     with tempfile.TemporaryDirectory() as folder:
         # K-quants and their kernels need a width of 256.
         source = write_tiny_model(Path(folder) / "f16.gguf", n_embd=256)
-        _exercise(source, -1)
+        _exercise(source, OFFLOADED)
         for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
-            _exercise(quantize(source, Path(folder) / f"{kind}.gguf", kind), -1)
+            _exercise(quantize(source, Path(folder) / f"{kind}.gguf", kind), OFFLOADED)
 
 
 def _why_no_pictures() -> str:
@@ -275,11 +278,11 @@ def _work(arguments: list[str]) -> dict[str, Any]:
         if native := kernels.installed():  # a crash depends on the sizes of a matrix, never on its content
             native.pack_ends()
         main = next((Path(a.removeprefix(_MAIN)) for a in arguments[2:] if a.startswith(_MAIN)), None)
-        _exercise(Path(arguments[0]), int(arguments[1]), main)
+        _exercise(Path(arguments[0]), Offload.parse(arguments[1]), main)
     else:
         kernels.use("off")  # the kernels have their own self-test
         _exercise_build()
-    facts = {"system": runtime.system_info(), "gpu": bool(runtime.gpus())}
+    facts = {"system": runtime.system_info(), "gpus": [asdict(gpu) for gpu in gpus()]}
     return facts if arguments else facts | {"pictures": _why_no_pictures()}
 
 

@@ -349,7 +349,7 @@ class IdleTraining:
             "main": str(learner.main.absolute()),
             "draft": str(draft.absolute()) if draft else None,
             "threads": learner.session.get("threads"),
-            "gpu_layers": loaded.gpu_layers if loaded else 0,
+            "offload": loaded.offload if loaded else "0",
             "folder": str(learner.versions.folder),
             "minutes": self._pace.minutes,
         }

@@ -163,7 +163,7 @@ def _running(model: ServedModel, size: int) -> dict[str, Any]:
     needed = model.plan.needed if model.plan else size
     return {
         "size": needed,
-        "size_vram": needed if model.loaded.gpu_layers else 0,
+        "size_vram": needed if model.loaded.offload != "0" else 0,
         "expires_at": timestamp(time.time_ns() + round(1e9 * min(left, _FOREVER_S))),
         "context_length": model.loaded.n_ctx,
     }

@@ -30,6 +30,7 @@ from spec_local.chat.tool_use import ToolUse
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError, as_failure
 from spec_local.llama import workers
+from spec_local.llama.devices import ON_CPU
 from spec_local.reasoning.markers import Splitter
 from spec_local.server.supervision.events import (
     AnswerRequest,
@@ -171,7 +172,7 @@ class EngineProcess:
             template=self._model.chat_template,
             properties={"version": __version__, "n_vocab": session.main.limits.n_vocab},
             draft_path=session.draft.model.path if session.draft else None,
-            gpu_layers=self._model.gpu_layers if self._model.is_on_gpu else 0,
+            offload=str(self._model.offload) if self._model.is_on_gpu else str(ON_CPU),
             reads_images=self._model.projector is not None,
         )
 

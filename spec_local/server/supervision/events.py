@@ -188,7 +188,7 @@ class Loaded:
         n_ctx: context length of an answer in tokens. n_parallel: answers at the same time.
         template: the chat template; None: the model has none.
         properties: what /props tells besides.
-        draft_path: the file of `draft`. gpu_layers: of the main model; negative: all.
+        draft_path: the file of `draft`. offload: of the main model, as text.
         reads_images: the main model has a projector.
         image_hosts: from which the server fetches images: see `ImageHosts`.
     """
@@ -200,6 +200,6 @@ class Loaded:
     template: str | None
     properties: Mapping[str, Any] = field(default_factory=dict)
     draft_path: Path | None = None
-    gpu_layers: int = 0
+    offload: str = "0"
     reads_images: bool = False
     image_hosts: Sequence[str] = ()

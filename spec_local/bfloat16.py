@@ -1,7 +1,7 @@
 """bfloat16 in NumPy, which has no such type: the upper half of a float32, as uint16.
 
-Hidden states are stored in it. Some models have components beyond the largest float16, and the arithmetic of
-the training has no more precision.
+The hidden states of a training are stored in it: some models have components beyond the largest float16, and
+the arithmetic of the training has no more precision.
 """
 
 import numpy as np

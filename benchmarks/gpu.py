@@ -1,10 +1,11 @@
 """Measure a pair of models on each device of this machine, and print a report to send in.
 
-    python benchmarks/apple_silicon.py MAIN.gguf DRAFT.gguf [--rounds 3] [--n 64] [--prompts 3]
+    python benchmarks/gpu.py MAIN.gguf DRAFT.gguf [--rounds 3] [--n 64] [--prompts 3]
 
-It is meant for Macs with Apple silicon, and runs on any machine; a device that is missing is left out. The
-report is one block of Markdown for docs/apple-silicon.md: the costs of calls on Metal, and on the CPU with
-and without this project's kernels; the devices that `--device auto` chooses; and the speed of some answers.
+The report is one block of Markdown for docs/gpu.md: the costs of calls on each GPU, and on the CPU with and
+without this project's kernels; the devices that `--device auto` chooses; and the speed of
+some answers, with both models on each device, and with one on each. For llama.cpp's own speed beside it, see
+rivals.py.
 
 The devices are measured one after another, so that the memory holds each model once: close other programs,
 and let a laptop that has no fan cool down before. The costs are stored as those of `specdec tune` are.
@@ -27,28 +28,28 @@ from spec_local.bench.figures import summarise
 from spec_local.bench.record import processor
 from spec_local.bench.runner import Outcome
 from spec_local.bench.variants import PLAIN, variants
-from spec_local.calibration.placement import NAMES, DeviceCosts, choose
+from spec_local.calibration.placement import DeviceCosts, choose, shown
 from spec_local.calibration.tuning import Measurement, tune
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama import runtime
-from spec_local.llama.devices import GPU_LAYERS, Device, DeviceOption, has_metal
+from spec_local.llama.devices import CPU, candidates, gpus
 from spec_local.llama.model import Model
 from spec_local.llama.setup.probe import check_model_file
 from spec_local.system.files import format_size
 from spec_local.system.machine import OtherPrograms, binding_version, default_threads, used_by_others
 
-_SIZES = (1, 2, 4, 8)  # tokens a call
+_SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16)  # tokens a call; many kernels of GPUs are for up to 8
 
 
 class Place(NamedTuple):
     """A device, and whether its CPU kernels are ours; they do not compute on a GPU."""
 
-    device: Device
+    device: str
     kernels: kernels.Mode
 
     def cells(self) -> list[str]:
         name = {"auto": "specdec", "off": "llama.cpp"}[self.kernels]
-        return [NAMES[self.device], name if self.device == "cpu" else "–"]
+        return [shown(self.device), name if self.device == CPU else "–"]
 
 
 def main() -> None:
@@ -66,21 +67,25 @@ def main() -> None:
     usual = kernels.mode()
     places = places_here()
     costs = {place: costs_at(place, options) for place in places}
-    outcomes = {tuple(place.cells()): answers(place.device, place.kernels, options) for place in places}
+    outcomes = {
+        tuple(place.cells()): answers(place.device, place.device, place.kernels, options) for place in places
+    }
     known = {}
     for place, (of_main, of_draft) in costs.items():
         known.setdefault(place.device, DeviceCosts(of_main.costs, of_draft.costs))
     choice = choose(known)
-    if choice.best.main != choice.best.draft:
-        on_cpu = next(place for place in places if place.device == "cpu")
-        outcomes[str(choice.best), on_cpu.cells()[1]] = answers("auto", on_cpu.kernels, options)
+    usual_on_cpu = next(place for place in places if place.device == CPU)
+    for each in choice.drafting:
+        if each.main != each.draft:
+            found = answers(each.main, each.draft, usual_on_cpu.kernels, options)
+            outcomes[str(each), usual_on_cpu.cells()[1]] = found
     kernels.use(usual)
     note("")
     print_machine(options)
     for i, path in enumerate((options.main, options.draft)):
         print_costs(path, {place: both[i] for place, both in costs.items()})
     print("### Devices\n")
-    alone = "There is no Metal here: only the CPU was measured."
+    alone = "There is no GPU here: only the CPU was measured."
     print(" ".join(choice.sentences()) if len(known) > 1 else alone, end="\n\n")
     print_answers(outcomes, options)
     print(f"Meanwhile, {used_by_others(programs.cores())}.")
@@ -89,24 +94,24 @@ def main() -> None:
 def places_here() -> list[Place]:
     """What can be measured on this machine, with our kernels first: those that are off at first stay off."""
     modes: tuple[kernels.Mode, ...] = kernels.MODES if kernels.status().instruction_set else ("off",)
-    on_gpu = [Place("metal", modes[0])] if has_metal() else []
-    return [*on_gpu, *(Place("cpu", mode) for mode in modes)]
+    on_gpus = [Place(name, modes[0]) for name in candidates() if name != CPU]
+    return [*on_gpus, *(Place(CPU, mode) for mode in modes)]
 
 
 def costs_at(place: Place, options: argparse.Namespace) -> tuple[Measurement, Measurement]:
     """The costs of the main model's and of the draft model's calls, as `specdec tune` measures them."""
     kernels.use(place.kernels)
-    layers, found = GPU_LAYERS[place.device], []
+    offload, found = candidates()[place.device], []
     for path, n_logits in ((options.main, MAX_DRAFT + 1), (options.draft, 1)):
         note(f"{', '.join(place.cells())}: calls of {path.name}")
-        check_model_file(path, gpu_layers=layers)
-        with closing(Model(path, gpu_layers=layers)) as model:
+        check_model_file(path, offload=offload)
+        with closing(Model(path, offload=offload)) as model:
             n_ctx, threads = model.n_ctx(options.ctx), [options.threads]
             found += tune(model, threads, n_ctx=n_ctx, max_logits=n_logits, rounds=options.rounds)
     return found[0], found[1]
 
 
-def answers(device: DeviceOption, mode: kernels.Mode, options: argparse.Namespace) -> list[Outcome]:
+def answers(main: str, draft: str, mode: kernels.Mode, options: argparse.Namespace) -> list[Outcome]:
     """Answers to some prompts, plain and with drafts in turns, as `specdec bench` measures them."""
     kernels.use(mode)
     settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=options.n, seed=0)
@@ -116,14 +121,15 @@ def answers(device: DeviceOption, mode: kernels.Mode, options: argparse.Namespac
         options.draft,
         n_ctx=options.ctx,
         threads=options.threads,
-        device=device,
+        device=main,
+        draft_device=draft,
         prompt_cache="off",
     ) as session:
         questions = runner.tokenize(session.main.model, chosen)
         found = []
         for event in runner.measure(session, questions, variants(settings, {})):
             if isinstance(event, Outcome):
-                note(f"{device}, kernels {mode}: {event.prompt}")
+                note(f"main on {main}, draft on {draft}, kernels {mode}: {event.prompt}")
                 found.append(event)
         return found
 
@@ -133,7 +139,9 @@ def print_machine(options: argparse.Namespace) -> None:
     memory = format_size(psutil.virtual_memory().total)
     print(f"- {platform.platform()}, {psutil.cpu_count(logical=False)} cores, {memory} of memory")
     print(f"- specdec {spec_local.__version__}, llama-cpp-python {binding_version()}")
-    print(f"- {', '.join(runtime.devices())}: {' '.join(runtime.features())}")
+    for gpu in gpus():
+        print(f"- {gpu.name}: {gpu.description}, {format_size(gpu.total)}")
+    print(f"- llama.cpp: {' '.join(runtime.features())}")
     print(f"- CPU kernels: {kernels.status()}; {options.threads} threads, context of {options.ctx} tokens\n")
 
 
