@@ -107,8 +107,8 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(self.n_offloaded, 2**31 - 1))
         params.load_mtp = load_mtp
-        # Otherwise layers that are not on a GPU are in memory that the GPU can read, for which neither specdec's
-        # CPU kernels nor llama.cpp's own repack them.
+        # Otherwise layers that are not on a GPU are in memory that it can read, and neither specdec's CPU
+        # kernels nor llama.cpp's own repack them.
         params.no_host = True
         # With an empty list, llama.cpp does not even prepare a GPU.
         is_chosen = self.offload.gpu or not self.offload.layers
