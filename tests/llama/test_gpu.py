@@ -3,6 +3,7 @@
 `tools/test_vulkan.py` runs this, and other tests of this folder, with a driver that computes on the CPU.
 """
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -128,8 +129,8 @@ def test_the_text_is_that_without_drafts(files, kind, place, f32_caches):
         assert found[0] == expected
 
 
-def answer(session, settings):
-    events = list(session.generate("the of and to", settings))
+def answer(session, settings, prompt="the of and to"):
+    events = list(session.generate(prompt, settings))
     return text_of(events), events[-1].statistics
 
 
@@ -162,6 +163,27 @@ def test_large_calls_of_a_model_on_the_cpu_stay_there(tmp_path, make_context):
     run(one.call(PROMPT[:-20], n_logits=0))
     small = run(one.call(PROMPT[-20:], n_logits=2))
     np.testing.assert_allclose(small, large, atol=1e-4, rtol=0)
+
+
+def test_what_was_read_is_restored(files):
+    """From the disk, of both models, in another session."""
+    prompt, settings = "the of and to water people " * 12, replace(DRAFT, max_tokens=12)
+    options = {"n_ctx": 256, "threads": 1, "device": "gpu", "prompt_cache": 1 << 28}
+    answers = []
+    for _ in range(2):
+        with Session.open(*files["model"], **options) as session:
+            answers.append(answer(session, settings, prompt))
+    (first, _), (again, statistics) = answers
+    assert again == first
+    assert statistics.cached_n >= 64
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_json(files, draft):
+    schema = json.dumps({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]})
+    with Session.open(*files["eagle"], n_ctx=256, threads=1, device="gpu") as session:
+        text, _ = answer(session, replace(DRAFT if draft else PLAIN, json_schema=schema, max_tokens=60))
+        assert json.loads(text)["a"] in (1, 2)
 
 
 def test_a_session_shows_where_its_models_are(files):
