@@ -112,8 +112,8 @@ PLACES = {"both": (OFFLOADED, OFFLOADED), "main": (OFFLOADED, ON_CPU), "draft": 
 )
 def test_the_text_is_that_without_drafts(files, kind, place, f32_caches):
     """With chains, trees, and two answers at the same time, wherever the models are."""
-    if kind in ("mtp", "chained") and place != "both":
-        pytest.skip("the head is in the main model's file")
+    if kind != "model" and place == "draft":
+        pytest.skip("a head runs where its main model does")
     main, draft = PLACES[place]
     settings = replace(SETTINGS, offload=main, draft_offload=draft)
     sequences, resources = load(*files[kind], settings, lambda line: None)
@@ -122,7 +122,7 @@ def test_the_text_is_that_without_drafts(files, kind, place, f32_caches):
         for more in ({}, {"shape": "tree", "tree_nodes": 8}, {"policy": "adaptive"}):
             text, statistics = answer(session, replace(DRAFT, **more))
             assert text == expected
-            assert statistics.draft_n
+            assert statistics.draft_n or "policy" in more  # the costs of a busy machine may allow no draft
         found = ["", ""]
         for number, event in session.generate_many(["the of and to", "water people"], DRAFT):
             found[number] += getattr(event, "text", "")
