@@ -9,7 +9,7 @@ KERNELS := $(wildcard spec_local/kernels/*.cpp spec_local/kernels/*.h)
 # requirements-dev.txt has the version of each package, so that everybody tests the same.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements-dev.txt
 
-.PHONY: demo test test-lowest lint format wheels clean
+.PHONY: demo test test-lowest test-gpu lint format wheels clean
 
 demo: .venv/checked
 	$(BIN)/specdec models pull starter
@@ -32,6 +32,10 @@ test: .venv/installed-dev .venv/all-kernels .venv/rpc .venv/libraries/installed 
 test-lowest: .venv/lowest/installed
 	.venv/lowest/bin/python -m pytest -n auto --ignore-glob='*/test_training_*' tests/unit
 	.venv/lowest/bin/python -m pytest -n auto tests/cli/test_help.py tests/cli/test_completion.py tests/cli/test_defaults.py
+
+# On a GPU, or with a driver that computes on the CPU: see tools/test_vulkan.py.
+test-gpu: .venv/installed-dev .venv/checked
+	$(BIN)/python tools/test_vulkan.py .venv/vulkan
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check

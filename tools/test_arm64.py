@@ -48,11 +48,11 @@ def main() -> None:
         print(f"The kernels for Arm were not tested: there is no {', '.join(missing)}")
         return
     try:
-        sources = _sources(folder)
+        llama_cpp = sources(folder)
     except subprocess.CalledProcessError:  # pip has said why
         print("The kernels for Arm were not tested: llama-cpp-python's source archive cannot be downloaded")
         return
-    program = _compiled(sources, folder, prefix)
+    program = _compiled(llama_cpp, folder, prefix)
     own = _products([str(_native(folder))], build.reported()[0]) if not _IS_ARM and build.built() else None
     print("| instruction set | type | products | largest error | bits as on this machine |")
     print("|---|---|---|---|---|")
@@ -91,9 +91,9 @@ def _selected(emulator: str, processor: str, program: Path, wanted: list[str]) -
     return ", ".join(names) or str(reason)
 
 
-def _compiled(sources: Path, folder: Path, prefix: str) -> Path:
+def _compiled(llama_cpp: Path, folder: Path, prefix: str) -> Path:
     """Compile ggml, the kernels and the products for Arm; ggml only once."""
-    theirs = sources / "vendor/llama.cpp/ggml"
+    theirs = llama_cpp / "vendor/llama.cpp/ggml"
     objects = folder / f"ggml-{machine.binding_version()}"
     objects.mkdir(parents=True, exist_ok=True)
     cpu = theirs / "src/ggml-cpu"
@@ -156,7 +156,7 @@ def _native(folder: Path) -> Path:
     return program
 
 
-def _sources(folder: Path) -> Path:
+def sources(folder: Path) -> Path:
     """Return the unpacked source archive of the installed llama-cpp-python.
 
     Raises:

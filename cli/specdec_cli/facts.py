@@ -37,7 +37,8 @@ def setting_lines(session: "Session") -> list[str]:
         models.append(f"draft {draft.model.path.name} ({draft.model.description})")
     if session.mmproj:
         models.append(f"projector {session.mmproj.name}")
-    used = str(kernels.status())
+    on_cpu = main.model.uses_cpu or (draft and draft.model.uses_cpu)
+    used = str(kernels.status()) if on_cpu else "not needed, as no layers are on the CPU"
     if kernels.status().instruction_set and (varying := session.logits_vary):
         used += f"; logits depend on the size of a call: {', '.join(varying)}"
     build = f"llama.cpp (llama-cpp-python {version('llama-cpp-python')})"

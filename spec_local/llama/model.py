@@ -110,6 +110,9 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(self.n_offloaded, 2**31 - 1))
         params.load_mtp = load_mtp
+        # Otherwise layers that are not on a GPU are in memory that it can read, and neither specdec's CPU
+        # kernels nor llama.cpp's own repack them.
+        params.no_host = True
         # With an empty list, llama.cpp does not even prepare a GPU.
         is_chosen = self.offload.gpu or not self.offload.layers
         devices = devices_of(self.workers, [gpu.pointer for gpu in self._gpus] if is_chosen else None)
@@ -208,12 +211,17 @@ class Model:
         return bool(self.workers or (self._gpus and self.n_offloaded))
 
     @property
+    def uses_cpu(self) -> bool:
+        """True if this machine's CPU computes some of its layers."""
+        return not self.is_on_gpu or 0 <= self.n_offloaded <= self.n_layers
+
+    @property
     def device(self) -> str:
         """Where its layers run on this machine, such as ``CPU`` or ``vulkan0 (20 of 33 layers)``."""
         if not self._gpus or not self.n_offloaded:
             return "CPU"
         names, n = " and ".join(gpu.name for gpu in self._gpus), self.n_layers + 1  # and the output matrix
-        return names if not 0 <= self.n_offloaded < n else f"{names} ({self.n_offloaded} of {n} layers)"
+        return f"{names} ({self.n_offloaded} of {n} layers)" if self.uses_cpu else names
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.devices import Offload, usable_gpus
 from spec_local.llama.fitting import n_that_fit
+from spec_local.llama.headers import open_header
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
@@ -173,7 +174,10 @@ def _load_sequences(
     with ExitStack() as stack:
         models = [main]
         if draft:
-            of_draft = replace(settings, offload=settings.draft_offload, workers=())
+            # llama.cpp ends the process if a head is on the CPU but shares tensors that are on a GPU.
+            differs = settings.draft_offload != settings.offload and not _is_head(draft)
+            offload = settings.draft_offload if differs else settings.offload
+            of_draft = replace(settings, offload=offload, workers=())
             models.append(_model(draft, of_draft, log, stack))
         head = choose_head(*models, log=(lambda line: None) if found else log)
         if head and draft:
@@ -200,6 +204,16 @@ def _load_sequences(
                     sequence, (mains[0] if head else sequence).model.vocabulary, settings.draft_vocab
                 )
         return list(zip(mains, drafts, strict=True)), stack.pop_all()
+
+
+def _is_head(path: Path) -> bool:
+    """Return whether a file is a head.
+
+    Raises:
+        ModelFileError, ModelError: see `Model`.
+    """
+    with closing(open_header(path)) as header:
+        return header.is_head
 
 
 def _model(

@@ -7,8 +7,11 @@ import pytest
 import typer
 
 from spec_local.kernels import build, measure
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.session import Session
 from specdec_cli import settings
 from specdec_cli.app import app
+from specdec_cli.facts import setting_lines
 from tests import fake_kernels
 
 pytestmark = [
@@ -161,3 +164,17 @@ def test_every_command_that_runs_models_has_the_option():
     )
     assert having == threads - {"worker"}  # which has no models
     assert {"generate", "chat", "bench", "tune", "models-check", "draft-train", "draft-quantize"} <= having
+
+
+def test_layers_on_a_gpu_need_no_cpu_kernels(a_gpu, tmp_path):
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    for options, uses_cpu in (
+        ({"device": "gpu"}, False),
+        ({"device": "cpu"}, True),
+        ({"draft_device": "cpu"}, True),
+        ({"gpu_layers": 2}, True),
+        ({"gpu_layers": 3}, False),
+    ):
+        with Session.open(path, path, n_ctx=128, threads=1, **options) as session:
+            shown = setting_lines(session)[-1]
+            assert shown.startswith("CPU kernels: not needed, as no layers are on the CPU") != uses_cpu

@@ -11,6 +11,7 @@ from spec_local import kernels
 from spec_local.core.calls import run
 from spec_local.kernels import Status
 from spec_local.llama import runtime
+from spec_local.llama.devices import AUTO, fixed_offload
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from spec_local.llama.tiny import write_tiny_model
@@ -24,6 +25,21 @@ def all_sizes():
     """Our kernels compute calls of all sizes alike, whatever was measured to be slower on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_with_limits", lambda instruction_set, library: Status(instruction_set))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device():
+    """With SPECDEC_TEST_DEVICE=gpu, sessions that do not name a device run there, and none is measured."""
+
+    def fixed(device, gpu_layers=None, *more, **options):
+        if device == AUTO and gpu_layers is None and not options:
+            device = wanted
+        return fixed_offload(device, gpu_layers, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if wanted := os.environ.get("SPECDEC_TEST_DEVICE"):
+            patch.setattr("spec_local.opening.open_models.fixed_offload", fixed)
         yield
 
 
@@ -56,9 +72,8 @@ def own_cache(tmp_path, monkeypatch):
 def unchecked():
     """Open models without their check in a child process, which takes a second for each file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spec_local.opening.loading.check_model_file", lambda *args, **kwargs: None)
-        patch.setattr("spec_local.opening.loading.check_projector_file", lambda *args, **kwargs: None)
-        patch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
+        for name in ("loading.check_model_file", "loading.check_projector_file", "preload.check_model_files"):
+            patch.setattr(f"spec_local.opening.{name}", lambda *args, **kwargs: None)
         yield
 
 

@@ -350,3 +350,17 @@ def test_the_output_of_tiny_models_varies(tmp_path, shape):
     assert not any(map(model.vocabulary.is_end, output))
     other = greedy(model, "So what is the time?", 100)
     assert len(set(zip(output, other, strict=True))) > 30, "the prompt makes no difference"
+
+
+def test_weights_beside_a_gpu_are_repacked(tiny_path, monkeypatch):
+    """In memory that a GPU can read, llama.cpp does not repack them, nor leaves them to specdec's kernels."""
+    lib, passed = runtime.library(), []
+    load = lib.llama_model_load_from_file
+
+    def record(path, params):
+        passed.append(params.no_host)
+        return load(path, params)
+
+    monkeypatch.setattr(lib, "llama_model_load_from_file", record)
+    Model(tiny_path).close()
+    assert passed == [True]

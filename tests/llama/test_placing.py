@@ -264,3 +264,13 @@ def test_a_head_is_where_the_main_model_is(a_gpu, measured, opened, heads, kind)
     assert found == (METAL, METAL)
     assert not [note for note in notes if note.startswith("measuring")]
     assert not calls
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+@pytest.mark.parametrize(("device", "draft_device"), [("gpu", "cpu"), ("cpu", "gpu")])
+def test_a_head_follows_the_main_model_whatever_is_asked_for(
+    a_gpu, opened, heads, kind, device, draft_device
+):
+    """On the CPU, it would end the process: it shares tensors with a main model that is on a GPU."""
+    found, _ = opened(*heads[kind], device=device, draft_device=draft_device)
+    assert found == ((METAL, METAL) if device == "gpu" else (CPU, CPU))

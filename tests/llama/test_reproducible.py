@@ -6,7 +6,7 @@ import pytest
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
 from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama import reproducible, runtime
+from spec_local.llama import reproducible
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.reproducible import open_reproducible_sequences
@@ -191,10 +191,10 @@ def test_drawn_drafts_are_refused_above_temperature_0(path_of):
         list(session.generate(text_of(9), greedy))
 
 
-def test_a_gpu_is_refused(path_of, monkeypatch):
-    monkeypatch.setattr(runtime.library(), "llama_supports_gpu_offload", lambda: True)
+def test_a_gpu_is_refused(path_of, a_gpu):
     with pytest.raises(InvalidRequest, match="`device=cpu`"):
-        Session.open(path_of("Q4_K_M"), reproducible=True)
+        Session.open(path_of("Q4_K_M"), reproducible=True, device="gpu")
+    Session.open(path_of("Q4_K_M"), reproducible=True).close()
     Session.open(path_of("Q4_K_M"), reproducible=True, gpu_layers=0).close()
 
 

@@ -1,0 +1,180 @@
+"""Test specdec with llama.cpp's Vulkan backend: on a GPU if there is one, else with a driver in software.
+
+    python tools/test_vulkan.py FOLDER [PYTEST ARGUMENT…]
+
+Needs Vulkan's headers, its compiler and a driver, CMake and Ninja; without them, nothing is tested, and the
+last line says so. On Debian, install libvulkan-dev, glslc, spirv-headers, and mesa-vulkan-drivers, which
+contains lavapipe, a driver that computes on the CPU; Debian 12 has a new enough one in its backports only.
+
+The backend is compiled from the source archive of the installed llama-cpp-python, and put beside a copy of
+its libraries; the environment stays as it is. FOLDER keeps what was compiled, and the shaders of the driver:
+the first run takes about half an hour on two cores.
+
+All models of the tests are on the device, but for those that ask for the CPU.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+from test_arm64 import sources
+
+from spec_local.system import machine
+
+_HERE = Path(__file__).parents[1]
+_DRIVERS = Path("/usr/share/vulkan/icd.d")
+_HEADER = Path("/usr/include/vulkan/vulkan.hpp")
+_NEEDED = ("cmake", "ninja", "glslc")
+_OLD_LAVAPIPE = (1, 3, 230)
+"""Vulkan's version in Mesa 22.3, whose lavapipe crashes in flash attention; that of Mesa 25 does not."""
+# What pytest runs: what depends on the device. Left out are tests that compare the bits of logits.
+_FILES = (
+    "gpu",
+    "context",
+    "trees",
+    "rows",
+    "heads",
+    "block_heads",
+    "head_trees",
+    "gemma_assistant",
+    "mtp_architectures",
+)
+_TESTS = [f"tests/llama/test_{name}.py" for name in _FILES]
+_OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": "ON",
+    "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+    "CMAKE_INSTALL_RPATH": "$ORIGIN",
+    "GGML_NATIVE": "OFF",  # its CPU backend is not used
+    "GGML_VULKAN": "ON",
+    "LLAMA_BUILD_COMMON": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_CURL": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+}
+# Headers before 1.3.272 (Debian 12 has 1.3.239) do not declare two structures, with which ggml sets up the
+# validation layer. Without that layer, the loader ignores what it is given here in their place.
+_LATER_HEADER = """#pragma once
+#include_next <vulkan/vulkan.hpp>
+#if VK_HEADER_VERSION < 272
+namespace VULKAN_HPP_NAMESPACE {
+enum class LayerSettingTypeEXT { eBool32 };
+struct LayerSettingEXT {
+    const char * layer;
+    const char * setting;
+    LayerSettingTypeEXT type;
+    uint32_t count;
+    const void * values;
+};
+struct LayerSettingsCreateInfoEXT : ValidationFeaturesEXT {
+    template <typename Settings> explicit LayerSettingsCreateInfoEXT(const Settings &) {}
+};
+}  // namespace VULKAN_HPP_NAMESPACE
+#endif
+"""
+_FOUND = "from spec_local.llama.devices import gpus; print(*(gpu.name for gpu in gpus()))"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    arguments, chosen = parser.parse_known_args()
+    folder: Path = arguments.folder.resolve()
+    missing = [name for name in _NEEDED if not shutil.which(name)]
+    missing += ["libvulkan-dev"] * (not _HEADER.exists())
+    if missing:
+        print(f"The GPU backend was not tested: there is no {', '.join(missing)}")
+        return
+    try:
+        llama_cpp = sources(folder)
+    except subprocess.CalledProcessError:  # pip has said why
+        print("The GPU backend was not tested: llama-cpp-python's source archive cannot be downloaded")
+        return
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (_with_backend(llama_cpp, folder), _HERE, _HERE / "cli"))),
+        "SPECDEC_TEST_DEVICE": "gpu",
+        "MESA_SHADER_CACHE_DIR": str(folder / "shaders"),
+        "MESA_SHADER_CACHE_MAX_SIZE": "4G",
+    }
+    if not _gpus(environment):
+        # Of devices that are not GPUs, the backend uses only those that it is told to.
+        environment |= {"VK_ICD_FILENAMES": str(_lavapipe() or ""), "GGML_VK_VISIBLE_DEVICES": "0"}
+        if not _gpus(environment):
+            print("The GPU backend was not tested: there is no GPU, and no lavapipe of Mesa 23 or later")
+            return
+    raise SystemExit(_tested(folder, environment, chosen or _TESTS))
+
+
+def _lavapipe() -> Path | None:
+    """The file of a lavapipe that works: that of VK_ICD_FILENAMES, or the system's; None: there is none."""
+    given = os.environ.get("VK_ICD_FILENAMES")
+    for path in [Path(given)] if given else _DRIVERS.glob("lvp_icd*.json"):
+        version = json.loads(path.read_text())["ICD"]["api_version"]
+        if tuple(map(int, version.split("."))) > _OLD_LAVAPIPE:
+            return path
+    return None
+
+
+def _gpus(environment: dict[str, str]) -> str:
+    """The names of the GPUs that a process with this environment finds."""
+    command = [sys.executable, "-c", _FOUND]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _with_backend(llama_cpp: Path, folder: Path) -> Path:
+    """Compile the backend. Returns a folder for PYTHONPATH with the installed binding and the backend."""
+    build, headers = folder / f"vulkan-{machine.binding_version()}", folder / "include"
+    (headers / "vulkan").mkdir(parents=True, exist_ok=True)
+    header = headers / "vulkan/vulkan.hpp"
+    if not header.exists() or header.read_text() != _LATER_HEADER:  # a newer file would compile all again
+        header.write_text(_LATER_HEADER)
+    options = [f"-D{name}={value}" for name, value in _OPTIONS.items()]
+    given = ["-G", "Ninja", "-S", str(llama_cpp / "vendor/llama.cpp"), "-B", str(build)]
+    if not (build / "build.ninja").exists():
+        _run("cmake", *given, *options, f"-DCMAKE_CXX_FLAGS=-I{headers}")
+    _run("ninja", "-C", str(build), "ggml")
+    found = folder / "site" / "llama_cpp"
+    shutil.rmtree(found, ignore_errors=True)
+    shutil.copytree(machine.llama_cpp_folder(), found, symlinks=True)
+    # All others are as installed: the backend of the CPU is that for this machine.
+    for name in ("libggml", "libggml-vulkan"):
+        for library in (build / "bin").glob(f"{name}.so*"):
+            (found / "lib" / library.name).unlink(missing_ok=True)
+            shutil.copy2(library, found / "lib", follow_symlinks=False)
+    return found.parent
+
+
+def _tested(folder: Path, environment: dict[str, str], tests: list[str]) -> int:
+    """Run tests, and print a table of their results by file. Returns pytest's exit status."""
+    report = folder / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
+    status = subprocess.run(command, cwd=_HERE, env=environment, check=False).returncode
+    counts: dict[str, Counter[str]] = {}
+    seconds: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.get("classname", "").replace(".", "/")
+        kind = next((part.tag for part in case if part.tag in ("failure", "error", "skipped")), "passed")
+        counts.setdefault(name, Counter())[kind] += 1
+        seconds[name] += float(case.get("time", 0.0))
+    print("| tests | passed | failed | skipped | seconds |\n|---|---|---|---|---|")
+    for name, found in counts.items():
+        failed = found["failure"] + found["error"]
+        print(f"| {name} | {found['passed']} | {failed} | {found['skipped']} | {seconds[name]:.0f} |")
+    return status
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{command[0]} failed: {done.stdout.strip()[-2000:]}")
+
+
+if __name__ == "__main__":
+    main()
