@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 
 import pytest
 
@@ -62,8 +63,8 @@ def test_a_head_to_convert(inside):
     assert re.search(r"^here        about \d\.\d times as fast here, estimated$", shown, re.MULTILINE)
     assert "state       to convert\n" in shown
     assert "repo        deepseek-ai/dspark_qwen3_4b_block7\n" in shown
-    refused = inside.one_line(inside("models", "pull", "qwen3-small-dspark"), 1)
-    assert "run specdec draft convert deepseek-ai/dspark_qwen3_4b_block7 --main" in refused
+    refused = inside.one_line(inside("models", "pull", "qwen3-4b-dspark"), 2)
+    assert "which is not here: run specdec models pull qwen3-4b first" in refused
 
 
 def test_show_a_pair(inside):
@@ -108,6 +109,31 @@ def test_doctor_without_libmtmd(fresh, tmp_path):
     (line,) = (line for line in done.stdout.decode().splitlines() if line.startswith("pictures: "))
     assert line.startswith("pictures: no (this llama.cpp was built without libmtmd")
     assert "specdec doctor --fix pictures" in line
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has Metal, which needs no compiler of its own")
+@pytest.mark.parametrize(
+    ("compilers", "option"),
+    [(["nvcc", "glslc"], "-DGGML_CUDA=ON"), (["glslc"], "-DGGML_VULKAN=ON"), ([], None)],
+    ids=["CUDA", "Vulkan", "neither"],
+)
+def test_doctor_builds_for_a_gpu(fresh, tmp_path, compilers, option):
+    """CMake's arguments by the compilers that are installed; this build finds no GPU before and after it."""
+    fresh.environment["SPECDEC_KERNELS"] = "off"
+    log, tools = tmp_path / "log", tmp_path / "tools"
+    tools.mkdir()
+    for name in compilers:
+        (tools / name).write_text("#!/bin/sh\n")
+        (tools / name).chmod(0o755)
+    pip = f"import os, sys\nprint(os.environ['CMAKE_ARGS'], *sys.argv[1:], file=open({str(log)!r}, 'a'))\n"
+    done = fresh("doctor", "--fix", "gpu", env=with_pip(fresh, tmp_path / "pip", pip) | {"PATH": str(tools)})
+    if not option:
+        assert "no compiler for a GPU is installed: install CUDA" in done.stderr.decode()
+        assert (done.returncode, log.exists()) == (2, False)
+        return
+    (install,) = log.read_text().splitlines()
+    assert install.startswith(f"{option} -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF install --force-reinstall ")
+    assert b"GPU: none that this build of llama.cpp can use" in done.stdout
 
 
 @pytest.mark.parametrize("fixes", [True, False], ids=["is built", "is not built"])
