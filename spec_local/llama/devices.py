@@ -117,7 +117,7 @@ def check_device(
         return
     if not _PATTERN.fullmatch(device):
         raise InvalidRequest(
-            f"{setting} {device!r} is unknown: give auto, gpu, cpu, or a name that specdec doctor shows"
+            f"`{setting}={device!r}` is unknown: give auto, gpu, cpu, or a name that specdec doctor shows"
         )
     if workers:
         raise InvalidRequest(

@@ -1,21 +1,35 @@
-"""How many layers of a model fit into the memory of GPUs; the others stay on the CPU."""
+"""The memory of the devices that models run on: what is free, and how many layers fit into that of GPUs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spec_local.llama.devices import Gpu, Offload, usable_gpus
 from spec_local.llama.gguf_tensors import bytes_by_layer, parts
+from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 
 MARGIN = 1 << 30
 """Bytes of each GPU that are left free, for compute buffers and other programs; as in llama.cpp's fitting."""
 
 
+def free_bytes(offload: Offload) -> int:
+    """Bytes that models can take: of separate GPUs that are to hold all layers, or else of this machine."""
+    used = usable_gpus(offload) if offload.layers < 0 else []
+    return _free(used) if used and not any(gpu.is_integrated for gpu in used) else free_memory()
+
+
+def load_fitting(path: Path, offload: Offload, n_tokens: int, *, load_mtp: bool = False) -> Model:
+    """Load a model with as many layers on GPUs as fit beside a KV cache in f16 for so many tokens.
+
+    Raises:
+        SpecLocalError: see `Model`.
+    """
+    n = n_that_fit(path, offload, lambda header: header.kv_bytes(n_tokens))
+    return Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp)
+
+
 def n_that_fit(
-    path: Path,
-    offload: Offload,
-    context_bytes: Callable[[Model], int],
-    reserved: int = 0,
+    path: Path, offload: Offload, context_bytes: Callable[[Model], int], reserved: int = 0
 ) -> int | None:
     """The number of layers to offload; None: all that `offload` asks for.
 

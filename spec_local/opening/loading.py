@@ -1,7 +1,6 @@
 """Load a session's models, and open a context of each for every sequence."""
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -15,13 +14,12 @@ from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLoca
 from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.llama.devices import Offload, usable_gpus
-from spec_local.llama.fitting import n_that_fit
+from spec_local.llama.devices import Offload
+from spec_local.llama.fitting import free_bytes, n_that_fit
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
-from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
 from spec_local.llama.projector import Projector
@@ -91,9 +89,10 @@ def load(
         SpecLocalError: everything loaded before the error has been freed.
     """
     with ExitStack() as stack:
-        free = free_memory()
-        of_draft = draft.stat().st_size if draft and settings.draft_offload == settings.offload else 0
-        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, reserved=of_draft)
+        free = free_bytes(settings.offload)
+        reserved = projector_bytes(settings.mmproj)
+        reserved += draft.stat().st_size if draft and settings.draft_offload == settings.offload else 0
+        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, reserved=reserved)
         if settings.mmproj:
             kind = describe(settings.mmproj).type
             check = functools.partial(
@@ -117,7 +116,7 @@ def _load_found(
 ) -> tuple[Sequences, ExitStack]:
     """`_load_sequences` with the first drafter on this machine that can be used, or without one.
 
-    free: bytes of memory before the main model was loaded.
+    free: bytes of memory where the main model runs, before it was loaded.
     """
     from spec_local.models.head_versions import roll_back
     from spec_local.models.pairs import OVERHEAD
@@ -135,9 +134,7 @@ def _load_found(
         settings.cache_type,
         workers=settings.workers,
     )
-    # llama.cpp itself reports that a GPU's own memory is too small.
-    used = usable_gpus(settings.offload)
-    spare = sys.maxsize if used and not any(gpu.is_integrated for gpu in used) else free - needed
+    spare = free - needed
     quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
     for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
         try:
@@ -191,7 +188,8 @@ def _load_sequences(
         if n_parallel is None:
             n_parallel = sequences_that_fit(
                 sequence_bytes(models, lengths, settings.cache_type),
-                free_memory() - projector_bytes(settings.mmproj),  # which is loaded with the first image
+                # It is loaded with the first image.
+                free_bytes(settings.offload) - projector_bytes(settings.mmproj),
             )
         mains, *others = _contexts(models, lengths, n_parallel, head, settings, stack)
         drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_parallel
