@@ -54,7 +54,8 @@ class VocabularyMatch:
 class MemoryNeed:
     """Bytes that a session needs for weights, KV caches and the rest, of both models.
 
-    free: those that are free where the models run. projector: of the main model's projector with its buffers, if it has one.
+    free: those that are free where the models run. projector: of the main model's projector with its
+    buffers, if it has one.
     """
 
     weights: int
