@@ -133,7 +133,7 @@ def test_doctor_builds_for_a_gpu(fresh, tmp_path, compilers, option):
         return
     (install,) = log.read_text().splitlines()
     assert install.startswith(f"{option} -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF install --force-reinstall ")
-    assert b"GPU: none that this build of llama.cpp can use" in done.stdout
+    assert b"GPU: none that this build of llama.cpp can use (install its driver)" in done.stdout
 
 
 @pytest.mark.parametrize("fixes", [True, False], ids=["is built", "is not built"])

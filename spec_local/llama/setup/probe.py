@@ -286,11 +286,11 @@ def _work(arguments: list[str]) -> dict[str, Any]:
             native.pack_ends()
         main = next((Path(a.removeprefix(_MAIN)) for a in arguments[2:] if a.startswith(_MAIN)), None)
         _exercise(Path(arguments[0]), Offload.parse(arguments[1]), main)
-    else:
-        kernels.use("off")  # the kernels have their own self-test
-        _exercise_build()
-    facts = {"system": runtime.system_info(), "gpus": [asdict(gpu) for gpu in gpus()]}
-    return facts if arguments else facts | {"pictures": _why_no_pictures()}
+        return {}
+    kernels.use("off")  # the kernels have their own self-test
+    _exercise_build()
+    found = [asdict(gpu) for gpu in gpus()]
+    return {"system": runtime.system_info(), "gpus": found, "pictures": _why_no_pictures()}
 
 
 if __name__ == "__main__":
