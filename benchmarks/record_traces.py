@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.prompts import load, select
 from spec_local.core.calls import run
-from spec_local.core.draft_vocabulary import USUAL_FIRST, DraftVocabulary
+from spec_local.core.draft_vocabulary import DraftVocabulary, usual_first
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.base import WINDOWS
 
@@ -64,7 +64,8 @@ def predict(
     known: tokens that it may draft although they are not among the first of its vocabulary.
     """
     vocabulary = draft.model.vocabulary
-    drafted = DraftVocabulary(draft.limits.n_vocab, USUAL_FIRST, [vocabulary.eos, vocabulary.eot])
+    n_vocab = draft.limits.n_vocab
+    drafted = DraftVocabulary(n_vocab, usual_first(n_vocab) or n_vocab, [vocabulary.eos, vocabulary.eot])
     drafted.read(known)
     best: list[int] = []
     confidences: list[float] = []

@@ -49,14 +49,14 @@ from simulate import (
 )
 from traces import Group, Trace, recorded
 
-from spec_local.calibration.known_costs import FIRST_DRAFT, FIRST_MAIN, ON_CPU
+from spec_local.calibration.known_costs import FIRST_DRAFT, FIRST_MAIN
 from spec_local.calibration.measure import measure
 from spec_local.kernels.choice import most_tokens
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import PolicyOptions
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import ON_CPU, CostModel
 from spec_local.policies.experience import Experience, PastAnswers
 from spec_local.policies.loss_budget import LossBudget
 from spec_local.policies.sharing import SharedCalls, SharedCosts

@@ -2,6 +2,7 @@
 
     python benchmarks/shaped.py qwen2.5-7b [qwen3-8b …] [--type Q4_K_M] [--folder DIR]
     python benchmarks/shaped.py MAIN.gguf --draft DRAFT.gguf --n 64 --per-category 2
+    python benchmarks/shaped.py --choices [--threads 1]
 
 A shape is written into `--folder` as a file with random weights, which takes as long to read and to compute
 as the real one; so is the shape of its usual draft model, in Q4_0. A file is measured as it is. The costs of
@@ -11,19 +12,24 @@ policy then replay recorded answers of Qwen2.5-Coder 1.5B in Q4_K_M with the rec
 sibling, one after the other as in `specdec bench`, on a virtual clock (`simulate.py`). The draft model's
 reading of prompts counts, and so does that of only their end. *Expected*, if the larger model accepts as many
 drafts. Random routers spread tokens evenly over experts, which costs more than with a real text.
+
+With `--choices`, heads and small draft models of models.toml are compared for each main model that has both:
+by calls measured here, and by `spec_local.models.expected_gains`, which knows only sizes. The calls of a few
+layers and of the output matrix are measured and added up; a head is measured as a model of its layers. Of one
+thread, the processor's time counts, which other programs disturb less.
 """
 
 import itertools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import psutil
 from common import geometric_mean, machine, note, parser, table
-from shaped_models import SHAPES, TYPES, stored
+from shaped_models import BLOCK_LAYERS, HEADS, SHAPES, TYPES, stored
 from simulate import Machine, Pair, adaptive, one_by_one
 from traces import Floats, Group, Trace, recorded
 
@@ -33,6 +39,10 @@ from spec_local.core.calls import run
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
+from spec_local.models import catalog
+from spec_local.models.catalog import PairEntry
+from spec_local.models.expected_gains import expected_gains, planned
+from spec_local.models.file_names import QUANT
 from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.system.machine import OtherPrograms, default_threads, is_busy, used_by_others
@@ -42,6 +52,7 @@ DRAFTS = {"qwen2.5": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b", "llama3.1": "llama3.
 Answers = Mapping[str, Sequence[Trace]]
 SIZES = (1, 2, 4, 8, 3, 5, 6, 7, 12, 16)
 _SHOWN = (2, 4, 8, 16)
+_LAYERS = 4  # that are measured of a larger model
 _PROMPT = 256  # tokens of the call that shows how fast prompts are read
 _TRACES = Path(__file__).with_name("traces_q4_k_m.json")
 
@@ -61,7 +72,8 @@ class Costs:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("models", nargs="+", help=f"files, or {', '.join(SHAPES)}")
+    arguments.add_argument("models", nargs="*", help=f"files, or {', '.join(SHAPES)}")
+    arguments.add_argument("--choices", action="store_true", help="compare heads with small draft models")
     arguments.add_argument("--type", choices=TYPES, default="Q4_K_M", help="of shapes")
     arguments.add_argument("--draft", help="file or shape; none: no draft model (default: the usual one)")
     arguments.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for the models")
@@ -70,6 +82,8 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=default_threads())
     options = arguments.parse_args()
+    if options.choices:
+        return print_choices(Parts(options.folder, options.rounds, options.threads))
     replayed = answers(options.n, options.per_category)
     how = usual_context(replayed), options.rounds, options.threads
     for name in options.models:
@@ -82,7 +96,7 @@ def main() -> None:
         report(name, main_costs, draft_costs, replayed)
         if is_busy(others := programs.cores()):
             print(f"Do not quote these figures: {used_by_others(others)}.\n")
-    print(machine())
+    return print(machine())
 
 
 def file(name: str, kind: str, folder: Path) -> Path:
@@ -105,7 +119,9 @@ def measured(path: Path, context: int, rounds: int, threads: int, *, drafts: boo
         read = list(itertools.islice(itertools.cycle(text), context))
         for start in range(0, len(read), _PROMPT):
             run(row.call(read[start : start + _PROMPT], n_logits=0))
-        calls = measure(row, SIZES, rounds, rows, text, precision=0.1)
+        # Of one thread, other programs slow down the clock on the wall, but not that of the process.
+        clock = time.process_time if threads == 1 else time.perf_counter
+        calls = measure(row, SIZES, rounds, rows, text, precision=0.1, clock=clock)
         prompt = measure_prefill(row, text)
         note("")
         return Costs(calls, prompt, loading, psutil.Process().memory_info().rss - before)
@@ -176,6 +192,83 @@ def of_calls(costs: Costs) -> Floats:
     known = [*costs.calls.first(most), *np.array([_PROMPT, 4096]) / costs.prompt]
     found: Floats = np.interp(n, [*range(most + 1), _PROMPT, 4096], known)
     return found
+
+
+@dataclass
+class Parts:
+    """Calls of 0 … 16 tokens, float64 (17,) seconds, from those of a few layers and of an output matrix."""
+
+    folder: Path
+    rounds: int
+    threads: int
+    known: dict[tuple[Path, bool], Floats] = field(default_factory=dict)
+
+    def model(self, name: str, kind: str, *, drafts: bool) -> Floats:
+        """Of a model, or of an EAGLE-3 head."""
+        if name in HEADS:
+            return self._measured(stored(self.folder, name, kind), drafts)
+        layers: Floats = SHAPES[name].layers * self._layer(name, kind)
+        return layers + self._output(name, kind, drafts)
+
+    def block(self, kind: str, main: str, main_kind: str, corrects: bool) -> Floats:
+        """Of a head that drafts as many tokens in one call, with the main model's output matrix.
+
+        corrects: DSpark's corrections, each of which reads 256 numbers for each token of the vocabulary.
+        """
+        output = self._output(main, main_kind, drafts=False)
+        correction = output[1] * 256 / SHAPES[main].width
+        layers = BLOCK_LAYERS * self._layer(main, kind)
+        found: Floats = layers + output + corrects * correction * np.arange(17.0)
+        return found
+
+    def _layer(self, name: str, kind: str) -> Floats:
+        return self._measured(stored(self.folder, name, kind, _LAYERS), False) / _LAYERS
+
+    def _output(self, name: str, kind: str, drafts: bool) -> Floats:
+        with_layer = self._measured(stored(self.folder, name, kind, 1, vocabulary=True), drafts)
+        return with_layer - self._layer(name, kind)
+
+    def _measured(self, path: Path, drafts: bool) -> Floats:
+        if (path, drafts) not in self.known:
+            costs = measured(path, _PROMPT, self.rounds, self.threads, drafts=drafts)
+            self.known[path, drafts] = costs.calls.first(16).copy()
+        return self.known[path, drafts]
+
+
+def print_choices(parts: Parts) -> None:
+    """Compare each head of the catalog with the small draft model for the same main model."""
+    programs, expected, rows, n_right = OtherPrograms(), expected_gains(), [], 0
+    for head, small in itertools.product(catalog.pairs().items(), repeat=2):
+        both = [each for each in (head, small) if expected.get(each[0])]
+        kinds = [catalog.models()[pair.draft].head for _, pair in both]
+        if len(both) < 2 or head[1].main != small[1].main or not kinds[0] or kinds[1]:
+            continue
+        costs = [gain_by_calls(pair, parts) for _, pair in both]
+        estimates = [expected[name].speedup for name, _ in both]
+        is_right = (costs[0] > costs[1]) == (estimates[0] > estimates[1])
+        n_right += is_right
+        figures = [f"{gain:.2f}" for gain in (*costs, *estimates)]
+        rows.append([head[1].main, *(pair.draft for _, pair in both), *figures, "yes" if is_right else "no"])
+    columns = ["main", "head", "draft model", "head", "draft model", "head", "draft model", "right"]
+    table(columns, rows)
+    print(f"Speed-ups by measured calls, and by sizes: {n_right} of {len(rows)} choices are right.")
+    if is_busy(others := programs.cores()) and parts.threads > 1:
+        print(f"Do not quote these figures: {used_by_others(others)}.")
+
+
+def gain_by_calls(pair: PairEntry, parts: Parts) -> float:
+    """The speed-up of a pair by measured calls."""
+    main, draft = (catalog.models()[name] for name in (pair.main, pair.draft))
+    names = [name.removesuffix("-q8").removesuffix("-q4") for name in (pair.main, pair.draft)]
+    kinds = [QUANT.findall(model.file or "")[-1] for model in (main, draft)]
+    of_main = parts.model(names[0], kinds[0], drafts=False)
+    if is_block := draft.head in ("dflash", "dspark"):
+        of_draft = parts.block(kinds[1], names[0], kinds[0], draft.head == "dspark")
+    else:
+        of_draft = parts.model(names[1], kinds[1], drafts=True)
+    costs = [CostModel(dict(enumerate(seconds[1:].tolist(), 1))) for seconds in (of_main, of_draft)]
+    costs[1].drafts_blocks = is_block
+    return planned(pair, *costs).speedup
 
 
 if __name__ == "__main__":

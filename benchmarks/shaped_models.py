@@ -57,23 +57,38 @@ SHAPES = {
     "llama3.2-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, tied=True),
     "qwen3-4b": Shape("qwen3", 36, 2560, 9728, 32, 8, 128, 151936, 128, tied=True),
     "qwen3-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, 151936, 128),
+    "qwen3-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, 151936, 128, tied=True),
+    "qwen3-14b": Shape("qwen3", 40, 5120, 17408, 40, 8, 128, 151936, 128),
+    "qwen3-32b": Shape("qwen3", 64, 5120, 25600, 64, 8, 128, 151936, 128),
     "llama3.1-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128, 128256),
     "olmoe": Shape("olmoe", 16, 2048, 1024, 16, 16, 128, 50304, 2048, n_experts=64, n_used=8),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 768, 32, 4, 128, 151936, 128, n_experts=128, n_used=8),
     "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, biased=True, n_experts=32, n_used=4),
 }
 """Dimensions as in the headers of the published files."""
+HEADS = {
+    "qwen3-8b-eagle3": Shape("llama", 1, 4096, 12288, 32, 8, 128, 32000),
+    "qwen3-32b-eagle3": Shape("llama", 1, 5120, 25600, 64, 8, 128, 32000),
+    "llama3.1-8b-eagle3": Shape("llama", 1, 4096, 14336, 32, 8, 128, 32000),
+}
+"""The layer and the output matrix of published EAGLE-3 heads, as a model of one layer."""
+BLOCK_LAYERS = 5
+"""Layers of published DFlash and DSpark heads, each of the dimensions of the main model's."""
 TYPES = ("Q4_0", "Q8_0", "F16", "Q4_K_M", "MXFP4")
 
 
-def stored(folder: Path, name: str, kind: str, layers: int | None = None) -> Path:
+def stored(
+    folder: Path, name: str, kind: str, layers: int | None = None, *, vocabulary: bool = False
+) -> Path:
     """The file of a shape in a folder, written if it is missing.
 
-    layers: fewer than the shape has, and only the tokens that the tokenizer needs.
+    layers: fewer than the shape has. vocabulary: the file with these still has all tokens, and not only those
+    that the tokenizer needs.
     """
-    shape, part = SHAPES[name], ""
+    shape, part = (SHAPES | HEADS)[name], ""
     if layers:
-        shape, part = replace(shape, layers=layers, n_vocab=0), f"-{layers}-layers"
+        n_vocab, part = shape.n_vocab if vocabulary else 0, f"-{layers}-layers" + "-vocabulary" * vocabulary
+        shape = replace(shape, layers=layers, n_vocab=n_vocab)
     path = folder / f"random-{name}{part}-{kind.lower()}.gguf"
     if not path.exists():
         note(f"writing {path}")

@@ -27,7 +27,6 @@ from common import geometric_mean, note, parser, table
 from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
-from spec_local.calibration.known_costs import ON_CPU
 from spec_local.core.calls import Call, Logits
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
@@ -40,7 +39,7 @@ from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import DraftReading, Policy, PolicyOptions
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import ON_CPU, CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Proposer

@@ -22,7 +22,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.core.sequence import common_prefix
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.reasoning.markers import Splitter
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings
@@ -115,7 +115,7 @@ class ChatSession:
         message: str,
         cancelled: Callable[[], bool] | None = None,
         *,
-        images: Sequence[tuple[int, InstanceOf[Image]]] = (),
+        images: Sequence[tuple[int, InstanceOf[Media]]] = (),
     ) -> Iterator[ChatEvent]:
         """Send a message and yield the answer. Closing the iterator early keeps the text generated so far.
 
@@ -361,5 +361,5 @@ class ChatSession:
 
 def _check_images(conversation: Conversation) -> None:
     """Raise ModelError if there are images that the model cannot read."""
-    if any(message.get("images") for message in conversation.messages):
-        conversation.model.check_reads_images()
+    if images := [image for message in conversation.messages for _, image in message.get("images", ())]:
+        conversation.model.check_reads(images)

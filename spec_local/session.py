@@ -104,7 +104,7 @@ class Session:
         self.main = main
         self.draft = draft
         self.mmproj: Path | None = None
-        """The file of the main model's projector, with which it sees images."""
+        """The file of the main model's projector, with which it sees images or hears."""
         recycling = Recycling()
         self._slots = [
             Slot(m, d, self._drafter(m, d), Recycling(recycling) if i else recycling)
@@ -228,7 +228,7 @@ class Session:
                 that begins like an earlier one, even of an earlier session, is read only from the first
                 difference on. 0: keep it in memory only, in a quarter of what is free; ``off``: reuse only
                 the caches of the last answers, as with workers. See docs/prompt-cache.md.
-            mmproj: the main model's projector, with which it sees images, as a GGUF file; ``auto``: the one
+            mmproj: the main model's projector, for images or sound, as a GGUF file; ``auto``: the one
                 that is found beside the main model, if there is one (`spec_local.models.projectors`);
                 ``none``: do without.
             log: called with one line for each slow operation and each decision.

@@ -20,7 +20,7 @@ class ReferenceHead:
         self._main = main  # the head uses its token embeddings
         self._is_eagle = head.is_head
         self._n_layers = 1 if self._is_eagle else head.n_nextn
-        self._width, self._n_vocab = head.n_embd, head.vocabulary.n_tokens
+        self._width, self._n_vocab = head.n_state, head.vocabulary.n_tokens
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = n_ctx
         params.n_threads = params.n_threads_batch = 1

@@ -74,7 +74,7 @@ def write_architecture(
     """
     path = Path(path)
     tokens, scores, types = tiny.vocabulary(extra_tokens, control)
-    layer, settings, norms, mtp = known
+    layer, settings, norms, mtp, others = known
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}")
     values = _settings(n_embd) | settings(n_embd, n_layers + n_mtp)
@@ -88,7 +88,7 @@ def write_architecture(
     layers = [layer(n_embd, i) for i in range(n_layers)]
     for _ in range(n_mtp):
         layers.append(mtp(n_embd, 1) if mtp else [*layer(n_embd, 1), *_mtp(n_embd)])
-    for name, shape, scale in _tensors(len(tokens), n_embd, layers, norms):
+    for name, shape, scale in [*_tensors(len(tokens), n_embd, layers, norms), *others(n_embd)]:
         weights = tiny.random_weights(name, shape, scale, 0, noise)
         if name.endswith("ssm_a"):
             weights *= _DECAY
@@ -103,6 +103,8 @@ def write_architecture(
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     else:
@@ -331,12 +333,14 @@ class Architecture(NamedTuple):
     """The layers of an architecture.
 
     norms: those outside the layers. mtp: a layer for multi-token prediction, if it is not as layer 1 is.
+    others: more tensors outside the layers, from the model's width.
     """
 
     layer: Layer
     settings: Settings = _heads_settings
     norms: tuple[str, ...] = ("output_norm",)
     mtp: Layer | None = None
+    others: Callable[[int], Iterable[Tensor]] = lambda n: ()
 
 
 _with_norms = partial(_attention, norms=True)

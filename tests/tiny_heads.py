@@ -21,17 +21,17 @@ _NOISE = 0.15  # size of the random weights: at 1, a head predicts nothing
 _SHALLOW = 0.1  # factor of what layers add to the last token's embedding
 
 
-def write_tiny_main(path: Path | str, *, end_scale: float = 0.0) -> Path:
-    """Write a llama model of five layers in F32, with the vocabulary of `spec_local.llama.tiny`.
+def write_tiny_main(path: Path | str, *, end_scale: float = 0.0, n_layers: int = N_LAYERS) -> Path:
+    """Write a llama model in F32, with the vocabulary of `spec_local.llama.tiny`.
 
     end_scale: as of `write_tiny_model`.
     """
     path = Path(path)
     tokens, scores, types = tiny.vocabulary(())
     writer = gguf.GGUFWriter(path, "llama")
-    _add_shape(writer, len(tokens), N_LAYERS, n_head_kv=1)
+    _add_shape(writer, len(tokens), n_layers, n_head_kv=1)
     tiny.add_tokenizer(writer, tokens, scores, types, space_prefix=False)
-    for name, shape, scale in tiny.llama_tensors(len(tokens), N_EMBD, N_LAYERS):
+    for name, shape, scale in tiny.llama_tensors(len(tokens), N_EMBD, n_layers):
         weights = tiny.random_weights(name, shape, scale, 0, 0)
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             weights *= _SHALLOW

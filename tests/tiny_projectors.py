@@ -1,5 +1,5 @@
 """Tiny projectors with random weights: files that llama.cpp's libmtmd reads, and that encode a picture in
-milliseconds.
+milliseconds, and half a minute of sound in half a second.
 
 Different pictures have clearly different vectors, of about the size of a tiny model's embeddings. Models that
 they fit are in `tests.tiny_vision`.
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
 
 from spec_local.llama import tiny
 from tests.tiny_architectures import Tensor, _add, _matrix, _vector
@@ -17,6 +18,11 @@ from tests.tiny_architectures import Tensor, _add, _matrix, _vector
 _N = 32  # width
 _N_HEADS = 2
 _N_FF = 64
+_N_MELS = 8
+_N_FRAMES = 1500  # of Whisper's encoder, for 30 seconds
+_STACKED = 30  # pairs of frames that one cell has
+SOUND_CELLS = _N_FRAMES // 2 // _STACKED
+"""Number of cells of a window of 30 seconds of sound."""
 
 
 class _Kind(NamedTuple):
@@ -76,6 +82,53 @@ def write_projector(
     for name, shape, scale in _tensors(kind, n_embd, n_layers, n_deepstack):
         writer.add_tensor(name, tiny.random_weights(name, shape, scale, seed, 0))
     return tiny.finish(writer, path)
+
+
+def write_sound_projector(path: Path | str, n_embd: int = 64, *, seed: int = 0, vision: str = "") -> Path:
+    """Write a projector of the type voxtral: Whisper's encoder, with `SOUND_CELLS` vectors for 30 seconds.
+
+    vision: a kind of `KINDS` whose encoder of pictures the file has, too.
+    """
+    path = Path(path)
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_name(f"tiny-voxtral-{seed}")
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.audio.projector_type", "voxtral")
+    writer.add_bool("clip.use_gelu", True)
+    settings = {"num_mel_bins": _N_MELS, "projector.stack_factor": _STACKED}
+    common = ("embedding_length", "feed_forward_length", "block_count", "projection_dim")
+    known = _settings(_KINDS["mlp"], n_embd, 2)
+    for key, value in settings.items():
+        _add(writer, f"clip.audio.{key}", value)
+    for key in (*common, "attention.head_count", "attention.layer_norm_epsilon"):
+        _add(writer, f"clip.audio.{key}", known[key])
+    tensors = list(_sound_tensors(n_embd))
+    if vision:
+        writer.add_bool("clip.has_vision_encoder", True)
+        writer.add_string("clip.vision.projector_type", vision)
+        for key, value in _settings(_KINDS[vision], n_embd, 2).items():
+            _add(writer, f"clip.vision.{key}", value)
+        tensors += _tensors(vision, n_embd, 2, 0)
+    for name, shape, scale in tensors:
+        weights = tiny.random_weights(name, shape, scale, seed, 0)
+        is_kernel = "conv" in name and name.endswith("weight")
+        writer.add_tensor(name, weights.astype(np.float16) if is_kernel else weights)
+    return tiny.finish(writer, path)
+
+
+def _sound_tensors(n_embd: int) -> Iterator[Tensor]:
+    for i, n in ((1, _N_MELS), (2, _N)):
+        yield f"a.conv1d.{i}.weight", (_N, n, 3), 2 * (3 * n) ** -0.5
+        yield f"a.conv1d.{i}.bias", (_N, 1), 0.1
+    yield "a.position_embd.weight", (_N_FRAMES, _N), 0.3
+    for i in range(2):
+        for name, shape, scale in _layer(False):
+            if name != "attn_k.bias":
+                yield f"a.blk.{i}.{name}", shape, scale
+    yield from _norm("a.post_ln")
+    n = _N * _STACKED
+    yield _matrix("mm.a.mlp.1", _N_FF, n)
+    yield _matrix("mm.a.mlp.2", n_embd, _N_FF, 2.0)
 
 
 def _settings(known: _Kind, n_embd: int, n_layers: int) -> dict[str, Any]:

@@ -5,10 +5,12 @@
 Kinds of heads that are not named keep what is recorded.
 The program is an example of llama.cpp (target llama-speculative-simple of its CMake build), at the commit
 that llama-cpp-python is pinned to. Its log lists the most probable tokens of each draft step, and how many
-draft tokens were accepted. The temperature is 0, and the caches are in F32, as in the test.
+draft tokens were accepted. The loop of DFlash2 does not log its draft tokens: they are read from the calls
+that verify them. The temperature is 0, and the caches are in F32, as in the test.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +35,10 @@ N_DRAFT, N_OUTPUT = 4, 48
 # The text is between the lines of the log, so that they may begin anywhere.
 _EVENT = re.compile(r"draft candidate +0, pos +(\d+): +(\d+) |accepted (\d+)/\d+ draft tokens")
 
+# Calls that the log lists with LLAMA_BATCH_DEBUG, and their tokens, with whether logits are wanted.
+_CALL, _NEXT_CALL = "added ubatch to split:", "input batch info:"
+_TOKEN = re.compile(r": id = +(\d+) .*?, output = (\d)", re.DOTALL)
+
 
 def write_models(folder):
     """Write the models to a folder. Returns for each kind of head the main model and the head's own file."""
@@ -47,6 +53,10 @@ def write_models(folder):
             folder / "main.gguf",
             write_tiny_block_head(folder / "dspark.gguf", "dspark", n_draft_vocab=400),
         ),
+        "dflash2": (
+            folder / "main.gguf",
+            write_tiny_block_head(folder / "dflash2.gguf", "dflash2", n_draft_vocab=400, window=8),
+        ),
         "chained": (write_tiny_mtp(folder / "chained.gguf", "step35", n_mtp=3, predictable=True), None),
         "assistant": (
             write_tiny_gemma(folder / "gemma.gguf"),
@@ -56,7 +66,7 @@ def write_models(folder):
 
 
 def command(program, kind, main, head, prompt):
-    names = {"eagle": "eagle3", "chained": "mtp", "assistant": "mtp"}
+    names = {"eagle": "eagle3", "chained": "mtp", "assistant": "mtp", "dflash2": "dflash"}
     kind = f"draft-{names.get(kind, kind)}"
     options = f"-c 256 -t 1 -n {N_OUTPUT} --temp 0 -ctk f32 -ctv f32 -fa off --spec-type {kind}"
     options += f" --spec-draft-n-max {N_DRAFT} --spec-draft-p-min 0 -ctkd f32 -ctvd f32 -v"
@@ -76,6 +86,18 @@ def drafts(log):
     return found
 
 
+def verified_drafts(log):
+    """As `drafts`, from the calls that verify them: logits are wanted for all of their tokens."""
+    found, n_generated = [], 0
+    for part in log.split(_CALL)[1:]:
+        call, _, _ = part.partition(_NEXT_CALL)
+        tokens = _TOKEN.findall(call)
+        if len(tokens) > 1 and all(wants_logits == "1" for _, wants_logits in tokens):
+            found.append((n_generated, [int(token) for token, _ in tokens[1:]]))
+        n_generated += sum(int(n) + 1 for _, _, n in _EVENT.findall(call) if n)
+    return found
+
+
 def record(program, kinds):
     known = json.loads(DATA.read_text()) if kinds else []
     recorded = [each for each in known if each["head"] not in kinds]
@@ -88,11 +110,12 @@ def record(program, kinds):
                     command(program, kind, main, head, prompt),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
+                    env=os.environ | {"LLAMA_BATCH_DEBUG": "1"},
                 )
                 log = run.stdout.decode("utf-8", "replace")
                 if run.returncode:
                     sys.exit(log[-2000:])
-                found = drafts(log)
+                found = verified_drafts(log) if kind == "dflash2" else drafts(log)
                 recorded.append({"head": kind, "prompt": prompt, "drafts": found})
     return recorded
 

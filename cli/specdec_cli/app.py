@@ -61,13 +61,12 @@ commands.add(_models, "show", models.ModelsShowOptions, "models:show")
 commands.add(_models, "rm", models.ModelsRmOptions, "models:rm")
 commands.add(_models, "check", models.ModelsCheckOptions, "check:check")
 
-_draft = _group(
-    "draft", "Make drafts for a main model: quantize a draft model, or train a head and choose its version."
-)
+_draft = _group("draft", "Make drafts for a main model: train or convert a head, or quantize a draft model.")
 commands.add(_draft, "train", draft.DraftTrainOptions, "draft_train:train")
 commands.add(_draft, "versions", draft.DraftVersionsOptions, "draft_versions:versions")
 commands.add(_draft, "rollback", draft.DraftRollbackOptions, "draft_versions:rollback")
 commands.add(_draft, "quantize", draft.DraftQuantizeOptions, "draft:quantize")
+commands.add(_draft, "convert", draft.DraftConvertOptions, "draft_convert:convert")
 
 _datastore = _group("datastore", "Show, add and delete what --datastore and --learn keep across sessions.")
 commands.add(_datastore, "show", datastore.DatastoreShowOptions, "datastore:show")

@@ -10,7 +10,7 @@ from spec_local.chat.saved_chat import paths_of
 from spec_local.chat.template import ChatTemplate, start_template_process
 from spec_local.chat_session import ChatSession
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.llama import runtime, workers
 from specdec_cli import chat_input, facts, last_resort, render, typed_ahead
 from specdec_cli.chat_commands import completions, run_command
@@ -72,7 +72,7 @@ def _with_models(options: ChatOptions) -> ChatOptions:
     return replace(options, models=models, load=load)
 
 
-def _images(options: ChatOptions) -> list[Image]:
+def _images(options: ChatOptions) -> list[Media]:
     """The images of --image, before any model is loaded."""
     if STANDARD in (options.image or []):
         raise InvalidRequest("standard input is for messages: give --image a file")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from spec_local.chat import saved_chat
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import Image
+from spec_local.images.media_file import MediaFile
 from spec_local.proposers import PROPOSER_NAMES
 from spec_local.proposers.installed import known_names
 from spec_local.system.files import expanded, read_text
@@ -209,7 +209,7 @@ def _image(view: "ChatView", rest: str) -> None:
         render.notes(attached or ["no image is attached: /image FILE attaches one to your next message"])
         return
     name, text = named_first(rest)
-    view.attach(Image.open(name))
+    view.attach(MediaFile.open(name))
     view.enter(TypedMessage(text))
 
 

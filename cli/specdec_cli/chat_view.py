@@ -12,7 +12,7 @@ from spec_local.chat.messages import Message
 from spec_local.chat_session import ChatEvent, ChatSession, MessagesDropped
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.session import Session
 from spec_local.text import counted
 from specdec_cli import (
@@ -75,13 +75,13 @@ class ChatView:
     def conversation(self) -> Conversation:
         return self.chat.conversation
 
-    def attach(self, image: Image) -> None:
+    def attach(self, image: Media) -> None:
         """Attach an image to the next message.
 
         Raises:
             ModelError: the model has no projector.
         """
-        self.session.main.model.check_reads_images()
+        self.session.main.model.check_reads([image])
         self.images.append((len(self.attached), image))
         render.note(f"{described(image)}, will be sent with your next message; /image clear discards it")
 
@@ -102,11 +102,11 @@ class ChatView:
                 self.attach(image)
             return
         if images:
-            self.session.main.model.check_reads_images()
+            self.session.main.model.check_reads([image for _, image in images])
             render.notes([described(image) for _, image in images])
         self.send(text, images)
 
-    def send(self, message: str, images: Sequence[tuple[int, Image]] = ()) -> None:
+    def send(self, message: str, images: Sequence[tuple[int, Media]] = ()) -> None:
         """Send a message and show the answer.
 
         A message that does not fit can be sent with a larger context; otherwise, files that do not fit are

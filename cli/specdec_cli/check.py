@@ -76,7 +76,8 @@ def _of_projector(main: str, given: str | None) -> list[tuple[str, str]]:
     found = resolve_projector(main_file, Path(given) if given else FOUND_PROJECTOR)
     if not found:
         return []
-    return [("main", f"{main_file.name}: {gguf_header.describe(metadata)}; sees images"), *_projector(found)]
+    senses = describe(found).senses
+    return [("main", f"{main_file.name}: {gguf_header.describe(metadata)}; {senses}"), *_projector(found)]
 
 
 def _projector(path: Path | None) -> list[tuple[str, str]]:

@@ -1,12 +1,8 @@
 """`specdec draft quantize`: make a quantized copy of a model, to draft with."""
 
-import contextlib
 import shlex
-import sys
-from collections.abc import Iterator
 
 import typer
-from rich.text import Text
 
 from spec_local.errors import SpecLocalError
 from spec_local.llama.devices import offload_of
@@ -15,7 +11,7 @@ from spec_local.models.names import resolve
 from spec_local.models.quantized_copy import CopyPlan
 from spec_local.system.files import expanded, format_size
 from spec_local.text import counted
-from specdec_cli import exits, progress, render, terminal
+from specdec_cli import exits, progress, render
 from specdec_cli.signatures.draft import DraftQuantizeOptions
 
 
@@ -38,20 +34,9 @@ def quantize(options: DraftQuantizeOptions) -> None:
         question = f"{reason.capitalize()}. Make it anyway?"
         if not render.confirmed(question, SpecLocalError(f"{reason}: {advice}")):
             raise typer.Exit(exits.FAILURE)
-    with _busy(f"writing {copy.target}"):
+    with progress.busy(f"writing {copy.target}"):
         quantized_copy.make(copy, threads=options.threads)
     render.write(f"{copy.target}\n")
-
-
-@contextlib.contextmanager
-def _busy(what: str) -> Iterator[None]:
-    """Show a spinner on a terminal, otherwise print one line."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        render.note(what)
-        yield
-        return
-    with progress.live(render.console(sys.stderr).status(Text(terminal.visible(what)))):
-        yield
 
 
 def _expectation(copy: CopyPlan, pair: list[str]) -> list[str]:

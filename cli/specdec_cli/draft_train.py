@@ -9,8 +9,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama.devices import offload_of
 from spec_local.llama.setup.probe import check_model_file
 from spec_local.models.names import resolve
-from spec_local.models.quantized_copy import check_target
-from spec_local.system.files import expanded
+from spec_local.system.files import check_target, expanded
 from spec_local.training.recipe import Recipe, general_data
 from specdec_cli import plots, render
 from specdec_cli.options import needed_main

@@ -1,4 +1,4 @@
-"""Images that a user gives: files, standard input, and words of a message that name a file."""
+"""Images and sounds that a user gives: files, standard input, and words of a message that name a file."""
 
 import os
 import re
@@ -8,15 +8,16 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import MAX_BYTES, MAX_IMAGES, Image
+from spec_local.images.media import MAX_BYTES, MAX_IMAGES, Media
+from spec_local.images.media_file import MediaFile
 from spec_local.system.files import expanded
 from specdec_cli.given_files import STANDARD, read_given
 
-Placed = list[tuple[int, Image]]
+Placed = list[tuple[int, Media]]
 """Images with their places in a text, as in `spec_local.chat.messages.Message`."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp")
-_UNSUPPORTED = (".heic", ".heif", ".avif", ".tif", ".tiff")  # whose error says what to do
+SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".wav", ".mp3", ".flac")
+_UNSUPPORTED = (".heic", ".heif", ".avif", ".tif", ".tiff", ".ogg", ".m4a")  # whose error says what to do
 _WORD = re.compile(
     r"""(?<![^\s(])(?P<at>@?)
     ( '(?P<single>([^']|'\\'')*)' | "(?P<double>[^"]*)" | (?P<bare>(\\.|[^\s\\'"(])(\\.|[^\s\\])*) )""",
@@ -25,7 +26,7 @@ _WORD = re.compile(
 _PUNCTUATION = ".,;:!?)"
 
 
-def given_images(paths: Sequence[Path]) -> list[Image]:
+def given_images(paths: Sequence[Path]) -> list[Media]:
     """Read the images of the option --image; - is standard input.
 
     Raises:
@@ -35,25 +36,25 @@ def given_images(paths: Sequence[Path]) -> list[Image]:
         raise InvalidRequest(f"--image is given {len(paths)} times: give at most {MAX_IMAGES} images")
     if paths.count(STANDARD) > 1:
         raise InvalidRequest("--image - is given twice, but standard input has one image: remove one")
-    return [_of_standard_input() if path == STANDARD else Image.open(path) for path in paths]
+    return [_of_standard_input() if path == STANDARD else MediaFile.open(path) for path in paths]
 
 
-def _of_standard_input() -> Image:
+def _of_standard_input() -> Media:
     if sys.stdin is not None and sys.stdin.isatty():
         raise InvalidRequest("--image - reads standard input, which is the terminal: pipe an image into it")
-    return Image(*read_given(STANDARD, MAX_BYTES))
+    return MediaFile.of(*read_given(STANDARD, MAX_BYTES))
 
 
-def described(image: Image) -> str:
-    """What is attached, in a few words: "image a.png, 640 × 480"."""
-    return f"image {os.path.basename(image.name)}, {image.width} × {image.height}"
+def described(image: Media) -> str:
+    """What is attached, in a few words: "image a.png, 640 × 480 pixels"."""
+    return f"{image.noun} {os.path.basename(image.name)}, {image.size}"
 
 
-def readable(content: str, images: Sequence[tuple[int, Image]]) -> str:
+def readable(content: str, images: Sequence[tuple[int, Media]]) -> str:
     """The content of a message with a few words in the place of each image."""
     text, end = "", 0
     for at, image in images:
-        text += f"{content[end:at]}[image {os.path.basename(image.name)}]"
+        text += f"{content[end:at]}[{image.noun} {os.path.basename(image.name)}]"
         text += " " * content[at : at + 1].isalnum()
         end = at
     return text + content[end:]
@@ -89,7 +90,7 @@ def read_message(text: str) -> tuple[str, Placed]:
         InvalidRequest: a file is no valid image.
     """
     if path := _dropped(text.strip()):
-        return "", [(0, Image.open(path))]
+        return "", [(0, MediaFile.open(path))]
     left, images, end = "", Placed(), 0
     for word in _WORD.finditer(text):
         named, is_marked = _path(word), bool(word["at"])
@@ -97,7 +98,7 @@ def read_message(text: str) -> tuple[str, Placed]:
         for name in dict.fromkeys((named, named.rstrip(_PUNCTUATION) if bare else named)):
             if path := _marked(name) if is_marked else _dropped(name):
                 left += text[end : word.start()]
-                images.append((len(left), Image.open(path)))
+                images.append((len(left), MediaFile.open(path)))
                 end = word.end() - (len(named) - len(name))
                 break
     return (left + text[end:], images) if images else (text, images)

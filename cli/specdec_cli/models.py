@@ -9,11 +9,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.llama import gguf_header
-from spec_local.models import catalog, local_stores
-from spec_local.models.catalog import PairEntry
+from spec_local.models import catalog, local_stores, published_heads
+from spec_local.models.catalog import PairEntry, PublishedAcceptance
+from spec_local.models.expected_gains import ExpectedGain, expected_gains
 from spec_local.models.local_stores import StoredModel
 from spec_local.models.projectors import describe, find_projector
 from spec_local.system.files import format_size
+from spec_local.text import counted
 from specdec_cli import models_view, progress, render
 from specdec_cli.models_view import ListedModel
 from specdec_cli.signatures.models import (
@@ -28,18 +30,26 @@ from specdec_cli.signatures.models import (
 def list_models(options: ModelsListOptions) -> None:
     here: list[ListedModel] = []
     missing: list[ListedModel] = []
+    files: dict[str, Path] = {}
     for name, entry in catalog.models().items():
-        found = catalog.find(name)
+        if found := catalog.find(name):
+            files[name] = found
         text = _with_sight(entry.description, found) if found else entry.description
         row = ListedModel(name, catalog.size(name), _state(name), entry.licence, text)
         (here if found else missing).append(row)
     here += map(_stored, catalog.stored_models())
+    gains = expected_gains(files=files)
+    mains = list(dict.fromkeys(pair.main for pair in catalog.pairs().values()))
     pairs = [
         ListedModel(
-            name, catalog.pair_size(pair), "pair", f"{pair.main} + {pair.draft}", _recommendation(pair)
+            name,
+            catalog.pair_size(pair),
+            "pair",
+            f"{pair.main} + {pair.draft}",
+            _recommendation(pair, gains.get(name)),
         )
-        for name, pair in catalog.pairs().items()
-        if not options.local or (catalog.find(pair.main) and catalog.find(pair.draft))
+        for name, pair in sorted(catalog.pairs().items(), key=lambda item: mains.index(item[1].main))
+        if not options.local or {pair.main, pair.draft} <= files.keys()
     ]
     models_view.show(
         [
@@ -58,18 +68,37 @@ def _stored(model: StoredModel) -> ListedModel:
 
 
 def _with_sight(text: str, main: Path) -> str:
-    """The description of a model, with a word if it has a projector and thus sees images."""
-    return f"{text}; sees images" if find_projector(main, link=False) else text
+    """The description of a model, with a word if it has a projector and thus sees images or hears sound."""
+    found = find_projector(main, link=False)
+    return f"{text}; {describe(found).senses}" if found else text
 
 
-def _recommendation(pair: PairEntry) -> str:
-    return f"{pair.note}; {pair.gain}" if pair.gain else pair.note
+def _recommendation(pair: PairEntry, expected: ExpectedGain | None) -> str:
+    """A pair's note and gain; where there are several drafts for the main model, what each gains here."""
+    gain = pair.gain
+    if expected and (expected.n_rivals or not gain):
+        gain = _gain_here(expected)
+        if expected.is_best and expected.n_rivals:
+            gain += f"; the best draft for {pair.main}"
+    return f"{pair.note}; {gain}" if gain else pair.note
+
+
+def _gain_here(gain: ExpectedGain) -> str:
+    how = "by measured calls" if gain.is_measured else "estimated"
+    return (
+        f"about {gain.speedup:.1f} times as fast here, {how}"
+        if gain.draft_length
+        else f"not faster here, {how}"
+    )
 
 
 def pull(options: ModelsPullOptions) -> None:
     for model in _members(options.name):
-        with _progress() as on_progress:
-            found = catalog.pull(model, render.note, on_progress, options.offline)
+        with download_progress() as on_progress:
+            if catalog.is_repository(model):
+                found = published_heads.pull(model, render.note, on_progress, options.offline)
+            else:
+                found = published_heads.pull_named(model, render.note, on_progress, options.offline)
         render.write(f"{found}\n")
 
 
@@ -134,6 +163,8 @@ def _state(name: str) -> str:
     if catalog.find(name):
         program = catalog.program(name)
         return f"in {program}" if program else "downloaded"
+    if (entry := catalog.models().get(name)) and entry.checkpoint:
+        return "to convert"
     size = catalog.size(name)
     return f"{format_size(size)} to download" if size else "not downloaded"
 
@@ -141,14 +172,24 @@ def _state(name: str) -> str:
 def _pair_details(name: str, pair: PairEntry) -> dict[str, str]:
     size = catalog.pair_size(pair)
     memory = f"{format_size(size)} for both models, and their KV caches" if size else ""
+    files = {each: path for each in (pair.main, pair.draft) if (path := catalog.find(each))}
+    expected = expected_gains(files=files).get(name)
     return {
         "pair": name,
         "main": pair.main,
         "draft": pair.draft,
         "note": pair.note,
         "gain": pair.gain or "",
+        "here": _gain_here(expected) if expected else "",
+        "accepted": _accepted(pair.acceptance) if pair.acceptance else "",
         "memory": memory,
     }
+
+
+def _accepted(known: PublishedAcceptance) -> str:
+    at = "" if known.temperature is None else f" at temperature {known.temperature:g}"
+    drafted = counted(known.draft, "draft token")
+    return f"{known.per_step:g} tokens per step with {drafted}{at}\n{known.source}"
 
 
 def _details(name: str) -> dict[str, str]:
@@ -160,7 +201,7 @@ def _details(name: str) -> dict[str, str]:
     return {
         "description": entry.description,
         "licence": entry.licence,
-        "repo": entry.repo or "",
+        "repo": entry.repo or entry.checkpoint or "",
         "revision": entry.revision if entry.repo else "",
         "package": entry.pypi or ("spec-local" if entry.shipped else ""),
         "file": "\n".join(entry.files) or entry.file or "",
@@ -185,7 +226,7 @@ def _print(details: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
+def download_progress() -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on standard error, if it is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None

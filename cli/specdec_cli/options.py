@@ -73,7 +73,12 @@ def needed_main(main: str | None, main_option: str | None) -> str:
 SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message.")]
 ImageOption = Annotated[
     list[Path] | None,
-    Option("--image", metavar="FILE", help="Image before the prompt; repeatable; - is standard input."),
+    Option(
+        "--image",
+        "--audio",
+        metavar="FILE",
+        help="Image or sound, repeatable; - is standard input.",
+    ),
 ]
 ShowDraftsOption = Annotated[
     bool, Option("--show-drafts", help="Mark accepted draft tokens, and list rejected ones.")
@@ -240,7 +245,7 @@ class ModelOptions:
             "--mmproj",
             "-mm",
             metavar="FILE|auto|none",
-            help="Projector with which the main model sees images; auto finds it beside the model.",
+            help="Projector of the main model, for images and sound; auto finds it beside it.",
         ),
     ] = FOUND_PROJECTOR
     prompt_cache: Annotated[
@@ -286,7 +291,7 @@ class ModelOptions:
         _Speculation(
             metavar="N|all",
             help="To draft faster, use only the first N tokens of the vocabulary and those in the context "
-            "(default: 49152 of a large vocabulary).",
+            "(default: 49152 of a large vocabulary, 16384 of a medium one).",
             callback=_vocabulary_size,
         ),
     ] = "auto"

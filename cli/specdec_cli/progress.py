@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
+from rich.text import Text
+
 from specdec_cli import render, terminal, waiting
 
 LINE_INTERVAL = 30.0
@@ -29,6 +31,17 @@ def live(display: Any) -> Iterator[None]:
             yield
         finally:
             sys.stderr = printing
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Show a spinner on a terminal, otherwise print one line."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        render.note(what)
+        yield
+        return
+    with live(render.console(sys.stderr).status(Text(terminal.visible(what)))):
+        yield
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model_file import check_header
 from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, NO_PROJECTOR, STARTER, paired
-from spec_local.models.projectors import resolve_projector
+from spec_local.models.projectors import describe, resolve_projector
 from spec_local.system import extras
 from spec_local.text import printable
 from specdec_cli import render, settings
@@ -43,7 +43,7 @@ def serve(options: ServeOptions) -> None:
         keep_headers=options.keep_headers,
         log=render.note,
     )
-    reads_images = any(model.has_projector for model in served.models)
+    reads_images = any(model.kinds for model in served.models)
     max_body = options.max_body or (_MAX_BODY_WITH_IMAGES if reads_images else _MAX_BODY)
     access = Access(options.api_key, tuple(options.cors or ()), max_body << 20, hosts, image_hosts)
     names = [each.name for each in served.models]
@@ -97,7 +97,9 @@ def _served(
     others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]
     name = printable(alias or (files[0].stem if is_file else given))
     session = session_arguments(models, files, parallel=parallel)
-    return ServedModel(name, session, others, _defaults(models, sampler), projector is not None)
+    return ServedModel(
+        name, session, others, _defaults(models, sampler), describe(projector).reads if projector else ()
+    )
 
 
 def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from spec_local.chat.request import ChatRequest
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.images.image import Image
+from spec_local.images.media_file import MediaFile
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import replacing
 
@@ -51,7 +51,7 @@ class BatchPrompt:
         """
         if not self.images:
             return self.request
-        return replace(self.request, images=[Image.open(path) for path in self.images])
+        return replace(self.request, images=[MediaFile.open(path) for path in self.images])
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from spec_local.errors import (
     ModelError,
     SpecLocalError,
 )
-from spec_local.images.image import MAX_IMAGES
+from spec_local.images.media import MAX_IMAGES
 from spec_local.reasoning.markers import Splitter
 from spec_local.session import ChatPrompt, Done, Session, Text
 from spec_local.settings import GenerationSettings

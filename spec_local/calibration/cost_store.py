@@ -137,7 +137,8 @@ def load_drafting(conditions: Conditions) -> CostModel | None:
 
 def of_drafting(conditions: Conditions) -> StoredCosts | None:
     """`measured` for a model that drafts: see `load_drafting`."""
-    return measured(replace(conditions, n_first=USUAL_FIRST)) or measured(conditions)
+    parts = (measured(replace(conditions, n_first=n)) for n in USUAL_FIRST)
+    return next(filter(None, parts), None) or measured(conditions)
 
 
 def measured(conditions: LlamaSequence | HeadSequence | Conditions) -> StoredCosts | None:

@@ -14,14 +14,9 @@ from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import ON_CPU, ON_GPU, CostModel
 from spec_local.system.machine import OtherPrograms, is_busy
 
-# Calls of several tokens, in calls of one: the geometric mean of F16, Q8_0, Q4_K_M and Q4_1 models of 0.1 to
-# 1.5B on two cores of a Zen 3, and a 13B model on an M2. Where they are wrong by a factor of two, the loss
-# budget bounds what that costs, and calls correct them.
-ON_CPU = {2: 1.2, 4: 1.5, 8: 2.3, 16: 4.2, 32: 7.8, 64: 15.5}
-ON_GPU = {2: 1.03, 4: 1.08, 8: 1.15, 16: 1.35, 32: 2.2, 64: 3.6}
 # Sizes timed at first use: the main model's calls of few tokens show most about whether drafts can pay.
 FIRST_MAIN, FIRST_DRAFT = (1, 4), (1,)
 _CHECKED_FOR = 86_400.0  # seconds; a machine that is hot, say, does not spoil the costs for longer than a day

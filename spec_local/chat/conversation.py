@@ -24,7 +24,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import ContextOverflow, InvalidRequest
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.reasoning.markers import Splitter
@@ -135,7 +135,7 @@ class Conversation:
         return following
 
     @checked
-    def ask(self, content: str, images: Sequence[tuple[int, InstanceOf[Image]]] = ()) -> list[int]:
+    def ask(self, content: str, images: Sequence[tuple[int, InstanceOf[Media]]] = ()) -> list[int]:
         """Add a user message.
 
         Args:

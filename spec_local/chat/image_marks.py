@@ -1,12 +1,12 @@
-"""Images while a template renders the text around them: marks that nobody can guess stand for them."""
+"""Images and sounds while a template renders the text around them: unguessable marks stand for them."""
 
 from collections.abc import Callable, Sequence
 
 from spec_local.chat.messages import Message
 from spec_local.chat.rendered import Rendered
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.images.image import MAX_IMAGES, Image
 from spec_local.images.marks import NumberedMarks
+from spec_local.images.media import MAX_IMAGES, Media
 
 
 def rendered_with_images(
@@ -36,7 +36,7 @@ def rendered_with_images(
 
 def _after_results(messages: Sequence[Message]) -> list[Message]:
     """The messages, with the images of results in the user's message after them."""
-    found, waiting = list[Message](), list[tuple[int, Image]]()
+    found, waiting = list[Message](), list[tuple[int, Media]]()
     for message in messages:
         if message["role"] == "tool":
             message = message.copy()
@@ -64,12 +64,12 @@ class ImageMarks:
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        self._images: list[Image] = []
+        self._images: list[Media] = []
         self._marks = NumberedMarks()
         self.messages = [self._marked(message) for message in messages]
         if len(self._images) > MAX_IMAGES:
             raise InvalidRequest(
-                f"the conversation has {len(self._images)} images: give at most {MAX_IMAGES}"
+                f"the conversation has {len(self._images)} images and sounds: give at most {MAX_IMAGES}"
             )
 
     def _marked(self, message: Message) -> Message:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, NotRequired, TypedDict, get_args
 from pydantic_core import from_json
 
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.text import bytes_of, with_whole_characters
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -33,14 +33,14 @@ class MessageToolCall(TypedDict):
 class Message(TypedDict):
     """A message of a conversation.
 
-    images: each with its place, the index in the content of the character that it stands before.
+    images: also sounds; each with its place, the index in the content of the character that it stands before.
     reasoning_content: what the model wrote before this answer. tool_calls: what it called in this answer.
     tool_call_id: the call whose result this message of a tool is. name: of that tool.
     """
 
     role: Role
     content: str
-    images: NotRequired[Sequence[tuple[int, Image]]]
+    images: NotRequired[Sequence[tuple[int, Media]]]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[Sequence[MessageToolCall]]
     tool_call_id: NotRequired[str]
@@ -61,9 +61,9 @@ _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 def messages_of(given: Sequence[Mapping[str, object]]) -> list[Message]:
     """Messages in the one form that the library uses.
 
-    The content is text, or a list of texts and images: each part is text, an `Image`, or a dict, which is
-    ``{"type": "text", "text": …}`` or ``{"type": "image", "image": …}``. As in llama.cpp, a line break
-    separates texts that follow each other.
+    The content is text, or a list of texts, images and sounds: each part is text, an `Image`, an `Audio`, or
+    a dict, which is ``{"type": "text", "text": …}`` or ``{"type": "image", "image": …}``, and so for
+    ``audio``. As in llama.cpp, a line break separates texts that follow each other.
 
     ``developer`` is another name for ``system``. An answer with calls may have the content None. Keys with
     the value None count as missing.
@@ -231,32 +231,34 @@ def _message(given: Mapping[str, object], where: str) -> Message:
     return made
 
 
-def _parts(content: Sequence[object], where: str) -> tuple[str, list[tuple[int, Image]]]:
+def _parts(content: Sequence[object], where: str) -> tuple[str, list[tuple[int, Media]]]:
     """The text of parts, and the images with their places in it."""
-    text, images, follows_text = "", list[tuple[int, Image]](), False
+    text, images, follows_text = "", list[tuple[int, Media]](), False
     for i, part in enumerate(content):
-        if isinstance(part, Mapping) and part.get("type") in ("text", "image"):
+        if isinstance(part, Mapping) and part.get("type") in ("text", "image", "audio"):
             part = part.get(str(part["type"]))
-        if isinstance(part, Image):
+        if isinstance(part, Media):
             images.append((len(text), part))
         elif isinstance(part, str):
             text += "\n" * (follows_text and bool(text)) + part
         else:
-            raise InvalidRequest(f"{where}.content[{i}] is neither text nor an image: give one of them")
+            raise InvalidRequest(
+                f"{where}.content[{i}] is neither text nor an image or sound: give one of them"
+            )
         follows_text = isinstance(part, str)
     return text, images
 
 
-def _placed(images: object, content: str, where: str) -> list[tuple[int, Image]]:
+def _placed(images: object, content: str, where: str) -> list[tuple[int, Media]]:
     """Images with their places, which must be ascending."""
-    found, last = list[tuple[int, Image]](), 0
+    found, last = list[tuple[int, Media]](), 0
     for each in images if isinstance(images, list | tuple) else [images]:
         match each:
-            case (int(at), Image() as image) if last <= at <= len(content):
+            case (int(at), Media() as image) if last <= at <= len(content):
                 found.append((last := at, image))
             case _:
                 raise InvalidRequest(
-                    f"{where}.images: give pairs of an ascending index of the content and an Image"
+                    f"{where}.images: give pairs of an ascending index of the content and an Image or Audio"
                 )
     return found
 

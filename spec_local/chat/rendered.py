@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spec_local.errors import ModelError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.text import bytes_of
 
@@ -32,12 +32,13 @@ class Rendered:
     """A rendered conversation, or a part of it.
 
     text: UTF-8; other bytes are possible. is_content: one byte for each byte of the text: 1 if it is from a
-    message, 0 if the template wrote it, 2 for a byte that stands for an image. images: in their order.
+    message, 0 if the template wrote it, 2 for a byte that stands for an image.
+    images: and sounds, in their order.
     """
 
     text: bytes
     is_content: bytes
-    images: tuple[Image, ...] = ()
+    images: tuple[Media, ...] = ()
 
     @classmethod
     def of(cls, text: str, content: Iterable[tuple[int, int]]) -> "Rendered":
@@ -76,7 +77,7 @@ class Rendered:
             shown = Rendered(shown.text[:i] + IMAGE_MARKER + shown.text[i + 1 :], b"")
         return shown.text.decode("utf-8", "surrogateescape")
 
-    def with_images(self, marks: Sequence[bytes], images: Sequence[Image]) -> "Rendered":
+    def with_images(self, marks: Sequence[bytes], images: Sequence[Media]) -> "Rendered":
         """The text with images in place of these marks.
 
         Args:
@@ -109,7 +110,7 @@ class Rendered:
         vocabulary: Vocabulary,
         *,
         is_start: bool = True,
-        image_tokens: Callable[[Image], Sequence[int]] | None = None,
+        image_tokens: Callable[[Media], Sequence[int]] | None = None,
     ) -> list[int]:
         """The tokens, with the template's control tokens only.
 

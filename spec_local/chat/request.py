@@ -11,7 +11,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.reasoning.markers import Splitter
@@ -39,7 +39,7 @@ class ChatRequest:
     system: str | None = None
     suffix: str | None = None
     raw: bool = False
-    images: Sequence[InstanceOf[Image]] = ()
+    images: Sequence[InstanceOf[Media]] = ()
     tools: Sequence[Tool] = ()
     tool_choice: str = "auto"
 

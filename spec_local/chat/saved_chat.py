@@ -21,8 +21,9 @@ from spec_local.chat.conversation import AnswerTokens, Conversation
 from spec_local.chat.messages import Role, messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest
-from spec_local.images import image
-from spec_local.images.image import Image
+from spec_local.images import media
+from spec_local.images.media import Media
+from spec_local.images.media_file import MediaFile
 from spec_local.llama.model import Model
 from spec_local.system.files import decoded, limited, reading, saving
 from spec_local.system.json_file import parse
@@ -34,7 +35,7 @@ _OWN = ("role", "content", "images")  # keys of a message that are not saved as 
 _MAX_TEXT = 1 << 26  # bytes: several times the text that fits into any context
 _BEGINNING = re.compile(rb'\s*{\s*"format"\s*:\s*"specdec conversation"')
 """Of the files that `save` writes; of others, no images are expected."""
-_MAX_BYTES = _MAX_TEXT + image.MAX_IMAGES * image.MAX_BYTES // 3 * 4
+_MAX_BYTES = _MAX_TEXT + media.MAX_IMAGES * media.MAX_BYTES // 3 * 4
 
 
 class _Generated(BaseModel):
@@ -56,7 +57,7 @@ class _SavedImage(BaseModel):
     data: str
 
     @classmethod
-    def of(cls, at: int, image: Image) -> "_SavedImage":
+    def of(cls, at: int, image: Media) -> "_SavedImage":
         name = printable(os.path.basename(image.name))
         return cls(at=at, name=name, data=base64.b64encode(image.data).decode())
 
@@ -213,9 +214,9 @@ def _message(path: Path, i: int, message: _Message) -> dict[str, object]:
     return others | {"content": content, "images": images}
 
 
-def _image(path: Path, where: str, saved: _SavedImage) -> Image:
+def _image(path: Path, where: str, saved: _SavedImage) -> Media:
     try:
-        return Image.of_base64(saved.data, saved.name)
+        return MediaFile.of_base64(saved.data, saved.name)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {where}: {error}") from None
 

@@ -1,17 +1,20 @@
-"""Read a folder in the layout of the Hugging Face Hub: config.json, and tensors in safetensors files."""
+"""Read a folder in the layout of the Hugging Face Hub: config.json, and tensors in safetensors files.
+
+Without safetensors, the tensors are read from PyTorch's files (`spec_local.conversion.torch_file`).
+"""
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from spec_local import bfloat16
+from spec_local.conversion.torch_file import StoredTensor, read_torch_file
 from spec_local.errors import ModelFileError
 from spec_local.system.files import NotRegular, opened, read_bytes
 
@@ -36,21 +39,11 @@ class _Entry(BaseModel):
     data_offsets: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """Where a tensor is. start: in bytes from the beginning of the file."""
-
-    path: Path
-    start: int
-    kind: str
-    shape: tuple[int, ...]
-
-
 class Checkpoint:
     """The configuration and the tensors of a model that has not been converted to GGUF.
 
     Args:
-        folder: contains config.json and ``*.safetensors``.
+        folder: contains config.json, and ``*.safetensors`` or ``pytorch_model*.bin``.
 
     Attributes:
         config: the content of config.json.
@@ -61,16 +54,18 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = _read_config(folder / "config.json")
-        self._tensors: dict[str, _Tensor] = {}
-        files = sorted(folder.glob("*.safetensors"))
+        self.config = read_config(folder / "config.json")
+        self._tensors: dict[str, tuple[Path, StoredTensor]] = {}
+        files, read = sorted(folder.glob("*.safetensors")), _read_header
+        if not files:
+            files, read = sorted(folder.glob("pytorch_model*.bin")), read_torch_file
         if not files:
             raise ModelFileError(f"{folder} contains no *.safetensors: give the folder of a head")
         for file in files:
-            for name, tensor in _read_header(file).items():
+            for name, tensor in read(file).items():
                 if name in self._tensors:
                     raise ModelFileError(f"{folder} contains the tensor {name} twice: download it again")
-                self._tensors[name] = tensor
+                self._tensors[name] = file, tensor
 
     @property
     def names(self) -> Sequence[str]:
@@ -82,7 +77,7 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor: rows first, as in PyTorch."""
-        return self._find(name).shape
+        return self._find(name)[1].shape
 
     def tensor(self, name: str) -> NDArray[np.float32] | NDArray[np.int64]:
         """The values of a tensor: float32, or int64 for integers and booleans.
@@ -90,27 +85,40 @@ class Checkpoint:
         Raises:
             ModelFileError: there is no such tensor, or it cannot be read.
         """
-        found = self._find(name)
-        kind = np.dtype(_TYPES[found.kind]).newbyteorder("<")
-        try:
-            with opened(found.path) as file:
-                data: NDArray[Any] = np.fromfile(file, kind, math.prod(found.shape), offset=found.start)
-        except OSError as error:
-            raise ModelFileError(f"{found.path} cannot be read ({error.strerror}): check it") from None
-        if found.kind == "BF16":
-            data = bfloat16.decode(data)
-        data = data.reshape(found.shape)
-        if data.dtype.kind == "f":
-            return data.astype(np.float32, copy=False)
-        return data.astype(np.int64, copy=False)
+        return read_values(*self._find(name))
 
-    def _find(self, name: str) -> _Tensor:
+    def _find(self, name: str) -> tuple[Path, StoredTensor]:
         if name not in self._tensors:
             raise ModelFileError(f"{self.folder} has no tensor {name}: download it again")
         return self._tensors[name]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_values(path: Path, tensor: StoredTensor) -> NDArray[np.float32] | NDArray[np.int64]:
+    """The values of a tensor in a file: float32, or int64 for integers and booleans.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+    """
+    kind = np.dtype(_TYPES[tensor.kind]).newbyteorder("<")
+    try:
+        with opened(path) as file:
+            data: NDArray[Any] = np.fromfile(file, kind, math.prod(tensor.shape), offset=tensor.start)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read ({error.strerror}): check it") from None
+    if tensor.kind == "BF16":
+        data = bfloat16.decode(data)
+    data = data.reshape(tensor.shape)
+    if data.dtype.kind == "f":
+        return data.astype(np.float32, copy=False)
+    return data.astype(np.int64, copy=False)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json.
+
+    Raises:
+        ModelFileError: it is missing or damaged.
+    """
     try:
         return TypeAdapter(dict[str, Any]).validate_json(read_bytes(path, _MAX_CONFIG))
     except FileNotFoundError:
@@ -119,7 +127,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelFileError(f"{path} cannot be read: download it again") from None
 
 
-def _read_header(path: Path) -> dict[str, _Tensor]:
+def _read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file, which are checked to be within it."""
     damaged = ModelFileError(f"{path} is damaged: download it again")
     try:
@@ -127,11 +135,11 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
             n = int.from_bytes(file.read(8), "little")
             if n > _MAX_HEADER:
                 raise damaged
-            header = json.loads(file.read(n))
+            header = TypeAdapter(dict[str, Any]).validate_python(json.loads(file.read(n)))
             size = file.seek(0, 2) - 8 - n
         header.pop("__metadata__", None)
         entries = TypeAdapter(dict[str, _Entry]).validate_python(header)
-    except (NotRegular, ValueError, AttributeError, RecursionError, ValidationError):
+    except (NotRegular, ValueError, RecursionError):  # a ValidationError is a ValueError
         raise damaged from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
@@ -146,5 +154,5 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
         n_bytes = math.prod(entry.shape) * np.dtype(_TYPES[entry.dtype]).itemsize
         if min((0, *entry.shape)) < 0 or not 0 <= start <= end <= size or end - start != n_bytes:
             raise damaged
-        found[name] = _Tensor(path, 8 + n + start, entry.dtype, tuple(entry.shape))
+        found[name] = StoredTensor(8 + n + start, entry.dtype, tuple(entry.shape))
     return found

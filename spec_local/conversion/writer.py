@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from spec_local.conversion.head import ConvertedHead, HeadTensor, Value
 from spec_local.errors import InvalidRequest, ModelFileError
+from spec_local.llama.gguf_header import read_tokenizer
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0")
 """Types of a converted head's matrices: those that the gguf package can write."""
-_TOKENIZER = "tokenizer."
 
 
 def write_head(
@@ -68,6 +68,8 @@ def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapp
             _add(writer, f"{head.architecture}.{name}", value)
         for name, value in origin.items():
             _add(writer, name, value)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
         _copy_tokenizer(writer, main.path)
         if head.mask is not None:
             writer.add_mask_token_id(head.mask)
@@ -138,7 +140,7 @@ def _copy_tokenizer(writer: "GGUFWriter", main: Path) -> None:
     """Add the main model's tokenizer, with its special tokens, but without its chat template."""
     import gguf
 
-    for name, field in gguf.GGUFReader(main).fields.items():
-        if name.startswith(_TOKENIZER) and "chat_template" not in name:
-            kind, *item = field.types
-            writer.add_key_value(name, field.contents(), kind, item[-1] if item else None)
+    kinds = gguf.GGUFValueType
+    for name, field in read_tokenizer(main).items():
+        item = None if field.item is None else kinds(field.item)
+        writer.add_key_value(name, field.value, kinds(field.kind), item)

@@ -12,10 +12,19 @@ from numpy.typing import NDArray
 
 TILE = 16
 """Tokens whose rows of the output matrix are computed together (ROWS in spec_local/kernels/layout.h)."""
-USUAL_FIRST = 49152
-"""The usual number of first tokens that can always be drafted (docs/notes/experiments.md)."""
+USUAL_FIRST = 49_152, 16_384
+"""The usual numbers of first tokens that can always be drafted: see `usual_first`."""
+_LEAST = 2 * USUAL_FIRST[0], 3 * USUAL_FIRST[1]  # tokens of the smallest vocabularies that they are for
 _MEMORY = 64.0  # tokens after which the share of missing ones has forgotten 1 − 1/e
 _MOST_MISSING = 0.08  # share of the last tokens: above, all can be drafted, until half as many are missing
+
+
+def usual_first(n_vocab: int) -> int | None:
+    """The usual number of first tokens that can always be drafted; None: all, of a small vocabulary.
+
+    Of those tried, the fastest for 49,152 and 151,936 tokens, nearly for 262,144 (docs/notes/experiments.md).
+    """
+    return next((n for n, least in zip(USUAL_FIRST, _LEAST, strict=True) if n_vocab >= least), None)
 
 
 class DraftVocabulary:

@@ -3,6 +3,7 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import itertools
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
+from spec_local.errors import ModelFileError
 from spec_local.system.files import opened
 
 Metadata = dict[str, str | int | float]
@@ -18,6 +20,7 @@ _READ = 1 << 16  # bytes; what describes a model comes before its vocabulary, wh
 _READ_SHAPES = 1 << 20  # bytes; the 500 to 1,000 tensors of a projector take 60 each
 _MAX_DIMENSIONS = 4  # of a tensor of ggml
 _READ_TOKENS = 1 << 24  # bytes; the tokens of a vocabulary of 262,144 end after 4.4 million
+_READ_TOKENIZER = 1 << 26  # bytes; the merges of the largest vocabularies end after 20 million
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))  # for struct
 _STRING, _ARRAY = 8, 9
 _UNREADABLE = (OSError, EOFError, KeyError, ValueError, struct.error)  # a file, or its damaged content
@@ -54,6 +57,15 @@ class Tokens:
         return self.data[self.starts[first] : self.starts[end]]
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value in a header. kind, item: numbers of its type, and of that of an array's elements."""
+
+    kind: int
+    item: int | None
+    value: str | int | float | Sequence[bytes] | Sequence[int | float]
+
+
 def read_metadata(path: Path) -> Metadata:
     """Numbers and texts up to the vocabulary, by their full names; none if it is no readable GGUF file."""
     found: Metadata = {}
@@ -86,6 +98,32 @@ def read_tokens(path: Path) -> Tokens | None:
     return None
 
 
+def read_tokenizer(path: Path) -> dict[str, Field]:
+    """The fields of the vocabulary by their full names, without chat templates and empty arrays.
+
+    In about 0.1 s, where the package gguf takes seconds.
+
+    Raises:
+        ModelFileError: the header is damaged.
+    """
+    found: dict[str, Field] = {}
+    try:
+        data = _beginning(path, _READ_TOKENIZER)
+        for key, kind in _entries(data):
+            is_needed = key.startswith("tokenizer.") and "chat_template" not in key
+            if kind == _STRING and not is_needed:
+                data.seek(int(_number(data, "Q")), 1)
+            elif kind != _ARRAY or not is_needed:
+                value = _value(data, kind)
+                if is_needed and value is not None:
+                    found[key] = Field(kind, None, value)
+            elif (field := _array(data)).value:
+                found[key] = field
+    except _UNREADABLE:
+        raise ModelFileError(f"{path} has a damaged header: download it again") from None
+    return found
+
+
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the first tensors, by name, for a file without a vocabulary; none if it cannot be read.
 
@@ -108,6 +146,18 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     except _UNREADABLE:  # also the end of what was read
         pass
     return found
+
+
+def _array(data: BytesIO) -> Field:
+    item, n = int(_number(data, "I")), int(_number(data, "Q"))
+    if item == _STRING:
+        starts = _starts(data.getvalue(), data.tell(), n)
+        data.seek(starts[-1])
+        whole = data.getvalue()
+        texts = [whole[start + 8 : end] for start, end in itertools.pairwise(starts)]
+        return Field(_ARRAY, item, texts)
+    form = struct.Struct(f"<{min(n, _READ_TOKENIZER)}{_SCALARS[item]}")
+    return Field(_ARRAY, item, form.unpack(data.read(form.size)))
 
 
 def generates_text(metadata: Metadata) -> bool:

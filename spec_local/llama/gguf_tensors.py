@@ -49,13 +49,21 @@ def has_tensor(path: Path, name: str) -> bool:
         return bool(gguf.gguf_find_tensor(file, name.encode()) >= 0)
 
 
+def has_layer(path: Path, number: int) -> bool:
+    """Return whether a file, which must be valid, has tensors of a layer."""
+    return any(name.startswith(f"blk.{number}.") for name, _, _ in _tensors(path))
+
+
+def tensor_types(path: Path) -> dict[str, str]:
+    """The types, such as ``Q4_K``, of the tensors of a file, which must be valid, by their names."""
+    return {name: kind for name, kind, _ in _tensors(path)}
+
+
 def bytes_by_type(path: Path) -> dict[str, int]:
-    """Bytes of the tensors of a file, which must be valid, by type, such as ``Q4_K``."""
+    """Bytes of the tensors of a file, which must be valid, by type."""
     found: dict[str, int] = {}
-    with _opened(path) as (gguf, file):
-        for i in range(gguf.gguf_get_n_tensors(file)):
-            name = gguf.ggml_type_name(gguf.gguf_get_tensor_type(file, i)).decode().upper()
-            found[name] = found.get(name, 0) + gguf.gguf_get_tensor_size(file, i)
+    for _, kind, size in _tensors(path):
+        found[kind] = found.get(kind, 0) + size
     return found
 
 
@@ -68,14 +76,25 @@ def bytes_by_layer(path: Path, n_layers: int) -> tuple[list[int], int]:
     """
     layers, sizes = [0] * n_layers, {"output": 0, "token_embd": 0}
     for part in parts(path):
-        with _opened(part) as (gguf, file):
-            for i in range(gguf.gguf_get_n_tensors(file)):
-                name, size = gguf.gguf_get_tensor_name(file, i).decode(), gguf.gguf_get_tensor_size(file, i)
-                if (found := _LAYER.match(name)) and int(found[1]) < n_layers:
-                    layers[int(found[1])] += size
-                else:
-                    sizes[name.partition(".")[0]] = size
+        for name, _, size in _tensors(part):
+            if (found := _LAYER.match(name)) and int(found[1]) < n_layers:
+                layers[int(found[1])] += size
+            else:
+                sizes[name.partition(".")[0]] = size
     return layers, sizes["output"] or sizes["token_embd"]
+
+
+def _tensors(path: Path) -> list[tuple[str, str, int]]:
+    """Name, type and bytes of each tensor."""
+    with _opened(path) as (gguf, file):
+        return [
+            (
+                gguf.gguf_get_tensor_name(file, i).decode(),
+                gguf.ggml_type_name(gguf.gguf_get_tensor_type(file, i)).decode().upper(),
+                gguf.gguf_get_tensor_size(file, i),
+            )
+            for i in range(gguf.gguf_get_n_tensors(file))
+        ]
 
 
 def numbers(path: Path, key: str, n: int) -> list[int] | None:

@@ -16,18 +16,10 @@ from numpy.typing import NDArray
 
 from spec_local import kernels
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.llama import runtime
+from spec_local.llama import graphs, runtime
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import OutputView
 from spec_local.llama.native_object import NativeObject
-
-# How llama.cpp names the output of a layer, where it is not "l_out".
-_NAMES = dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "nemotron_h_block_out")
-NEXTN_ARCHITECTURES = {
-    *("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2", "nemotron_h_moe", "cohere2moe"),
-    *("bailingmoe3", "step35", "mimo2", "hy_v3", "gemma4"),
-}
-"""Architectures of which llama.cpp returns the state before the output matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +36,8 @@ class HiddenStates:
         """Check that they can be captured.
 
         Raises:
-            InvalidRequest: there is no such layer or state.
+            InvalidRequest: there is no such layer.
         """
-        if not self.layers:
-            if model.architecture not in NEXTN_ARCHITECTURES:
-                raise InvalidRequest(f"{model.path.name} has no layers for multi-token prediction")
-            return
         # In the last layer, llama.cpp computes only the outputs of tokens whose logits are wanted.
         if any(not 0 <= layer < model.n_layers - 1 for layer in self.layers):
             raise InvalidRequest(
@@ -58,7 +46,11 @@ class HiddenStates:
             )
 
     def capture(self, model: Model, max_tokens: int) -> "Capture":
-        """Create what captures them, for a context whose calls have up to `max_tokens` tokens."""
+        """Create what captures them, for a context whose calls have up to `max_tokens` tokens.
+
+        Raises:
+            InvalidRequest: llama.cpp does not return them.
+        """
         return _Layers(model, self.layers, max_tokens) if self.layers else _Nextn(model, max_tokens)
 
 
@@ -89,6 +81,13 @@ class Capture(Protocol):
         """A copy of the states of the last call's tokens at these indices, float32 (len(indices), width)."""
 
 
+def _found(what: Any, name: str, model: Model) -> Any:
+    """The same, unless llama.cpp does not have it."""
+    if not what:
+        raise InvalidRequest(f"llama.cpp returns no {name} of {model.path.name}: use another draft")
+    return what
+
+
 class _Layers:
     """Outputs of layers, through llama.cpp's callback for tensors: that of the CPU kernels, or in Python."""
 
@@ -98,7 +97,7 @@ class _Layers:
         self._counts = np.zeros(len(layers), np.int64)
         self._order: Sequence[int] | None = None
         self._error: BaseException | None = None
-        prefix = _NAMES.get(model.architecture, "l_out") + "-"
+        prefix = f"{_found(graphs.layer_output(model), 'outputs of layers', model)}-"
         self._native = _native_capture(prefix, layers, self._states, self._counts)
         self._ggml = runtime.ggml()
         self._numbers = {f"{prefix}{layer}".encode(): i for i, layer in enumerate(layers)}
@@ -205,7 +204,8 @@ class _Nextn:
 
     def __init__(self, model: Model, max_tokens: int) -> None:
         self._extensions = runtime.extensions()
-        self._name, self._shape = model.path.name, (max_tokens, model.n_embd)
+        self._name, self._shape = model.path.name, (max_tokens, model.n_state)
+        _found(graphs.returns_states(model), "states for multi-token prediction", model)
         self._view: OutputView | None = None
         self._context: NativeObject | None = None
 

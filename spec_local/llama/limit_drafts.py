@@ -6,7 +6,7 @@ See `spec_local.core.draft_vocabulary`.
 from typing import Literal
 
 from spec_local import kernels
-from spec_local.core.draft_vocabulary import USUAL_FIRST, DraftVocabulary
+from spec_local.core.draft_vocabulary import DraftVocabulary, usual_first
 from spec_local.llama.sequence import NativeSequence
 from spec_local.llama.vocabulary import Vocabulary
 
@@ -22,14 +22,15 @@ def limit_drafts(sequence: NativeSequence, vocabulary: Vocabulary, wanted: Draft
 
     Args:
         vocabulary: the sequence's; that of the main model for a head, whose file may have none.
-        wanted: ``auto``: the usual number, for a vocabulary of twice as many or more.
+        wanted: ``auto``: see `usual_first`.
     """
     if wanted == "all" or not sequence.can_be_limited or sequence.limits.draft_tokens is not None:
         return
-    n_first = min(sequence.limits.n_vocab, USUAL_FIRST if wanted == "auto" else wanted)
-    if wanted == "auto" and 2 * n_first > sequence.limits.n_vocab:
+    n_vocab = sequence.limits.n_vocab
+    n_first = usual_first(n_vocab) if wanted == "auto" else min(n_vocab, wanted)
+    if n_first is None:
         return
     if not kernels.installed() or sequence.model.is_on_gpu:
         return
-    ends = [token for token in (vocabulary.eos, vocabulary.eot) if 0 <= token < sequence.limits.n_vocab]
-    sequence.limit(DraftVocabulary(sequence.limits.n_vocab, n_first, ends))
+    ends = [token for token in (vocabulary.eos, vocabulary.eot) if 0 <= token < n_vocab]
+    sequence.limit(DraftVocabulary(n_vocab, n_first, ends))

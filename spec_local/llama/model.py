@@ -4,7 +4,7 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.errors import ModelError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.llama import runtime
 from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
-from spec_local.llama.gguf_tensors import bytes_by_type, has_tensor, integers, parts
+from spec_local.llama.gguf_tensors import bytes_by_type, has_layer, has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.model_file import check_header, failure
 from spec_local.llama.native_object import NativeObject, Pointer
@@ -30,12 +30,15 @@ _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp 
 
 
 class ImageReader(Protocol):
-    """What reads images for a model: see `spec_local.llama.projector.Projector`."""
+    """What reads images or sound for a model: see `spec_local.llama.projector.Projector`."""
 
     @property
     def max_span(self) -> int: ...
 
-    def items(self, image: Image) -> Sequence[int]: ...
+    @property
+    def reads(self) -> tuple[type[Media], ...]: ...
+
+    def items(self, image: Media) -> Sequence[int]: ...
 
     def close(self) -> None: ...
 
@@ -80,7 +83,7 @@ class Model:
         self.n_offloaded = offload.layers if n_offloaded is None else n_offloaded
         self._gpus = usable_gpus(offload)
         self.projector: ImageReader | None = None
-        """Reads images for it; None: it reads only text."""
+        """Reads images or sound for it; None: it reads only text."""
         check_header(self.path)
         self._lib = lib = runtime.library()
         self.native = self._load(load_mtp)
@@ -153,28 +156,32 @@ class Model:
             self.projector.close()
         self.native.close()
 
-    def image_tokens(self, image: Image) -> Sequence[int]:
-        """The tokens and cells of an image: see `spec_local.core.span`.
+    def image_tokens(self, image: Media) -> Sequence[int]:
+        """The tokens and cells of an image or sound: see `spec_local.core.span`.
 
         Raises:
-            ModelError: the model has no projector, or it is damaged or of another model.
+            ModelError: the model has no projector that reads it, or one that is damaged or of another model.
             BackendError, InvalidRequest: see `Projector.items`.
         """
-        return self._checked_projector().items(image)
+        return self._projector_of([image]).items(image)
 
-    def check_reads_images(self) -> None:
-        """Raise ModelError if the model has no projector; one that is damaged shows with the first image."""
-        self._checked_projector()
+    def check_reads(self, images: Iterable[Media]) -> None:
+        """Raise ModelError if the model has no projector for these images and sounds.
 
-    def _checked_projector(self) -> ImageReader:
-        if not self.projector:
-            raise ModelError(
-                f"{self.name} has no projector, and reads no images: give its mmproj file (`mmproj`)"
-            )
+        A projector that is damaged shows with the first one.
+        """
+        self._projector_of(images)
+
+    def _projector_of(self, images: Iterable[Media]) -> ImageReader:
+        reads = self.projector.reads if self.projector else ()
+        for what in (each.noun.replace("image", "images") for each in images if not isinstance(each, reads)):
+            why = "has a projector that reads no" if reads else "has no projector, and reads no"
+            raise ModelError(f"{self.name} {why} {what}: give its mmproj file (`mmproj`)")
+        assert self.projector
         return self.projector
 
-    def tokenize(self, parts: Sequence[str | Image]) -> list[int]:
-        """The tokens of a prompt without a chat template, of texts and images in any order.
+    def tokenize(self, parts: Sequence[str | Media]) -> list[int]:
+        """The tokens of a prompt without a chat template, of texts, images and sounds in any order.
 
         Each text is tokenized for itself, as by libmtmd.
 
@@ -183,7 +190,7 @@ class Model:
         """
         found = [] if isinstance(parts[0], str) else self.vocabulary.tokenize("", add_special=True)
         for i, part in enumerate(parts):
-            if isinstance(part, Image):
+            if isinstance(part, Media):
                 found += self.image_tokens(part)
             else:
                 found += self.vocabulary.tokenize(part, add_special=not i)
@@ -248,10 +255,8 @@ class Model:
     @functools.cached_property
     def is_mtp_file(self) -> bool:
         """True if its only layers are those for multi-token prediction of a model in another file."""
-        return bool(self.number("nextn_predict_layers")) and not self._has_tensor("blk.0.attn_norm.weight")
-
-    def _has_tensor(self, name: str) -> bool:
-        return any(has_tensor(part, name) for part in parts(self.path))
+        has_any = bool(self.number("nextn_predict_layers"))
+        return has_any and not any(has_layer(part, 0) for part in parts(self.path))
 
     @functools.cached_property
     def n_layers(self) -> int:
@@ -265,12 +270,18 @@ class Model:
         if not n:
             return 0
         # Some headers list layers of another file. llama.cpp aborts the process if it evaluates them.
-        return n if self._has_tensor(f"blk.{self.n_layers}.nextn.eh_proj.weight") else 0
+        name = f"blk.{self.n_layers}.nextn.eh_proj.weight"
+        return n if any(has_tensor(part, name) for part in parts(self.path)) else 0
 
     @functools.cached_property
     def n_embd(self) -> int:
         """Width of the hidden states."""
         return int(self._lib.llama_model_n_embd(self.handle))
+
+    @functools.cached_property
+    def n_state(self) -> int:
+        """Width of the states that layers for multi-token prediction read: several, of residual streams."""
+        return int(self._lib.llama_model_n_embd_out(self.handle))
 
     @functools.cached_property
     def n_embd_input(self) -> int:

@@ -1,8 +1,9 @@
-"""A projector (mmproj): turns pictures into vectors that the main model reads in place of tokens.
+"""A projector (mmproj): turns pictures and sound into vectors that the main model reads in place of tokens.
 
 libmtmd prepares a picture: it is scaled, perhaps cut into tiles, and each tile becomes a span, with tokens
-around it as the model expects them. The vectors are computed when a span is evaluated: if the main model
-knows the picture already, they are not needed.
+around it as the model expects them. So does each window of a sound, of
+30 seconds in most models. The vectors are computed when a span is evaluated: if the main model knows the
+picture already, they are not needed.
 """
 
 import ctypes
@@ -18,10 +19,14 @@ from numpy.typing import NDArray
 
 from spec_local.core.span import Span, Vectors
 from spec_local.errors import BackendError, InvalidRequest, ModelFileError
+from spec_local.images.audio import Audio
 from spec_local.images.image import Image
-from spec_local.llama import mtmd, runtime
+from spec_local.images.media import Media
+from spec_local.images.sound import MIN_SECONDS, damaged
+from spec_local.llama import gguf_header, mtmd, runtime
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject
+from spec_local.llama.projector_header import readable
 
 _KEPT_IMAGES = 64  # whose tokens are kept; two conversations at their limit
 _KEPT_FILES = 256 << 20  # bytes of their files: dozens of photos
@@ -29,8 +34,16 @@ _MAX_SPANS = {"gemma3": 256, "gemma4v": 1120, "gemma4uv": 1120}
 """Most cells of a picture whose cells attend to all of it, by the projector's type, as in libmtmd."""
 _PLACED_BY_TEXT = ("hunyuanvl", "deepseek4v")
 """Types whose pictures depend on the text before them, which `items` does not know."""
-_PLACEHOLDERS = ("<image_soft_token>", "<|image_pad|>", "<image>", "<|image|>", "[IMG]")
-"""How models name the token that stands for each cell of a picture."""
+_PLACEHOLDERS = (
+    *("<image_soft_token>", "<|image_pad|>", "<image>", "<|image|>", "[IMG]"),
+    *("<|AUDIO|>", "[AUDIO]"),
+)
+"""How models name the token that stands for each cell of a picture or sound."""
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+_FLOAT_BYTES = 4
+_BEYOND = bytes(4096)  # after an encoded sound: what miniaudio reads of a damaged frame is still memory
+_LOUDEST = 1e6  # where full scale is 1, or 32,768 in some files: the squares of larger samples can overflow
+_WINDOW_S = 30  # seconds of a sound that are encoded at a time, by all types of more than one window
 
 
 class Projector:
@@ -49,6 +62,7 @@ class Projector:
 
     Attributes:
         kept_bytes: of vectors that are kept: those of dozens of images.
+        reads: the kinds of files that it reads.
         max_span: maximum number of cells of a picture that must be evaluated in one call; 0: any part can.
     """
 
@@ -58,10 +72,11 @@ class Projector:
         self, path: Path, model: Model, kind: str, threads: int, check: Callable[[], None] = lambda: None
     ) -> None:
         self.path, self._model, self._threads = path, model, threads
+        self.reads = readable(gguf_header.read_metadata(path))
         self.max_span = _MAX_SPANS.get(kind, 0)
         self._kind, self._check, self._lock = kind, check, threading.RLock()
         self._native: NativeObject | None = None
-        self._items: OrderedDict[bytes, tuple[Image, Sequence[int]]] = OrderedDict()  # by the image's hash
+        self._items: OrderedDict[bytes, tuple[Media, Sequence[int]]] = OrderedDict()  # by the file's hash
         self._vectors: OrderedDict[bytes, Sequence[Vectors]] = OrderedDict()  # of its spans
         # Copies of a file that has been replaced meanwhile would be cells of another picture.
         stat = path.stat()
@@ -76,8 +91,8 @@ class Projector:
             self._items.clear()
             self._vectors.clear()
 
-    def items(self, image: Image) -> Sequence[int]:
-        """The tokens and cells of a picture, as they stand in a prompt.
+    def items(self, image: Media) -> Sequence[int]:
+        """The tokens and cells of a picture or sound, as they stand in a prompt.
 
         Raises:
             ModelFileError, BackendError: see the class.
@@ -94,7 +109,7 @@ class Projector:
                 self._items.popitem(last=False)
             return found
 
-    def _prepared(self, image: Image) -> Sequence[int]:
+    def _prepared(self, image: Media) -> Sequence[int]:
         lib, found, n_spans = mtmd.library(), list[int](), 0
         with self._chunks(image) as chunks:
             for chunk in chunks.all():
@@ -112,10 +127,10 @@ class Projector:
                 n_spans += 1
                 found += span.cells
         if not n_spans:
-            raise InvalidRequest(f"{image!r} has no tokens for {self.path.name}: use another picture")
+            raise InvalidRequest(f"{image!r} has no tokens for {self.path.name}: use another {image.noun}")
         return found
 
-    def _encoded(self, image: Image, number: int) -> Vectors:
+    def _encoded(self, image: Media, number: int) -> Vectors:
         """The vectors of a span of a picture."""
         with self._lock:
             if (found := self._vectors.pop(image.hash, None)) is None:
@@ -129,7 +144,7 @@ class Projector:
     def _n_bytes(self) -> int:
         return sum(each.nbytes for vectors in self._vectors.values() for each in vectors)
 
-    def encode(self, image: Image) -> Sequence[Vectors]:
+    def encode(self, image: Media) -> Sequence[Vectors]:
         """Compute the vectors of each span of an image.
 
         Raises:
@@ -151,7 +166,7 @@ class Projector:
                 found.append(np.ctypeslib.as_array(output, (n, width)).copy())
         return found
 
-    def _chunks(self, image: Image) -> "_Chunks":
+    def _chunks(self, image: Media) -> "_Chunks":
         return _Chunks(self._handle, image, self._model.n_axes)
 
     @property
@@ -175,10 +190,6 @@ class Projector:
                 f"({runtime.failure_reason()}): give the projector of this model (`mmproj`)"
             )
         self._native = NativeObject(lib.mtmd_free, handle, "projector", self._model.handle)
-        if not lib.mtmd_support_vision(handle):
-            self._native.close()
-            self._native = None
-            raise ModelFileError(f"{self.path.name} reads no pictures: give another projector (`mmproj`)")
         return self._native.pointer
 
     @property
@@ -189,21 +200,18 @@ class Projector:
 
 
 class _Chunks:
-    """libmtmd's parts of a picture; for a ``with`` block.
+    """libmtmd's parts of a picture or sound; for a ``with`` block.
 
     Args:
         handle: libmtmd's context.
         n_axes: see `Model.n_axes`.
     """
 
-    def __init__(self, handle: Any, image: Image, n_axes: int) -> None:
+    def __init__(self, handle: Any, image: Media, n_axes: int) -> None:
         self._lib, self._handle, self._image, self._n_axes = mtmd.library(), handle, image, n_axes
 
     def __enter__(self) -> "_Chunks":
-        lib, pixels = self._lib, np.ascontiguousarray(self._image.pixels())
-        height, width, _ = pixels.shape
-        data = pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        bitmap = lib.mtmd_bitmap_init(width, height, data)
+        lib, bitmap = self._lib, self._bitmap()
         self._chunks = lib.mtmd_input_chunks_init()
         try:
             runtime.clear_log()
@@ -211,7 +219,7 @@ class _Chunks:
             parts = (ctypes.POINTER(lib.mtmd_input_part) * 1)(ctypes.pointer(part))
             if lib.mtmd_tokenize_from_parts(self._handle, self._chunks, parts, 1, False):
                 raise InvalidRequest(
-                    f"{self._image!r} cannot be prepared ({runtime.failure_reason()}): use another picture"
+                    f"{self._image!r} cannot be prepared ({runtime.failure_reason()}): use another"
                 )
         except BaseException:
             lib.mtmd_input_chunks_free(self._chunks)
@@ -219,6 +227,36 @@ class _Chunks:
         finally:
             lib.mtmd_bitmap_free(bitmap)
         return self
+
+    def _bitmap(self) -> Any:
+        lib, file = self._lib, self._image
+        if isinstance(file, Image):
+            pixels = np.ascontiguousarray(file.pixels())
+            height, width, _ = pixels.shape
+            return lib.mtmd_bitmap_init(width, height, pixels.ctypes.data_as(_BYTES))
+        assert isinstance(file, Audio)
+        encoded = np.frombuffer(file.samples_file() + _BEYOND, np.uint8)
+        data, size = encoded.ctypes.data_as(_BYTES), len(encoded) - len(_BEYOND)
+        decoded = lib.mtmd_helper_bitmap_init_from_buf(self._handle, data, size, False)
+        if not decoded:
+            raise Media.named(damaged("it cannot be decoded"), file.name)
+        try:
+            n = lib.mtmd_bitmap_get_n_bytes(decoded) // _FLOAT_BYTES
+            samples = ctypes.cast(lib.mtmd_bitmap_get_data(decoded), ctypes.POINTER(ctypes.c_float))
+            return self._audible(np.ctypeslib.as_array(samples, (n,)) if n else np.zeros(0, np.float32))
+        finally:
+            lib.mtmd_bitmap_free(decoded)
+
+    def _audible(self, samples: NDArray[np.float32]) -> Any:
+        """libmtmd's copy of samples with which its encoders neither abort nor compute what is no number."""
+        rate = int(self._lib.mtmd_get_audio_sample_rate(self._handle))
+        least = int(MIN_SECONDS * rate)
+        if len(samples) % (_WINDOW_S * rate) < least:  # the last window is too short
+            samples = samples[: len(samples) // (_WINDOW_S * rate) * (_WINDOW_S * rate)]
+        if not len(samples) or not max(samples.max(), -samples.min()) < _LOUDEST:  # or one is not a number
+            raise Media.named(damaged("its samples are no sound"), self._image.name)
+        data = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        return self._lib.mtmd_bitmap_init_from_audio(len(samples), data)
 
     def __exit__(self, *_: object) -> None:
         self._lib.mtmd_input_chunks_free(self._chunks)
@@ -235,10 +273,12 @@ class _Chunks:
         return list(found[: n.value])
 
     def offsets(self, chunk: Any) -> NDArray[np.int32]:
-        """The positions of the cells of a picture, as in `Span`."""
+        """The positions of the cells of a picture or sound, as in `Span`."""
         n = int(self._lib.mtmd_input_chunk_get_n_tokens(chunk))
         if self._n_axes == 1:
             return np.arange(n, dtype=np.int32)[:, None]
+        if isinstance(self._image, Audio):  # all of libmtmd's axes have the same positions
+            return np.repeat(np.arange(n, dtype=np.int32)[:, None], self._n_axes, axis=1)
         image = self._lib.mtmd_input_chunk_get_tokens_image(chunk)
         found = [self._lib.mtmd_image_tokens_get_decoder_pos(image, 1, i) for i in range(n)]
         offsets = np.array([(each.t, each.y, each.x, each.z) for each in found], np.int32) - 1

@@ -100,15 +100,28 @@ def bindings(module: str) -> Any:
 
 @functools.cache
 def target_layers(suffix: str) -> Any:
-    """Return llama.cpp's function for the layers that a head reads, or with ``_n`` for their number.
-
-    It has no C linkage: its name is that of the C++ compiler.
-    """
-    name = f"llama_model_target_layer_ids{suffix}"
-    function = getattr(library()._lib, f"_Z{len(name)}{name}PK11llama_model")
+    """Return llama.cpp's function for the layers that a head reads, or with ``_n`` for their number."""
+    function = _in_cpp(f"llama_model_target_layer_ids{suffix}", "PK11llama_model")
     function.argtypes = [ctypes.c_void_p]
     function.restype = ctypes.c_uint32 if suffix else ctypes.POINTER(ctypes.c_int32)
     return function
+
+
+@functools.cache
+def graph_reserve() -> Any:
+    """Return llama.cpp's function that builds the graph of a call, given a context and three numbers.
+
+    They are those of the tokens, of the sequences, and of the tokens with logits.
+    """
+    function, number = _in_cpp("llama_graph_reserve", "P13llama_contextjjj"), ctypes.c_uint32
+    function.argtypes = [ctypes.c_void_p, number, number, number]
+    function.restype = ctypes.c_void_p
+    return function
+
+
+def _in_cpp(name: str, types: str) -> Any:
+    """A function without C linkage: its name is that of the C++ compiler."""
+    return getattr(library()._lib, f"_Z{len(name)}{name}{types}")
 
 
 @functools.cache
@@ -123,7 +136,7 @@ def suppressed_tokens() -> Any:
 
 @functools.cache
 def ggml() -> Any:
-    """Return the functions of ggml that read tensors and list devices, from llama.cpp's own library."""
+    """Return the functions of ggml for tensors, graphs and devices, from llama.cpp's own library."""
     functions = library()._lib  # looks in the libraries that llama.cpp is linked to, too
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     sizes = ctypes.POINTER(size)
@@ -131,6 +144,9 @@ def ggml() -> Any:
         ("ggml_get_name", ctypes.c_char_p, pointer),
         ("ggml_nbytes", size, pointer),
         ("ggml_backend_tensor_get", None, pointer, pointer, size, size),
+        ("ggml_graph_n_nodes", ctypes.c_int, pointer),
+        ("ggml_graph_node", pointer, pointer, ctypes.c_int),
+        ("ggml_graph_get_tensor", pointer, pointer, ctypes.c_char_p),
         ("ggml_backend_dev_count", size),
         ("ggml_backend_dev_get", pointer, size),
         ("ggml_backend_dev_type", ctypes.c_int, pointer),

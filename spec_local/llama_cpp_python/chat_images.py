@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import MAX_IMAGES, Image
+from spec_local.images.image import Image
 from spec_local.images.marks import NumberedMarks
+from spec_local.images.media import MAX_IMAGES
 from spec_local.text import bytes_of
 
 

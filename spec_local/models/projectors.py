@@ -1,8 +1,8 @@
-"""Find and check the projector of a main model: the file with which it sees images (``mmproj``).
+"""Find and check the projector of a main model: the file with which it sees images, or hears (``mmproj``).
 
-A projector turns an image into vectors of the width of the main model's embeddings, and belongs to one model.
-Only the beginnings of files are read here, which is fast, and safe for damaged ones. What a projector needs
-beyond that, such as a type that llama.cpp knows, shows when llama.cpp opens it.
+A projector turns an image, or sound, into vectors of the width of the main model's embeddings, and belongs to
+one model. Only the beginnings of files are read here, which is fast, and safe for damaged ones. What a
+projector needs beyond that, such as a type that llama.cpp knows, shows when llama.cpp opens it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_local.errors import InvalidRequest, ModelFileError
+from spec_local.images.audio import Audio
+from spec_local.images.image import Image
 from spec_local.llama import gguf_header
 from spec_local.llama.gguf_header import Metadata
 from spec_local.llama.model_file import check_gguf
+from spec_local.llama.projector_header import Kinds, readable, type_of
 from spec_local.models import file_names, ollama, program_folders
 from spec_local.models.file_names import ANY, OTHER, SAME
 from spec_local.models.names import FOUND_PROJECTOR, NO_PROJECTOR
@@ -34,6 +37,7 @@ _INPUT_PROJECTION = "mm.input_projection.weight"  # of Gemma: transposed before 
 _TRANSPOSED = ("gemma3", "gemma3nv")
 _FIXED = ("mlp", "ldp", "ldpv2", "gemma3", "idefics3", "internvl", "llama4", "janus_pro")  # size of an image
 _MAX_PATCHES = 4 * 4096  # of other types: llama.cpp makes up to 4,096 vectors of an image, each of 4 patches
+_MAX_FRAMES = 1500  # of sound: those of a window of 30 seconds, 20 ms each
 _WIDE = 4096  # for a width that the file does not give
 _ROWS = 6  # of the width of the encoder, for each patch: its input, residual, norm, queries, keys, values
 _F32_BYTES = 4
@@ -44,8 +48,8 @@ class ProjectorFile:
     """Facts of a projector's file.
 
     type: llama.cpp's name of it, such as ``gemma3``. name: of the model in the file; may be empty.
-    has_vision, has_audio: what it encodes. image_size: width and height in pixels that it was trained for;
-        many types accept others. None: unknown.
+    has_vision, has_audio: what it encodes. reads: the kinds of files, of these, that are supported here.
+    image_size: width and height in pixels that it was trained for; many types accept others. None: unknown.
     width: numbers in a vector that the main model reads; None: unknown.
     quantization: F16, BF16, F32, Q8_0, or "". size: bytes of the file. buffers: bytes of memory, at most,
         that encoding an image takes beside that.
@@ -56,6 +60,7 @@ class ProjectorFile:
     name: str
     has_vision: bool
     has_audio: bool
+    reads: Kinds
     image_size: int | None
     width: int | None
     quantization: str
@@ -70,6 +75,11 @@ class ProjectorFile:
         quant = f", {self.quantization}" if self.quantization else ""
         what = f"{' and '.join(reversed(seen))}{size if self.has_vision else ''}"
         return f"projector for {what} ({self.type}){quant}, {format_size(self.size)}"
+
+    @property
+    def senses(self) -> str:
+        """What a model does with it: ``sees images``, ``hears sound``, or both."""
+        return " and ".join({Image: "sees images", Audio: "hears sound"}[kind] for kind in self.reads)
 
     def mismatch(self, main: Metadata) -> str | None:
         """Why it is not for a main model with this metadata; None: it may be for it, or that is unknown."""
@@ -98,7 +108,7 @@ def describe(path: Path) -> ProjectorFile:
             f"{path} is not a projector ({what}): give the main model's mmproj file, or `mmproj=none`"
         )
     prefix = "clip.vision" if has_vision else "clip.audio"
-    kind = str(known.get("clip.projector_type") or known.get(f"{prefix}.projector_type") or "mlp")
+    kind = type_of(known, prefix.removeprefix("clip.")) or "mlp"
     size = known.get("clip.vision.image_size")
     return ProjectorFile(
         path=path,
@@ -106,6 +116,7 @@ def describe(path: Path) -> ProjectorFile:
         name=str(known.get("general.name", "")),
         has_vision=has_vision,
         has_audio=has_audio,
+        reads=readable(known),
         image_size=int(size) if isinstance(size, int) else None,
         width=_width(path, kind, known.get(f"{prefix}.projection_dim")),
         quantization=_QUANTS.get(int(known.get("general.file_type", -1)), ""),
@@ -115,7 +126,7 @@ def describe(path: Path) -> ProjectorFile:
 
 
 def find_projector(main: Path, *, link: bool = True) -> Path | None:
-    """The projector for images that is beside a main model; None: there is none.
+    """The projector that is beside a main model; None: there is none.
 
     These places are searched: the repository of the main model in a cache of the Hub; ollama's manifest of
     the model; what LM Studio and llama.cpp keep of the same repository; else the main model's folder, where
@@ -132,12 +143,12 @@ def find_projector(main: Path, *, link: bool = True) -> Path | None:
 
 
 def resolve_projector(main: Path, given: Path | str) -> Path | None:
-    """Return the projector's file for a main model; None: it has none, and does not see.
+    """Return the projector's file for a main model; None: it has none, and reads only text.
 
     given: a file, or the text ``auto`` or ``none``.
 
     Raises:
-        ModelFileError: the file cannot be read, or is no projector for images.
+        ModelFileError: the file cannot be read, or is no projector that can be used.
         InvalidRequest: it is that of another model.
     """
     if given == NO_PROJECTOR:
@@ -145,8 +156,11 @@ def resolve_projector(main: Path, given: Path | str) -> Path | None:
     if given == FOUND_PROJECTOR:
         return find_projector(main)
     projector = describe(expanded(given))
-    if not projector.has_vision:
-        raise ModelFileError(f"{projector.path} is a projector for sound only: give one for images")
+    if not projector.reads:
+        raise ModelFileError(
+            f"{projector.path} is a projector for sound of the type {projector.type}, which is not "
+            "supported: give another one, or `mmproj=none`"
+        )
     if reason := projector.mismatch(gguf_header.read_metadata(main)):
         raise InvalidRequest(
             f"{projector.path} is the projector of another model than {main.name} ({reason}): give the one "
@@ -268,12 +282,12 @@ def _best(
 
 
 def _usable(path: Path, metadata: Metadata) -> ProjectorFile | None:
-    """The facts of a projector for images that can be for a main model; None: it is something else."""
+    """The facts of a projector that can be for a main model; None: it is something else."""
     try:
         projector = describe(path)
     except (ModelFileError, OSError):
         return None
-    return projector if projector.has_vision and projector.fits(metadata) else None
+    return projector if projector.reads and projector.fits(metadata) else None
 
 
 def _input_width(main: Metadata) -> int | None:
@@ -304,7 +318,7 @@ def _buffers(known: Metadata, kind: str, prefix: str) -> int:
     """
     names = ("embedding_length", "feed_forward_length", "image_size", "patch_size")
     width, inner, size, patch = (known.get(f"{prefix}.{name}") for name in names)
-    n_patches = _MAX_PATCHES
+    n_patches = _MAX_PATCHES if prefix == "clip.vision" else _MAX_FRAMES
     if kind in _FIXED and isinstance(size, int) and isinstance(patch, int) and size >= patch > 0:
         n_patches = min(n_patches, (size // patch) ** 2)
     sizes = (value if isinstance(value, int) else _WIDE for value in (width, inner))

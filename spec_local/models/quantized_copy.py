@@ -18,7 +18,7 @@ from spec_local.llama.headers import open_header
 from spec_local.models import ollama
 from spec_local.models.pairs import Expectation, expectation
 from spec_local.system.child_process import DEADLINE_S, run_child
-from spec_local.system.files import format_size, replacing
+from spec_local.system.files import check_target, format_size, replacing
 from spec_local.system.machine import default_threads
 
 ACCEPTANCE_RATES = (0.8, 0.9, 0.95)
@@ -101,21 +101,6 @@ def plan(
     assert expected  # it can be estimated
     _check_room(target, size + header)
     return CopyPlan(source, target, kind, size + header, source_size + header, expected)
-
-
-def check_target(target: Path, source: Path, *, force: bool) -> None:
-    """Check that a draft model can be written to `target`.
-
-    Raises:
-        InvalidRequest: it is the source, a folder or, without `force`, an existing file.
-    """
-    if target.exists():
-        if target.samefile(source):
-            raise InvalidRequest(f"{target} is the source model itself: give another `target`")
-        if target.is_dir():
-            raise InvalidRequest(f"{target} is a folder: give the path of a file")
-        if not force:
-            raise InvalidRequest(f"{target} exists: give another `target`, or `force` to replace it")
 
 
 def make(copy: CopyPlan, *, threads: int | None = None) -> Path:

@@ -45,6 +45,8 @@ _MAX_FILES = 1000  # to look at, so that the search ends soon
 _MAX_VERDICT = 1 << 16  # bytes of a reason
 _MAX_COMPARED = 8  # vocabularies a start, 60 ms each; the next start goes on with others
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
+_WIDTHS = {"gemma4-assistant": "embedding_length_out", "eagle3": "target_hidden_size"}
+"""Fields with the width of the main model's hidden states, where it is not that of the head's own."""
 _TUNED = re.compile(r"instruct|chat|[-_. ]it\b", re.IGNORECASE)
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
@@ -170,8 +172,8 @@ class _Search:
 
     def _is_head(self, file: _File) -> bool:
         """Return whether a file is a head for a model like this one, as far as its header says."""
-        width = "embedding_length_out" if file.architecture == "gemma4-assistant" else "embedding_length"
-        if file.number(width) != self._main.number("embedding_length"):
+        width = _WIDTHS.get(file.architecture, "embedding_length")
+        if (file.number(width) or file.number("embedding_length")) != self._main.number("embedding_length"):
             return False
         # Layers for multi-token prediction, and not the same model in a smaller quantization.
         are_layers = file.architecture == self._main.architecture and file.number("nextn_predict_layers")

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from spec_local.core.sampling_settings import SamplingSettings
+from spec_local.images.audio import Audio
+from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.server.guard import Access
 from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
@@ -27,9 +30,9 @@ _QUESTIONS = ("messages", "input", "prompt", "images")
 """Fields of bodies that may be large."""
 
 
-def modalities(*, reads_images: bool) -> dict[str, bool]:
+def modalities(reads: Collection[type[Media]]) -> dict[str, bool]:
     """What a model reads besides text, in the words of llama.cpp's server."""
-    return {"vision": reads_images, "audio": False}
+    return {"vision": Image in reads, "audio": Audio in reads}
 
 
 class Handlers:
@@ -77,7 +80,7 @@ class Handlers:
             "object": "model",
             "created": self._started,
             "owned_by": "specdec",
-            "modalities": modalities(reads_images=model.reads_images),
+            "modalities": modalities(model.reads),
             "meta": {"status": "loaded" if loaded else "not loaded", **facts},
         }
 
@@ -105,7 +108,7 @@ class Handlers:
                     "n_ctx": loaded.n_ctx,
                     "params": {name: chosen.get(name, value) for name, value in usual.items()},
                 },
-                "modalities": modalities(reads_images=loaded.reads_images),
+                "modalities": modalities(loaded.reads),
                 **loaded.properties,
             }
         )
@@ -144,7 +147,7 @@ class Handlers:
             return exchange
 
         # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
-        return await in_thread(check, work_on(request, reads_images=loaded.reads_images))
+        return await in_thread(check, work_on(request, reads_images=bool(loaded.reads)))
 
     async def prompt(self, request: Request) -> Response:
         kind, response = PROMPTS[request.url.path]

@@ -92,6 +92,21 @@ def saving(path: Path) -> Iterator[Path]:
         raise InvalidRequest(f"{path} cannot be written ({error.strerror}): {advice}") from None
 
 
+def check_target(target: Path, source: Path, *, force: bool) -> None:
+    """Check that a draft can be written to `target`.
+
+    Raises:
+        InvalidRequest: it is the source, a folder or, without `force`, an existing file.
+    """
+    if target.exists():
+        if target.samefile(source):
+            raise InvalidRequest(f"{target} is the source model itself: give another `target`")
+        if target.is_dir():
+            raise InvalidRequest(f"{target} is a folder: give the path of a file")
+        if not force:
+            raise InvalidRequest(f"{target} exists: give another `target`, or `force` to replace it")
+
+
 def is_full(error: OSError) -> bool:
     """Return whether an error says that the disk is full, or the user's share of it."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -11,12 +11,16 @@ import subprocess
 import pytest
 import typer
 
+from tests.checkpoints import write_checkpoint
 from tests.cli import test_docs
 from tests.cli.conftest import BUILT, Inside
 from tests.cli.test_help import COMMANDS
+from tests.tiny_heads import write_tiny_main
+from tests.torch_eagle import tiny_eagles
 
 hub, docs_world = test_docs.hub, test_docs.world
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
 LLAMA = "bartowski/Llama-3.2-3B-Instruct-GGUF"
 NAMED = test_docs.NAMED.replace('"main.gguf"', '"coder.gguf"') + (
     '\n[models.qwen3-4b]\ndescription = "tiny"\nlicence = "none"\nrepo = "tiny/tiny"\nfile = "main.gguf"\n'
@@ -60,6 +64,10 @@ def world(hub, docs_world, main, draft):
     hub.put(LLAMA, {"Llama-3.2-3B-Instruct-Q5_K_M.gguf": coder.read_bytes()})
     (folder / "config/specdec/models.toml").write_text(NAMED)
     (folder / "llama-13b.gguf").symlink_to(main)
+    write_tiny_main(folder / "llama.gguf", n_layers=8)
+    eagle = tiny_eagles()["SafeAILab"]
+    head = write_checkpoint(folder / "eagle3-folder", eagle.config, eagle.tensors)
+    hub.put(HEAD, {path.name: path.read_bytes() for path in head.iterdir()})
     (folder / "tiny.gguf").symlink_to(draft)
     lines = "".join(f"x{n} = {n}\n" for n in range(60))
     for name in ("f.py", "README.md", "src/g.py"):

@@ -163,19 +163,19 @@ def saved(person, folder):
 
 def test_images_in_a_chat(person, folder):
     p, seen = person("--image", "a.png")
-    assert f"image a.png, 40 × 30, {SENT}" in seen
+    assert f"image a.png, 40 × 30 pixels, {SENT}" in seen
     p.say("what is this?")
     assert "no image is attached" in p.say("/image")
-    assert f"image b c.jpg, 64 × 48, {SENT}" in p.say("/image b c.jpg")
-    assert "image b c.jpg, 64 × 48\n" in p.say("/image").replace("\r", "")
+    assert f"image b c.jpg, 64 × 48 pixels, {SENT}" in p.say("/image b c.jpg")
+    assert "image b c.jpg, 64 × 48 pixels\n" in p.say("/image").replace("\r", "")
     assert "no image is attached" in p.say("/image clear")
-    assert f"image b c.jpg, 64 × 48, {SENT}" in p.say("/image 'b c.jpg' and this?")
+    assert f"image b c.jpg, 64 × 48 pixels, {SENT}" in p.say("/image 'b c.jpg' and this?")
     p.say("/read notes.txt")
-    assert "image a.png, 40 × 30" in p.say("compare @a.png with @nothing")
+    assert "image a.png, 40 × 30 pixels" in p.say("compare @a.png with @nothing")
     path = f"{folder}/b c.jpg".replace(" ", "\\ ")
-    assert f"image b c.jpg, 64 × 48, {SENT}" in p.say(f"{path} ")  # dropped, and sent by Enter
+    assert f"image b c.jpg, 64 × 48 pixels, {SENT}" in p.say(f"{path} ")  # dropped, and sent by Enter
     p.type(f"\x1b[200~'{folder}/b c.jpg'\x1b[201~")  # a terminal that pastes what is dropped
-    assert "image b c.jpg, 64 × 48\n" in p.say(" and that").replace("\r", "")
+    assert "image b c.jpg, 64 × 48 pixels\n" in p.say(" and that").replace("\r", "")
     p.type(f"\x1b[200~line @a.png\n{folder}/a.png\x1b[201~")
     assert "image" not in p.say("").replace("@a.png", "")
     assert saved(p, folder) == [
@@ -197,9 +197,9 @@ def test_images_in_a_chat(person, folder):
     assert len(saved(p, folder)) == 3
     assert saved(p, folder)[0] == ("what is this?", [(0, "a.png")])
     p.type("see @a.p\t")
-    assert "image a.png, 40 × 30" in p.say("")
+    assert "image a.png, 40 × 30 pixels" in p.say("")
     p.type("see @b\t")
-    assert "image b c.jpg, 64 × 48" in p.say("")
+    assert "image b c.jpg, 64 × 48 pixels" in p.say("")
 
 
 def test_errors_in_a_chat(person, folder):

@@ -1,6 +1,8 @@
 """specdec models and specdec doctor, with a fake pip."""
 
 import os
+import re
+import sys
 
 import pytest
 
@@ -41,6 +43,28 @@ def test_list(fresh_inside):
     assert "measured on two 2-core CPUs" in text
     local = fresh_inside("models", "list", "--local").stdout.decode().splitlines()
     assert local == ["\t".join(rows[0])]
+
+
+def test_the_drafts_of_a_main_model_are_beside_each_other_and_compared(inside):
+    rows = [line.split("\t") for line in inside("models", "list").stdout.decode().splitlines()]
+    names = [row[0] for row in rows if row[2].startswith("qwen3-8b + ")]
+    first = [row[0] for row in rows].index(names[0])
+    assert names == [row[0] for row in rows[first : first + len(names)]]
+    assert {"qwen3-medium", "qwen3-eagle3", "qwen3-dflash", "qwen3-dspark"} == set(names)
+    texts = [row[3] for row in rows[first : first + len(names)]]
+    assert all(re.search(r"; (about \d\.\d times as|not) fast(er)? here, estimated", text) for text in texts)
+    assert any("; the best draft for qwen3-8b" in text for text in texts)
+
+
+def test_a_head_to_convert(inside):
+    shown = inside("models", "show", "qwen3-small-dspark").stdout.decode()
+    assert "accepted    3.64 tokens per step with 7 draft tokens at temperature 1\n" in shown
+    assert "            DSpark paper, table 1, MT-Bench\n" in shown
+    assert re.search(r"^here        about \d\.\d times as fast here, estimated$", shown, re.MULTILINE)
+    assert "state       to convert\n" in shown
+    assert "repo        deepseek-ai/dspark_qwen3_4b_block7\n" in shown
+    refused = inside.one_line(inside("models", "pull", "qwen3-4b-dspark"), 2)
+    assert "which is not here: run specdec models pull qwen3-4b first" in refused
 
 
 def test_show_a_pair(inside):
@@ -85,6 +109,31 @@ def test_doctor_without_libmtmd(fresh, tmp_path):
     (line,) = (line for line in done.stdout.decode().splitlines() if line.startswith("pictures: "))
     assert line.startswith("pictures: no (this llama.cpp was built without libmtmd")
     assert "specdec doctor --fix pictures" in line
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has Metal, which needs no compiler of its own")
+@pytest.mark.parametrize(
+    ("compilers", "option"),
+    [(["nvcc", "glslc"], "-DGGML_CUDA=ON"), (["glslc"], "-DGGML_VULKAN=ON"), ([], None)],
+    ids=["CUDA", "Vulkan", "neither"],
+)
+def test_doctor_builds_for_a_gpu(fresh, tmp_path, compilers, option):
+    """CMake's arguments by the compilers that are installed; this build finds no GPU before and after it."""
+    fresh.environment["SPECDEC_KERNELS"] = "off"
+    log, tools = tmp_path / "log", tmp_path / "tools"
+    tools.mkdir()
+    for name in compilers:
+        (tools / name).write_text("#!/bin/sh\n")
+        (tools / name).chmod(0o755)
+    pip = f"import os, sys\nprint(os.environ['CMAKE_ARGS'], *sys.argv[1:], file=open({str(log)!r}, 'a'))\n"
+    done = fresh("doctor", "--fix", "gpu", env=with_pip(fresh, tmp_path / "pip", pip) | {"PATH": str(tools)})
+    if not option:
+        assert "no compiler for a GPU is installed: install CUDA" in done.stderr.decode()
+        assert (done.returncode, log.exists()) == (2, False)
+        return
+    (install,) = log.read_text().splitlines()
+    assert install.startswith(f"{option} -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF install --force-reinstall ")
+    assert b"GPU: none that this build of llama.cpp can use" in done.stdout
 
 
 @pytest.mark.parametrize("fixes", [True, False], ids=["is built", "is not built"])

@@ -4,7 +4,7 @@ Only libmtmd and libllama are called, and nothing of the library: positions, the
 division into calls are those of llama.cpp's helper.
 
 Parts are texts, whose control tokens are recognized, and pictures: uint8 arrays of shape (height, width, 3),
-or the bytes of a file, which llama.cpp then decodes.
+or the bytes of a file, also of sound, which llama.cpp then decodes.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ Part = str | bytes | NDArray[np.uint8]
 class Chunk(NamedTuple):
     """A piece of a prompt.
 
-    kind: ``text`` or ``image``. tokens: of a text; a picture has none. n_tokens: number of tokens or cells.
-    n_pos: number of positions that it takes. shape: columns and rows of a picture's cells; (0, 0) for a text.
+    kind: ``text``, ``image`` or ``audio``. tokens: of a text; others have none. n_tokens: of tokens or cells.
+    n_pos: number of positions that it takes. shape: columns and rows of a picture's cells; else (0, 0).
     """
 
     kind: str
@@ -203,6 +203,8 @@ def _chunk(piece: Any) -> Chunk:
         n = ctypes.c_size_t()
         tokens = mtmd_cpp.mtmd_input_chunk_get_tokens_text(piece, ctypes.byref(n))
         return Chunk("text", tuple(tokens[: n.value]), n_tokens, n_pos, (0, 0))
+    if mtmd_cpp.mtmd_input_chunk_get_type(piece) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_AUDIO:
+        return Chunk("audio", (), n_tokens, n_pos, (0, 0))
     image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(piece)
     shape = mtmd_cpp.mtmd_image_tokens_get_nx(image), mtmd_cpp.mtmd_image_tokens_get_ny(image)
     return Chunk("image", (), n_tokens, n_pos, shape)

@@ -13,7 +13,7 @@ from spec_local.llama.heads.block import BlockFormat
 from spec_local.llama.heads.dflash import block_format
 from spec_local.llama.model import Model
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, Walk, answers, walk_together
-from tests.tiny_block_heads import MASK, write_tiny_block_head
+from tests.tiny_block_heads import MASK, N_CANDIDATES, write_tiny_block_head
 from tests.tiny_heads import write_tiny_main
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
@@ -94,6 +94,7 @@ def test_the_states_matter(open_pair, kind):
         ("dspark", {"attention__causal": False}, BlockFormat(8, 0, MASK, False)),
         ("dspark", {"sample_from_anchor": True}, BlockFormat(8, 0, MASK, False)),
         ("dspark", {"sample_from_anchor": False}, BlockFormat(8, 1, MASK, False)),
+        ("dflash2", {"attention__causal": True}, BlockFormat(8, 1, MASK, True, N_CANDIDATES)),
     ],
 )
 def test_how_a_head_drafts(tmp_path, kind, options, expected):
@@ -307,7 +308,7 @@ def test_wrong_arguments(open_pair):
 # The distribution
 
 
-@pytest.mark.parametrize(("kind", "rule"), [("dflash", "token"), ("dspark", "block")])
+@pytest.mark.parametrize(("kind", "rule"), [("dflash", "token"), ("dspark", "block"), ("dflash2", "block")])
 def test_drawn_drafts_leave_the_distribution_unchanged(open_pair, kind, rule):
     """Of the first two tokens, over many answers; each rule accepts some drafts and rejects others."""
     pair = open_pair(kind, n_draft_vocab=400)

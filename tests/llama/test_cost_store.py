@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from spec_local.calibration import cost_store
 from spec_local.calibration import measure as timing
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.calls import run
+from spec_local.core.draft_vocabulary import USUAL_FIRST
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model import Model
@@ -124,6 +126,14 @@ def test_estimates_do_not_replace_measured_costs(tiny_path, own_cache):
     cost_store.save(known, CostModel({1: 0.2, 4: 0.3}))
     cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}), started)
     assert cost_store.load(known).costs == {1: 0.2, 4: 0.3}
+
+
+@pytest.mark.parametrize("n_first", [0, *USUAL_FIRST])
+def test_costs_of_drafting_are_found_with_any_usual_part_of_the_vocabulary(tiny_path, own_cache, n_first):
+    known = Conditions(tiny_path, 0, 1, 128)
+    assert cost_store.load_drafting(known) is None
+    cost_store.save(replace(known, n_first=n_first), CostModel({1: 0.1}))
+    assert cost_store.load_drafting(known).costs == {1: 0.1}
 
 
 def test_a_measurement_that_was_stopped_leaves_estimates(open_session, own_cache):

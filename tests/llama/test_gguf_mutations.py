@@ -31,6 +31,7 @@ from spec_local import session
 from spec_local.opening import loading
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
+from spec_local.llama.devices import OFFLOADED
 from spec_local.llama.setup.probe import _exercise
 from spec_local.settings import GenerationSettings
 from tests.unfiltered import unfiltered
@@ -67,7 +68,7 @@ def peak_memory():  # in MiB; on Linux, ru_maxrss counts the memory of the proce
 for line in sys.stdin:
     path = Path(line.strip())
     for call in (
-        lambda: _exercise(path, -1),
+        lambda: _exercise(path, OFFLOADED),
         lambda: use(path, None, plain, cache_type="q8_0"),
         lambda: use(path, None, schema),
         lambda: use(sys.argv[1], path, tree, branches=64),

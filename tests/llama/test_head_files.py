@@ -2,9 +2,10 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 
-from spec_local.errors import ModelError
+from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
 from tests.tiny_block_heads import write_tiny_block_head
@@ -12,6 +13,7 @@ from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
 write_tiny_dspark = partial(write_tiny_block_head, kind="dspark")
+write_tiny_dflash2 = partial(write_tiny_block_head, kind="dflash2")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,19 @@ MISFITS = {
         ("llama", {"size": None}, "is an incomplete head .no block size."),
         ("llama", {"size": 0}, "is an incomplete head .blocks without draft tokens."),
     ],
+    write_tiny_dflash2: [
+        ("llama", {"size": 1}, "is an incomplete head .blocks without draft tokens."),
+        ("llama", {"mask": None}, "is an incomplete head .no mask token."),
+        ("llama", {"n_draft_vocab": 400, "drop": "output.weight"}, "no output matrix for it"),
+        ("llama", {"conv_kernel_size": 13}, "cannot run .convolutions over 13 tokens need a larger graph."),
+        (
+            "llama",
+            {"base_type": np.float16},
+            "is a DFlash2 head that llama.cpp cannot run .convolutions in F16.",
+        ),
+        ("llama", {"with_markov": True}, "cannot run .a selector and a Markov model.: use another"),
+        ("llama", {"layers": (1, 2, 5)}, "is a DFlash2 head that reads the last layer of"),
+    ],
     write_tiny_assistant: [
         ("gemma", {"target_width": 128}, f"{ASSISTANT} .hidden states of width 128 against 64.: use"),
         ("gemma", {"n_vocab": 900}, f"{ASSISTANT} .900 tokens against 823.: use"),
@@ -77,6 +92,22 @@ def test_a_head_that_does_not_fit(mains, tmp_path, write, main, options, why):
 
 
 @pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"size": None}, "missing conv/selector metadata"),
+        ({"selector_rank": 0}, "missing conv/selector metadata"),
+        ({"conv_group_size": 24}, "hidden size must be divisible by conv_group_size"),
+        ({"selector_top_k": 8}, "hidden size is too small"),
+        ({"drop": "selector_successor.weight"}, "selector_successor.weight. not found"),
+    ],
+)
+def test_llama_cpp_refuses_a_selector_without_its_sizes(tmp_path, options, why):
+    """Instead of aborting the process, so that nothing else has to check them."""
+    with pytest.raises(ModelFileError, match=f"cannot be loaded .*{why}"):
+        Model(write_tiny_dflash2(tmp_path / "head.gguf", **options), weights=False)
+
+
+@pytest.mark.parametrize(
     ("fact", "value", "why"),
     [
         ("n_embd", 128, "for another model .hidden states of width 128 against 64."),
@@ -93,21 +124,12 @@ def test_further_heads_that_do_not_fit(mains, tmp_path, fact, value, why):
     head.close()
 
 
-def test_a_head_of_a_kind_that_is_not_supported(mains, tmp_path, monkeypatch):
-    head = Model(write_tiny_block_head(tmp_path / "head.gguf"), weights=False)
-    monkeypatch.setattr(
-        "spec_local.llama.heads.dflash.has_tensor", lambda path, name: name.startswith("selector")
-    )
-    with pytest.raises(ModelError, match=r"head\.gguf is a DFlash2 head, which is not supported: use"):
-        choose_head(mains["llama"], head)
-    head.close()
-
-
 @pytest.mark.parametrize(
     ("write", "name"),
     [
         (write_tiny_eagle, "an EAGLE-3 head"),
         (write_tiny_block_head, "a DFlash head"),
+        (write_tiny_dflash2, "a DFlash2 head"),
         (write_tiny_assistant, "a Gemma 4 assistant"),
     ],
 )

@@ -42,6 +42,7 @@ def files(folder):
         "mtp": (write_tiny(folder / "own.gguf", "qwen35", n_mtp=1), None),
         "dflash": (folder / "m.gguf", write_tiny_block_head(folder / "dflash.gguf")),
         "dspark": (folder / "m.gguf", blocks),
+        "dflash2": (folder / "m.gguf", write_tiny_block_head(folder / "dflash2.gguf", "dflash2")),
         # these predict nothing, as they are made for another main model
         "hybrid, blocks": (write_tiny(folder / "qwen35.gguf", "qwen35", n_layers=5), several),
         "hybrid": (write_tiny(folder / "hybrid.gguf", "lfm2", n_layers=5), folder / "head.gguf"),
@@ -54,7 +55,7 @@ def files(folder):
 
 
 @pytest.fixture(
-    params=["eagle", "mtp", "hybrid", "dflash", "dspark", "hybrid, blocks", "chained", "assistant"]
+    params=["eagle", "mtp", "hybrid", "dflash", "dspark", "dflash2", "hybrid, blocks", "chained", "assistant"]
 )
 def open_session(request, files):
     """A function that opens a session with each kind of head."""
@@ -108,6 +109,7 @@ CASES = {  # what each kind of head is tested with, besides "fixed" and "seed"
     "hybrid": ["confidence", "penalty"],
     "dflash": ["adaptive", "staged", "tree", "coupled tree", "adaptive tree"],
     "dspark": ["auto", "grammar", "beam", "coupled tree", "any shape"],
+    "dflash2": ["auto", "staged", "tree, grammar", "tree, penalty", "coupled tree", "drawn beam"],
     "hybrid, blocks": ["confidence", "adaptive"],
     "chained": ["adaptive", "penalty"],
     "assistant": ["penalty", "staged", "tree", "beam", "coupled tree", "any shape"],
@@ -167,7 +169,7 @@ def test_layers_in_a_models_own_file_can_be_left_unused(files, folder):
     for path, how in ((files["mtp"][0], {"mtp": False}), (two, {"log": lines.append})):
         with Session.open(path, n_ctx=256, **how) as session:
             assert session.draft is None
-    assert any("two.gguf" in line and "not supported" in line for line in lines)
+    assert any("two.gguf: llama.cpp cannot evaluate" in line for line in lines)
 
 
 @pytest.mark.usefixtures("unchecked_headers")
@@ -196,6 +198,7 @@ def test_a_damaged_head_does_not_crash_the_process(files, folder, monkeypatch, k
     ("kind", "rule"),
     [
         *(("eagle", rule) for rule in ("spectr", "traversal", "exact-match")),
+        *(("dflash2", rule) for rule in ("spectr", "traversal", "exact-match")),
         *(("dflash", "traversal"), ("dspark", "spectr"), ("assistant", "traversal")),
     ],
 )
@@ -239,7 +242,7 @@ def test_the_expected_speedup_of_a_block(files):
 @pytest.mark.parametrize(
     "options", [{"reproducible": True, "gpu_layers": 0}, {"cache_type": "q8_0"}], ids=str
 )
-@pytest.mark.parametrize("kind", ["eagle", "dflash", "dspark", "assistant"])
+@pytest.mark.parametrize("kind", ["eagle", "dflash", "dspark", "dflash2", "assistant"])
 def test_the_text_is_that_without_a_head_with_other_options(files, kind, options):
     with Session.open(*files[kind], n_ctx=512, threads=1, **options) as session:
         text, statistics = answer(session, LONG, DRAFT)

@@ -24,6 +24,7 @@ from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 from tests.reference_block_head import ReferenceBlockHead
+from tests.reference_dflash2 import ReferenceDFlash2
 from tests.reference_head import ReferenceAssistant, ReferenceHead
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
@@ -53,6 +54,11 @@ def dflash_path(folder):
 
 
 @pytest.fixture(scope="module")
+def dflash2_path(folder):
+    return write_tiny_block_head(folder / "dflash2.gguf", "dflash2")
+
+
+@pytest.fixture(scope="module")
 def dspark_path(folder):
     return write_tiny_block_head(folder / "dspark.gguf", "dspark", n_draft_vocab=400)
 
@@ -72,6 +78,7 @@ class Pair:
         self.head = self.main if is_own else Model(head_path)
         self.chosen = choose_head(self.main, None if is_own else self.head)
         self.reads_layers, self.is_block = bool(self.chosen.hidden.layers), kind in ("dflash", "dspark")
+        self.walk = LatticeWalk if kind == "dflash2" else Walk
         self.made = []
 
     def open(self, n_parallel=1, max_branches=1, **options):
@@ -87,6 +94,8 @@ class Pair:
     def reference(self, main):
         if self.kind == "assistant":
             reference = ReferenceAssistant(self.main, self.head)
+        elif self.kind == "dflash2":
+            reference = ReferenceDFlash2(self.head.path, self.main.path)
         elif self.is_block:
             reference = ReferenceBlockHead(self.head, main, block_format(self.head))
         else:
@@ -106,6 +115,7 @@ PATHS = {  # fixtures of the files of the main model and of the head
     "mtp": ("mtp_path", "mtp_path"),
     "dflash": ("main_path", "dflash_path"),
     "dspark": ("main_path", "dspark_path"),
+    "dflash2": ("main_path", "dflash2_path"),
 }
 
 
@@ -160,7 +170,7 @@ def test_states_belong_to_their_tokens(pair):
     a.context.decode(calls)
     assert np.allclose(b.states(range(8)), expected, atol=1e-4)
     assert np.allclose(b.states([6, 2]), [expected[6], expected[2]], atol=1e-4)
-    width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_embd
+    width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_state
     assert a.states([1]).shape == (1, width)
     assert a.states([1]).dtype == np.float32
 
@@ -205,7 +215,7 @@ def test_states_that_a_context_does_not_have(eagle):
     with pytest.raises(InvalidRequest, match="keeps no hidden states"):
         plain.states([0])
     plain.close()
-    with pytest.raises(InvalidRequest, match="no layers for multi-token prediction"):
+    with pytest.raises(InvalidRequest, match="no states for multi-token prediction of head-main"):
         open_sequences(eagle.main, 1, n_ctx=64, hidden=HIDDEN_STATES)
     with pytest.raises(InvalidRequest, match="outputs of layers 0 to 3"):
         open_sequences(eagle.main, 1, n_ctx=64, hidden=HiddenStates((1, 4)))
@@ -249,10 +259,13 @@ class Walk:
             self.drafted.append(rng.choice(best))
         if n and check:
             assert self.head.cached == [*self.tokens, *self.drafted[:-1]]
-            for a, b in zip(found, self.expected(), strict=True):
-                assert np.array_equal(np.isfinite(a), np.isfinite(b))
-                known = np.isfinite(a)
-                assert np.allclose(a[known], b[known], atol=NOISE)
+            self.check(found)
+
+    def check(self, found):
+        for a, b in zip(found, self.expected(), strict=True):
+            assert np.array_equal(np.isfinite(a), np.isfinite(b))
+            known = np.isfinite(a)
+            assert np.allclose(a[known], b[known], atol=NOISE)
 
     def expected(self):
         """The logits after the history and each draft token but the last."""
@@ -269,11 +282,25 @@ class Walk:
         self.tokens += [*self.drafted[:n], token]
 
 
-def walk_together(pair, n_parallel, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind=Walk, **options):
+class LatticeWalk(Walk):
+    """Only the candidates have logits, which depend on the draft token before them."""
+
+    def check(self, found):
+        before = [self.tokens[-1], *self.drafted[:-1]]
+        unary, score = self.reference.lattice(self.tokens, self.states)
+        for place, (logits, token) in enumerate(zip(found, before, strict=True)):
+            known = np.isfinite(logits).nonzero()[0]
+            assert len(known) == self.reference.k
+            assert np.allclose(logits[known], score(place, token)[known], atol=NOISE)
+            assert unary[place][known].min() > np.sort(unary[place])[-self.reference.k] - NOISE
+
+
+def walk_together(pair, n_parallel, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind=None, **options):
     """Random patterns of acceptance, with rows that draft different numbers of tokens at once.
 
     kind: of walk. options: of `Pair.open`.
     """
+    kind = kind or pair.walk
     mains, heads = pair.open(n_parallel, **options)
     reference = pair.reference(mains[0])
     walks = []

@@ -10,7 +10,8 @@ import pytest
 from spec_local.chat import saved_chat
 from spec_local.chat_session import ChatSession
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.images.image import MAX_BYTES, MAX_IMAGES, Image
+from spec_local.images.image import Image
+from spec_local.images.media import MAX_BYTES, MAX_IMAGES
 from spec_local.llama.tiny import CHAT_TEMPLATE
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings, SamplingSettings
@@ -74,7 +75,7 @@ def test_an_image_stays_in_the_conversation(chat, images):
     assert chat.conversation.messages[0]["images"] == [(8, images[0])]
     said(chat.send("another", images=[(0, images[1])]))
     assert len(cells(chat)) == 2 * len(first)
-    with pytest.raises(InvalidRequest, match="has 33 images: give at most 32"):
+    with pytest.raises(InvalidRequest, match="has 33 images and sounds: give at most 32"):
         said(chat.send("many", images=[(0, images[0])] * (MAX_IMAGES - 1)))
     assert len(chat.conversation.messages) == 4
     with pytest.raises(InvalidRequest, match="pairs"):
@@ -100,9 +101,9 @@ def test_saved_and_loaded(chat, session, images, tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"data": "%%%"}, "messages.0.images.0: a.png: the image's base64 is invalid"),
+        ({"data": "%%%"}, "messages.0.images.0: a.png: the file's base64 is invalid"),
         ({"data": base64.b64encode(b"text").decode()}, "messages.0.images.0: a.png: the file is not a JPEG"),
-        ({"data": ""}, "messages.0.images.0: a.png: the image is empty"),
+        ({"data": ""}, "messages.0.images.0: a.png: the file is empty"),
         ({"at": 9}, "is not a saved conversation: messages[0].images: give pairs"),
         ({"at": -1}, "is not a saved conversation (messages.0.images.0.at"),
         ({"path": "/etc/passwd"}, "is not a saved conversation (messages.0.images.0.path"),

@@ -1,6 +1,7 @@
 """Calls that compute only the output rows of tokens that may be drafted."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from spec_local import kernels
 from spec_local.core.calls import run
 from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.core.sequence import Limits
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
@@ -123,6 +125,16 @@ def test_small_vocabularies_and_rows_without_kernels_are_left_whole(tiny_model, 
     assert row.limits.draft_tokens is None
     limit_drafts(row, tiny_model.vocabulary, N_FIRST)
     assert len(row.limits.draft_tokens) < row.limits.n_vocab
+
+
+@pytest.mark.parametrize(("n_vocab", "n_first"), [(60_000, 16_384), (150_000, 49_152)])
+def test_the_usual_part_of_a_large_vocabulary_is_drafted(tiny_model, n_vocab, n_first):
+    found = []
+    sequence = SimpleNamespace(
+        can_be_limited=True, limits=Limits(n_vocab, 8, 8, 8), model=tiny_model, limit=found.append
+    )
+    limit_drafts(sequence, tiny_model.vocabulary)
+    assert [each.n_first for each in found] == [n_first]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """Layers for multi-token prediction of several architectures, with random weights, in F32."""
 
 import random
+import re
 from functools import partial
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -12,8 +14,10 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.core.sequence import common_prefix
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import tiny
+from spec_local.llama.graphs import MtpLayers, layer_output, mtp_layers
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.mtp import open_mtp_sequences
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
 from spec_local.models import pairs
@@ -22,12 +26,12 @@ from spec_local.settings import GenerationSettings
 from tests.llama.answers import text_of
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, answers, walk_together
 from tests.tiny_architectures import write_tiny
-from tests.tiny_mtp import write_tiny_mtp
+from tests.tiny_mtp import MTP_ARCHITECTURES, write_tiny_mtp
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
 ONE_LAYER = (
-    *("glm4moe", "hy_v3", "deepseek2", "cohere2moe"),  # transformers
+    *("glm4moe", "hy_v3", "deepseek2", "deepseek32", "glm-dsa", "deepseek4", "cohere2moe"),  # transformers
     *("qwen3next", "qwen35moe", "nemotron_h_moe", "bailingmoe3"),  # hybrids
 )
 LAYERS_AND_ROWS = [
@@ -155,6 +159,85 @@ def test_a_header_that_lists_layers_of_another_file(folder, architecture):
     assert np.array_equal(*found)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "n_mtp", "why"),
+    [
+        ("glm5-next", 1, "GLM5-Next NextN graph not implemented yet"),
+        ("exaone4", 1, "failed to initialize the context"),  # of layers that it does not know
+        ("qwen35", 2, "llama.cpp crashes: SIGABRT"),  # of an assertion: it evaluates one
+    ],
+)
+def test_layers_that_llama_cpp_cannot_evaluate(folder, architecture, n_mtp, why):
+    model = Model(
+        write_tiny_mtp(folder / f"cannot-{architecture}.gguf", architecture, n_mtp=n_mtp), load_mtp=True
+    )
+    notes = []
+    assert not model.is_head
+    assert choose_head(model, log=notes.append) is None
+    assert "cannot evaluate its layers for multi-token prediction (" in notes[0]
+    assert why in notes[0]
+    run(open_sequences(model, 1, n_ctx=64, threads=1)[0].call(PROMPT[:20], n_logits=1))
+
+
+def test_what_llama_cpp_evaluates_is_found_once(folder, own_cache):
+    path = write_tiny_mtp(folder / "once.gguf", "glm4moe")
+    found = mtp_layers(path)
+    (record,) = own_cache.rglob("mtp-layers/*.json")
+    assert (found.n_usable, found.has_all_outputs, found.why) == (1, True, "")
+    assert MtpLayers.model_validate_json(record.read_text()) == found
+    write_tiny_mtp(path, "glm4moe", n_mtp=0)
+    assert mtp_layers(path).why == "the file has none"
+
+
+LISTED = [
+    [cell.strip() for cell in line.split("|")[1:4]]
+    for line in (Path(__file__).parents[2] / "docs" / "heads.md").read_text().splitlines()
+    if " MTP layer" in line and line.startswith("| ")
+]
+"""Rows of the table in the documentation: how many layers, of which architectures, and the shapes."""
+
+
+@pytest.mark.parametrize("architecture", MTP_ARCHITECTURES)
+def test_the_documentation_says_what_llama_cpp_evaluates(folder, architecture):
+    found = {}
+    for n_layers, kind in ((1, "one MTP layer"), (2, "several MTP layers")):
+        path = write_tiny_mtp(folder / f"listed-{architecture}-{n_layers}.gguf", architecture, n_mtp=n_layers)
+        if (layers := mtp_layers(path)).n_usable:
+            model = Model(path, weights=False)
+            is_tree = n_layers == 1 and layers.has_all_outputs and not model.is_recurrent
+            found[kind] = "chain, tree, beam" if is_tree else "chain"
+    assert found == {kind: shapes for kind, names, shapes in LISTED if f"`{architecture}`" in names}
+
+
+def test_the_documentation_lists_only_what_is_tested():
+    listed = {name for _, names, _ in LISTED for name in re.findall(r"`([\w-]+)`", names)}
+    assert len(listed) > 10
+    assert listed <= set(MTP_ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("glm4moe", "l_out"), ("nemotron_h", "nemotron_h_block_out"), ("deepseek4", None)],
+)
+def test_outputs_of_layers_are_found(folder, architecture, name):
+    """Those of DeepSeek-V4 are several residual streams, which no head reads."""
+    write = write_tiny if architecture == "nemotron_h" else write_tiny_mtp
+    model = Model(write(folder / f"outputs-{architecture}.gguf", architecture))
+    assert layer_output(model) == name
+    options = {"n_ctx": 64, "threads": 1, "hidden": HiddenStates((0, 1))}
+    if name:
+        (row,) = open_sequences(model, 1, **options)
+        run(row.call(PROMPT[:9], n_logits=1))
+        states = row.states(range(9))
+        assert states.shape == (9, 128)
+        assert np.isfinite(states).all()
+        assert states.any(axis=0).all()
+        row.close()
+    else:
+        with pytest.raises(InvalidRequest, match="returns no outputs of layers of outputs-deepseek4"):
+            open_sequences(model, 1, **options)
+
+
 def write_without_layers(source, path):
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
@@ -190,7 +273,10 @@ def two_files(folder):
 
 @pytest.mark.parametrize(
     ("architecture", "n_mtp"),
-    [("qwen35", 1), ("qwen3next", 1), ("qwen35moe", 1), ("glm4moe", 1), ("deepseek2", 1), ("step35", 2)],
+    [
+        *((name, 1) for name in ("qwen35", "qwen3next", "qwen35moe", "glm4moe", "deepseek2")),
+        *(("deepseek32", 1), ("deepseek4", 1), ("glm-dsa", 1), ("step35", 2)),
+    ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_layers_in_a_file_of_their_own_draft_the_same(two_files, architecture, n_mtp):
@@ -206,6 +292,26 @@ def test_layers_in_a_file_of_their_own_draft_the_same(two_files, architecture, n
             found.append((text_of(events), statistics.n_steps, statistics.draft_n_accepted))
     assert found[0] == found[1]
     assert found[0][2] > 0
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_trees_for_a_model_with_an_indexer(two_files):
+    """An indexer selects the tokens that are attended to, in a tree as in a chain."""
+    path, found = two_files("deepseek32")[2], []
+    for shape, mtp in (("chain", False), ("tree", True)):
+        with Session.open(path, n_ctx=256, threads=1, parallel=1, branches=4, mtp=mtp) as session:
+            how = GenerationSettings(
+                SamplingSettings(temperature=0),
+                max_tokens=60,
+                policy="fixed" if mtp else "off",
+                shape=shape,
+                draft_max=2,
+            )
+            events = list(session.generate("the of and to in is you", how))
+            found.append((text_of(events), events[-1].statistics))
+    assert found[0][0] == found[1][0]
+    assert found[1][1].draft_n_accepted > 10
+    assert found[1][1].draft_n / found[1][1].n_steps > 2  # more than in a chain
 
 
 @pytest.mark.usefixtures("unchecked", "unchecked_headers")

@@ -41,7 +41,7 @@ def models(tmp_path_factory):
         "hybrid draft": (dense, write_tiny(folder / "small.gguf", "qwen35", noise=0.05)),
         "eagle": (main, write_tiny_eagle(folder / "eagle.gguf")),
         "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), None),
-        "dflash": (main, write_tiny_block_head(folder / "dflash.gguf")),
+        "dflash2": (main, write_tiny_block_head(folder / "dflash2.gguf", "dflash2")),
         "assistant": (
             write_tiny_gemma(folder / "gemma.gguf"),
             write_tiny_assistant(folder / "assistant.gguf"),
@@ -49,7 +49,7 @@ def models(tmp_path_factory):
     }
 
 
-KINDS = ["dense", "window", "recurrent", "hybrid", "hybrid draft", "eagle", "mtp", "dflash", "assistant"]
+KINDS = ["dense", "window", "recurrent", "hybrid", "hybrid draft", "eagle", "mtp", "dflash2", "assistant"]
 
 
 @pytest.fixture

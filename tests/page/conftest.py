@@ -15,6 +15,7 @@ from PIL import Image as Pillow
 
 from spec_local.answers.gain import Gain
 from spec_local.engine.events import Statistics
+from spec_local.images.image import Image
 from spec_local.server import app
 from spec_local.server.supervision.events import Delta, Ended, Loaded, MarkedSpan, Reading, Started
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
@@ -186,7 +187,7 @@ def served():
 @pytest.fixture
 def seeing(served):
     """The server of a model that reads images."""
-    served.engine.loaded = dataclasses.replace(served.engine.loaded, reads_images=True)
+    served.engine.loaded = dataclasses.replace(served.engine.loaded, reads=(Image,))
     return served
 
 

@@ -9,6 +9,7 @@ from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.llama.heads.lattice import Lattice, SparseRows
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.base import Decision, DraftReading, Offer, Policy
 from spec_local.policies.choice import ExpectedStep, best_chain, could_gain
@@ -56,12 +57,38 @@ class FakeBlockHead(FakeHead):
         return super().logits([*history[:anchor], *[-1] * (len(history) - anchor)])
 
 
+class FakeLatticeHead(FakeBlockHead):
+    """Its logits also depend on the token before, and only two candidates of each place have any."""
+
+    k = 2
+
+    def logits(self, history):
+        anchor = min(len(history), len(self._received) + 1)
+        known, place = history[:anchor], len(history) - anchor
+        lattice = Lattice(np.array([self._row(known, i) for i in range(place + 1)], np.float32), self.k)
+        sparse = SparseRows(self.n_vocab)
+        return sparse.fill(lattice.candidates([place]), lattice.scores([place], history[-1:]))[0]
+
+    def _row(self, known, place):
+        unary = super().logits([*known, *[-1] * place])
+        pairs = super().logits([*known, *[-1] * place, 0])[: self.k]
+        tokens = (-unary).argsort()[: self.k][::-1]
+        scores = [unary[tokens] + np.roll(pairs, i if place else 0) for i in range(self.k)]
+        return np.concatenate((tokens, *scores))
+
+    def fill(self, call, logits):
+        super().fill(call, logits)
+        self.limits = replace(self.limits, draft_tokens=np.isfinite(logits).any(axis=0).nonzero()[0])
+        logits[:, np.isinf(logits).all(axis=0)] = np.nan  # nobody reads them
+
+
 SHAPES = {
     "drawn chain": ("block", lambda: Chain("drawn")),
     "drawn chain, token by token": ("token", lambda: Chain("drawn")),
     "coupled chain": ("exact-match", lambda: Chain("coupled")),
     "greedy chain": ("block", lambda: Chain("greedy")),
     "drawn tree": ("spectr", lambda: Drawn("with replacement", 3, 2)),
+    "tree without replacement": ("traversal", lambda: Drawn("without replacement", 3, 2)),
     "coupled tree": ("exact-match", lambda: Coupled(4)),
 }
 
@@ -73,14 +100,15 @@ def generate(head, shape, how, rng, *, policy=None, prompt=(0, 1, 2, 0, 1), **op
     return tuple(generation.generate(main_model(head.limits.n_vocab), prompt, made, how, rng, **options)[0])
 
 
+@pytest.mark.parametrize("kind", [FakeBlockHead, FakeLatticeHead])
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_distribution_is_the_main_models(name):
+def test_the_distribution_is_the_main_models(name, kind):
     rule, shape = SHAPES[name]
-    v, how = 2 if rule == "spectr" else 3, unfiltered()
+    v, how = 2 if rule == "spectr" and kind is FakeBlockHead else 3, unfiltered()
     prompt = [0, 1, v - 1, 0, 1]
 
     def answer(rng):
-        return generate(FakeBlockHead(v), shape(), how, rng, rule=rule, prompt=prompt)
+        return generate(kind(v), shape(), how, rng, rule=rule, prompt=prompt)
 
     assert_main_distribution(enumerate_outcomes(answer), main_model(v), Sampler(how), prompt)
 

@@ -228,6 +228,8 @@ def test_models_toml_is_valid():
     assert used <= set(catalog.models())
     files = [(e.repo, e.files or e.file) for e in catalog.models().values()]
     assert len(files) == len(set(files))
+    heads = [pair.draft for pair in catalog.pairs().values() if catalog.entry(pair.draft).head]
+    assert {name for name, entry in catalog.models().items() if entry.head} == set(heads)
     assert not [e for e in catalog.models().values() if e.repo and not e.repo.lower().endswith("-gguf")]
 
 
@@ -239,6 +241,23 @@ def test_the_size_of_models_and_pairs(tmp_path):
     pair = catalog.PairEntry(main="toy", draft="rounded", note="n")
     assert catalog.pair_size(pair) == len(MODEL) + 2_000_000
     assert catalog.pair_size(pair.model_copy(update={"draft": "unknown"})) is None
+
+
+def test_what_is_published_as_safetensors_is_converted_first(tmp_path):
+    head = {"checkpoint": "org/head", "file": "head-Q8_0.gguf", "head": "eagle3"}
+    write_catalog(tmp_path / "config", {"head": head})
+    place = catalog.folder() / "head-Q8_0.gguf"
+    with pytest.raises(DownloadError, match="is published as safetensors: run specdec models pull head"):
+        catalog.pull("head")
+    assert catalog.to_convert("head") == ("org/head", place)
+    assert catalog.find("head") is None
+    place.parent.mkdir(parents=True)
+    place.write_bytes(MODEL)
+    assert catalog.to_convert("head") is None
+    assert catalog.find("head") == catalog.pull("head") == place
+    assert catalog.size("head") == len(MODEL)
+    catalog.remove("head")
+    assert not place.exists()
 
 
 # Time of a call by number of tokens, with the CPU kernels: docs/notes/measurements.md.
@@ -305,6 +324,10 @@ def test_the_users_file_extends_and_overrides(tmp_path):
     assert catalog.pairs()["smollm2"].main == "starter"
 
 
+def accepted(per_step, draft):
+    return f'note = "n"\nacceptance = {{ per_step = {per_step}, draft = {draft}, source = "s" }}'
+
+
 FILE, REPO = 'file = "mine-Q4_K_M.gguf"', 'repo = "someone/mine-GGUF"'
 
 
@@ -327,6 +350,21 @@ FILE, REPO = 'file = "mine-Q4_K_M.gguf"', 'repo = "someone/mine-GGUF"'
         ("[models.mine]", '[models."my/model"]', 2, "models.my/model: should be a name of letters"),
         ('note = "n"', "", 9, "pairs.both.note: is missing"),
         ('draft = "mine"', 'draft = "yours"', 11, "pairs.both.draft: there is no model 'yours'"),
+        (REPO, 'checkpoint = "someone/mine"', 2, "models.mine: a checkpoint needs head"),
+        ("size = 12", 'head = "eagle"', 7, "models.mine.head: input should be 'eagle3', "),
+        (
+            "size = 12",
+            "experts = { size = 9, used = 3, of = 2 }",
+            7,
+            "models.mine.experts: has fewer experts",
+        ),
+        (
+            'note = "n"',
+            accepted(3, 1),
+            13,
+            "pairs.both.acceptance: 1 draft token cannot yield 3 tokens per step",
+        ),
+        ('note = "n"', accepted(1, 1), 13, "pairs.both.acceptance.per_step: input should be greater than 1"),
         ("[pairs.both]", "[pairs.mine]", 2, "models.mine: a pair has the same name"),
         ("[pairs.both]", "[pairs.starter]", 9, "pairs.starter: a model has the same name"),
         ("# mine", "[settings]", 1, "settings: unknown key"),

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries
@@ -22,6 +24,7 @@ from spec_local.bench import prompts
 from spec_local.calibration import cost_store, experience_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.chat import saved_chat
+from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.datastore import datastore, text_files
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.kernels import check, choice, measure, records
@@ -41,6 +44,7 @@ from spec_local.system.files import read_text
 from spec_local.system.toml_file import ConfigFile
 from spec_local.training import recipe
 from specdec_cli import chat_editor, draft_versions
+from tests.checkpoints import write_checkpoint
 from tests.stored_models import add_to_hub_cache, add_to_ollama, write_header
 from tests.unit.test_kernel_times import FLAT
 from tests.unit.test_vocabulary_map import DRAFT, MAIN
@@ -247,9 +251,29 @@ def head(home, main):
     def read():
         gguf_header.describe(gguf_header.read_metadata(path))
         gguf_header.read_tokens(path)
+        gguf_header.read_tokenizer(path)
         check_header(path)
 
     return Kind(path, path.read_bytes(), read, raises=True)
+
+
+def published_head(name):
+    """A file of a published head: config.json, or one with tensors."""
+
+    def kind(home, main):
+        tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2])}
+        folder = write_checkpoint(home / "published", {"hidden_size": 3}, tensors)
+        if name.endswith(".bin"):
+            torch.save({key: torch.tensor(values) for key, values in tensors.items()}, folder / name)
+            (folder / "model.safetensors").unlink()
+
+        def read():
+            found = Checkpoint(folder)
+            assert all(found.tensor(key).shape == found.shape(key) for key in found.names)
+
+        return Kind(folder / name, (folder / name).read_bytes(), read, raises=True)
+
+    return kind
 
 
 def text(home, main):
@@ -295,6 +319,9 @@ KINDS = {
     "batch": batch,
     "answers of a batch": answers_of_a_batch,
     "head": head,
+    "config.json of a head": published_head("config.json"),
+    "safetensors": published_head("model.safetensors"),
+    "pytorch_model.bin": published_head("pytorch_model.bin"),
     "text": text,
     "history": history,
 }
@@ -304,6 +331,7 @@ TOML = ("config", "models.toml", "prompts.toml")
 LINES = ("prompts.jsonl", "conversations.jsonl", "batch", "saved chat")
 """JSON of users."""
 JSON = (
+    "config.json of a head",
     *("costs", "experience", "versions of a head", "times of kernels", "self-tests of kernels", *LINES),
     *("manifest of ollama", "settings of LM Studio", "record of a training", "journal", "answers of a batch"),
 )

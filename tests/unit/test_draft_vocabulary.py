@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spec_local.core.draft_vocabulary import TILE, DraftVocabulary
+from spec_local.core.draft_vocabulary import TILE, DraftVocabulary, usual_first
 
 
 def tiles_of(tokens):
@@ -51,3 +51,11 @@ def test_a_rare_token_now_and_then_does_not_matter():
     for token in range(1000, 100_000, 100 * TILE):
         vocabulary.read([token, *[5] * 49])
         assert vocabulary.tokens is not None
+
+
+@pytest.mark.parametrize(
+    ("n_vocab", "n_first"),
+    [(32_768, None), (49_151, None), (49_152, 16_384), (98_303, 16_384), (98_304, 49_152), (262_144, 49_152)],
+)
+def test_the_usual_part_depends_on_the_size_of_the_vocabulary(n_vocab, n_first):
+    assert usual_first(n_vocab) == n_first

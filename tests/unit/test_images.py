@@ -25,7 +25,8 @@ from PIL.PngImagePlugin import PngImageFile
 
 from spec_local.errors import InvalidRequest
 from spec_local.images import container, decoding
-from spec_local.images.image import MAX_BYTES, MAX_PIXELS, Image
+from spec_local.images.image import MAX_PIXELS, Image
+from spec_local.images.media import MAX_BYTES
 
 WIDTH, HEIGHT = 13, 7
 SHAPE = (HEIGHT, WIDTH, 3)

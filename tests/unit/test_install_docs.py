@@ -50,7 +50,7 @@ def test_errors_and_docs_install_the_same_packages():
 
 def test_blocks_that_were_never_run_say_why():
     marked = [block for block in BLOCKS if "never run" in block]
-    assert len(marked) == 2
+    assert marked
     assert all(re.match(r"# never run: \w.{20,}\n", block) for block in marked)
     for block in set(BLOCKS) - set(marked):
         assert "uv python" not in block

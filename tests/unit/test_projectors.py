@@ -167,7 +167,7 @@ def test_what_is_given(main, tmp_path):
         InvalidRequest, match=rf"other.gguf is the projector of another model than {MAIN} \(it"
     ):
         resolve_projector(main, other)
-    with pytest.raises(ModelFileError, match="for sound only"):
+    with pytest.raises(ModelFileError, match="for sound of the type idefics3, which is not supported"):
         resolve_projector(main, sound)
     beside = write_projector(main.parent / "mmproj-F16.gguf", 64)
     assert resolve_projector(main, "auto") == beside

@@ -19,10 +19,13 @@ from spec_local.chat.meaning import same_message
 from spec_local.chat.messages import messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import MAX_BYTES, MAX_IMAGES, Image
+from spec_local.images.audio import Audio
+from spec_local.images.image import Image
+from spec_local.images.media import MAX_BYTES, MAX_IMAGES
 from spec_local.server.protocols import request_images
 from spec_local.server.protocols.chat_completions import ChatCompletions
 from spec_local.server.protocols.completions import Completions
+from spec_local.server.protocols.image_parts import ImageSource
 from spec_local.server.protocols.llama_completion import LlamaCompletion, LlamaInfill
 from spec_local.server.protocols.messages import Messages
 from spec_local.server.protocols.ollama import OllamaChat, OllamaGenerate
@@ -34,8 +37,9 @@ from spec_local.server.supervision.stable_prompts import StablePrompts
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn, StandInVocabulary
 from tests.server_events import LOADED
+from tests.sounds import clip
 
-SEEING = replace(LOADED, reads_images=True)
+SEEING = replace(LOADED, reads=(Image,))
 
 
 def picture(seed=0, size=(12, 8), form="PNG"):
@@ -236,6 +240,33 @@ def test_notes_tell_that_the_model_reads_images():
         messages(Messages, user(document))
 
 
+def test_what_a_model_does_not_read_is_a_note():
+    sound = Audio(clip(1, 1))
+    part = {"type": "input_audio", "input_audio": {"data": b64(sound.data), "format": "wav"}}
+    for reads, kept, notes in (
+        ((Image,), [IMAGE], ["[audio left out: this model reads text and images only]"]),
+        ((Audio,), [sound], ["[image left out: this model reads text and sound only]"]),
+        ((Image, Audio), [IMAGE, sound], []),
+        (
+            (),
+            [],
+            ["[image left out: this model reads text only]", "[audio left out: this model reads text only]"],
+        ),
+    ):
+        loaded = replace(LOADED, reads=reads)
+        found = messages(ChatCompletions, user(text("What?"), PARTS["OpenAI's chat"], part), loaded=loaded)
+        assert [file for _, file in found[0].get("images", ())] == kept
+        assert found[0]["content"].replace("\n", "") == "".join(["What?", *notes])
+        given = user(text("What?"), {"type": "input_audio", "input_audio": {}})
+        if Audio in reads:
+            with pytest.raises(
+                InvalidRequest, match=r"content\[1\]: the sound has no data: give .*input_audio"
+            ):
+                messages(ChatCompletions, given, loaded=loaded)
+        else:
+            messages(ChatCompletions, given, loaded=loaded)
+
+
 # Prompts without a chat template
 
 
@@ -385,7 +416,7 @@ def test_known_images_have_a_limit():
     known = request_images._KnownImages(len(A) + len(B))
     files = [A, B, picture(2)]
     for data in files:
-        assert known.image(b64(data), "a") == Image(data)
+        assert known.image(ImageSource("base64", b64(data)), "a") == Image(data)
     assert known._n_bytes == sum(len(image.data) for image in known._images.values()) <= len(A) + len(B)
 
 

@@ -32,7 +32,12 @@ class ChatOptions:
     draft_model: options.DraftArgument = None
     image: Annotated[
         list[Path] | None,
-        Option("--image", metavar="FILE", help="Image to send with the first message; repeatable."),
+        Option(
+            "--image",
+            "--audio",
+            metavar="FILE",
+            help="Image or sound to send with the first message; repeatable.",
+        ),
     ] = None
     system: options.SystemOption = None
     load: Annotated[

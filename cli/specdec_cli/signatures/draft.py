@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Option
+from typer import Argument, Option
 
 from specdec_cli import completion, options
 
+HeadKindChoice = Literal["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0"]
 KindChoice = Literal["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16"]
 _HeadMain = Annotated[
     str | None,
@@ -153,6 +154,42 @@ class DraftTrainOptions:
     device: options.DeviceOption = "auto"
     gpu_layers: options.GpuLayersOption = None
     kernels: options.KernelsOption = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConvertOptions:
+    """Convert a published head into a GGUF file for its main model, and print its path.
+
+    HEAD is a folder with config.json and *.safetensors (or pytorch_model.bin), or
+    a repository of the Hugging Face Hub with such files. Neither PyTorch nor the
+    original main model is needed. Sessions of the main model find the new file.
+
+    Examples:
+
+      specdec draft convert eagle3-folder --main llama.gguf
+      specdec draft convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B -m llama.gguf
+    """
+
+    head: Annotated[str, Argument(metavar="HEAD", help="Head to convert: a folder, or user/repo.")]
+    main: Annotated[
+        str | None,
+        Option(
+            "--main",
+            "-m",
+            metavar="MAIN",
+            help="Main model that the head was trained for (default: the one beside HEAD, or the one that "
+            "its config.json names, if it is on this machine).",
+            autocompletion=completion.models,
+        ),
+    ] = None
+    kind: Annotated[HeadKindChoice, Option("--type", case_sensitive=False, help="Precision of the file.")] = (
+        "Q8_0"
+    )
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="FILE", help="Output file (default: beside the main model)."),
+    ] = None
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ class ModelsListOptions:
 class ModelsPullOptions:
     """Download and verify a model, or both models of a pair, and print the path.
 
-    A model that sees images comes with its projector (mmproj).
+    A model that sees images comes with its projector (mmproj). A head that is
+    published as safetensors, user/repo, is converted for its main model.
 
     Examples:
 
@@ -96,7 +97,7 @@ class ModelsCheckOptions:
 
     Only the headers of the files are read. The expected speed-up comes from costs
     that specdec tune MAIN DRAFT has measured, or else from the sizes of the models.
-    Without a draft, the main model's projector, with which it sees images, is checked.
+    Without a draft, the main model's projector, with which it sees images or hears, is checked.
 
     Examples:
 

@@ -5,11 +5,12 @@ evaluated after them: the last token of the history (the anchor), and mask token
 Its entries are removed again right after the call.
 
 One call returns the logits for all draft tokens of a block. They do not depend on which tokens are drafted,
-so a tree takes no more calls than a chain (Ringel and Romano 2026, arXiv 2604.12989).
+or only by a `Lattice`, which the call returns instead. So a tree takes no more calls than a chain (Ringel and
+Romano 2026, arXiv 2604.12989).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, LlamaContext
 from spec_local.llama.heads.base import CachingSequence, HeadContext, check_parents
+from spec_local.llama.heads.lattice import Lattice, SparseRows
 from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import Batch, OutputView
@@ -35,12 +37,14 @@ class BlockFormat:
             a mask token predicts the token at its own position, 0 if each output predicts the next token.
         mask: the mask token.
         is_causal: whether the tokens of a block attend only to those before them.
+        n_candidates: number of candidates for each draft token in the block's lattice; 0: it has none.
     """
 
     size: int
     n_skipped: int
     mask: int
     is_causal: bool
+    n_candidates: int = 0
 
     @property
     def n_drafted(self) -> int:
@@ -61,6 +65,7 @@ class BlockContext(HeadContext):
 
     Attributes:
         n_calls: number of calls so far. Each overwrites the logits of the one before.
+        sparse: the logits of all sequences' drafts, if blocks have lattices.
 
     Raises:
         ContextOverflow: the cache does not fit into free memory.
@@ -89,6 +94,10 @@ class BlockContext(HeadContext):
         self._states = Batch(lib, self.max_tokens, width=width, has_tokens=False, n_axes=model.n_axes)
         self._blocks = Batch(lib, self.max_logits)
         self._logits = OutputView(self.native, self.max_logits, self.n_vocab)
+        self._lattices = OutputView(self.native, self.max_logits, model.n_embd)
+        self.sparse = SparseRows(self.n_vocab)
+        if block.n_candidates:  # llama.cpp returns lattices in place of the outputs of all tokens
+            self._extensions.llama_set_embeddings_nextn(self.handle, True, False)
 
     def decode(self, calls: Sequence[Call["BlockSequence"]]) -> Sequence[Logits]:
         """Add states to the cache, and draft blocks, for some of the sequences: see `Context.decode`."""
@@ -139,31 +148,37 @@ class BlockContext(HeadContext):
             for j in range(size):
                 token = self.block.mask if j else call.tokens[-1]
                 # Logits for all tokens: llama.cpp computes all, and would return the first outputs otherwise.
-                self._blocks.put(i * size + j, token, anchor + j, call.sequence.seq_id, True)
+                # Beside a lattice, they are not copied.
+                wants_logits = not self.block.n_candidates
+                self._blocks.put(i * size + j, token, anchor + j, call.sequence.seq_id, wants_logits)
         self._blocks.set_size(len(calls) * size)
         self._evaluate(self._blocks)
 
     def _results(self, calls: Sequence[Call["BlockSequence"]], size: int) -> Sequence[Logits]:
-        nothing: Logits = np.empty((0, self.n_vocab), np.float32)
-        logits = self._logits.at(self.lib.llama_get_logits(self.handle)) if size else nothing
+        """The logits of each call's block, or the rows of its lattice."""
+        rows: Logits = np.empty((0, self.n_vocab), np.float32)
+        if size and self.block.n_candidates:
+            rows = self._lattices.at(self._extensions.llama_get_embeddings_nextn(self.handle))
+        elif size:
+            rows = self._logits.at(self.lib.llama_get_logits(self.handle))
         found: list[Logits] = []
         n = 0
         for call in calls:
-            found.append(logits[n : n + call.n_logits])
+            found.append(rows[n : n + call.n_logits])
             n += size if call.n_logits else 0
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The result of a call: logits (n, V) after the first `anchor` tokens and 0, 1, … draft tokens.
+    """The result of a call, after the first `anchor` tokens and 0, 1, … draft tokens.
 
-    number: that of the call; the next call overwrites the logits.
+    number: that of the call. rows: logits (n, V), which the next call overwrites, or a copy of a lattice.
     """
 
     anchor: int
     number: int
-    logits: Logits
+    rows: Logits | Lattice
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +260,8 @@ class BlockSequence(CachingSequence):
             raise self._full()
         logits: Logits = np.empty((0, self.limits.n_vocab), np.float32)
         if n_logits:
-            logits = await self._logits_after(tokens, range(end - n_logits + 1, end + 1), n_draft)
+            lengths = range(end - n_logits + 1, end + 1)
+            logits = await self._logits_after(tokens, lengths, tokens[-n_logits:], n_draft)
         elif (n := self._n_known(tokens) - self.n_stored) > 0:
             await self._call(tokens, n, 0)
         self._cached += tokens
@@ -268,14 +284,19 @@ class BlockSequence(CachingSequence):
         if n_logits:
             is_chain = all(node.depth == i + 1 for i, node in enumerate(nodes))
             chain = [node.token for node in nodes] if is_chain else ()
-            logits = await self._logits_after(chain, lengths[-n_logits:], n_draft)
+            logits = await self._logits_after(chain, lengths[-n_logits:], tokens[-n_logits:], n_draft)
         self._tree = nodes
         return logits
 
-    async def _logits_after(self, new: Sequence[int], lengths: Sequence[int], n_draft: int) -> Logits:
+    async def _logits_after(
+        self, new: Sequence[int], lengths: Sequence[int], last: Sequence[int], n_draft: int
+    ) -> Logits:
         """The logits after the first `lengths` tokens of the history and a chain of new ones.
 
         They are those of one block. Its anchor is the first token whose state is not known, or the last one.
+
+        Args:
+            last: the last token of each length.
         """
         anchor = min(max(lengths), self._n_known(new) + 1)
         places, most = [length - anchor for length in lengths], self.limits.max_draft
@@ -286,19 +307,30 @@ class BlockSequence(CachingSequence):
         if min(places) < 0 or max(places) >= most:
             raise InvalidRequest(f"this head drafts up to {most} tokens after the main model's")
         block = self._block
-        if (
-            not block
-            or (block.anchor, block.number) != (anchor, self.context.n_calls)
-            or len(block.logits) <= max(places)
-        ):
-            n_skipped = self.context.block.n_skipped
-            size = max(n_draft, max(places) + 1) + n_skipped
-            logits = await self._call(new, anchor - self.n_stored, size)
-            block = self._block = _Block(anchor, self.context.n_calls, logits[n_skipped:])
+        if not block or block.anchor != anchor or not self._is_kept(block) or len(block.rows) <= max(places):
+            block = self._block = await self._new_block(new, anchor, max(n_draft, max(places) + 1))
+        if isinstance(block.rows, Lattice):
+            return self._scores(block.rows, places, last)
         first = places[0]
         if places == list(range(first, first + len(places))):
-            return block.logits[first : first + len(places)]
-        return block.logits[places]
+            return block.rows[first : first + len(places)]
+        return block.rows[places]
+
+    def _is_kept(self, block: _Block) -> bool:
+        return isinstance(block.rows, Lattice) or block.number == self.context.n_calls
+
+    async def _new_block(self, new: Sequence[int], anchor: int, n_draft: int) -> _Block:
+        """Evaluate a block of n_draft draft tokens."""
+        n_skipped, k = self.context.block.n_skipped, self.context.block.n_candidates
+        rows = (await self._call(new, anchor - self.n_stored, n_draft + n_skipped))[n_skipped:]
+        return _Block(anchor, self.context.n_calls, Lattice(rows, k) if k else rows)
+
+    def _scores(self, lattice: Lattice, places: Sequence[int], last: Sequence[int]) -> Logits:
+        """The scores of candidates as logits of all tokens, after noting which tokens are candidates."""
+        tokens = lattice.candidates(places)
+        is_level = min(places) == max(places)  # of a tree, or one token of a chain
+        self.limits = replace(self.limits, draft_tokens=tokens[0] if is_level else np.unique(tokens))
+        return self.context.sparse.fill(tokens, lattice.scores(places, last))
 
     def _call(self, new: Sequence[int], n: int, size: int) -> Call["BlockSequence"]:
         """A call for the next n tokens whose states are not in the cache, and for a block of this size."""

@@ -90,7 +90,10 @@ def choose_head(
     if not main.n_nextn:
         return None
     if not mtp.has_mtp(main):
-        log(f"{main.path.name}: its layers for multi-token prediction are not supported")
+        log(
+            f"{main.path.name}: llama.cpp cannot evaluate its layers for multi-token prediction "
+            f"({mtp.why_not(main)})"
+        )
         return None
     layers = "the layer" if main.n_nextn == 1 else f"the {main.n_nextn} layers"
     log(f"draft: {layers} for multi-token prediction of {main.path.name} (`draft=none` turns it off)")

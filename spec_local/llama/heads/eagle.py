@@ -1,8 +1,9 @@
 """EAGLE-3 heads (Li et al. 2025, arXiv 2503.01840), as GGUF files of llama.cpp's architecture ``eagle3``.
 
 An encoder fuses the outputs of three layers of the main model into one vector. A decoder of one layer reads
-it together with the next token. The head uses the main model's token embeddings, and often has an output
-matrix for a part of the vocabulary only (the draft vocabulary); llama.cpp returns −∞ for the other tokens.
+it together with the next token. The head uses the main model's token embeddings unless it has its own, and
+often has an output matrix for a part of the vocabulary only (the draft vocabulary); llama.cpp returns −∞ for
+the other tokens.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from spec_local.core.calls import Call
 from spec_local.errors import BackendError
 from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, LlamaContext
+from spec_local.llama.gguf_tensors import has_tensor
 from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.heads.one_token import OneTokenContext, OneTokenSequence
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import Batch
 from spec_local.llama.sequence import LlamaSequence
+
+_OF_TOKENS = ("token_embd.weight", "output.weight")
 
 
 def hidden_states(head: Model, main: Model) -> HiddenStates:
@@ -25,7 +29,8 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     Raises:
         ModelError: the head does not fit the main model.
     """
-    why = difference(head, main, head.number("target_hidden_size"))
+    owns_tokens = head.n_embd != main.n_embd and all(has_tensor(head.path, name) for name in _OF_TOKENS)
+    why = difference(head, main, head.number("target_hidden_size"), owns_tokens=owns_tokens)
     if not why and head.n_layers != 1:
         why = f"it has {head.n_layers} layers instead of one"
     return layer_inputs(head, main, "an EAGLE-3 head", why)

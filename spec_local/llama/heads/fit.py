@@ -5,11 +5,12 @@ from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 
 
-def difference(head: Model, main: Model, width: int | None) -> str | None:
+def difference(head: Model, main: Model, width: int | None, *, owns_tokens: bool = False) -> str | None:
     """Return the reason why a head does not fit a main model; None: it fits.
 
     Args:
         width: width of the hidden states that the head was trained for.
+        owns_tokens: it has token embeddings and an output matrix of its own, so its width may be another.
     """
     n_vocab, layers = head.vocabulary.n_tokens, head.target_layers
     if width != main.n_embd:
@@ -24,7 +25,7 @@ def difference(head: Model, main: Model, width: int | None) -> str | None:
         return f"it reads layers up to {max(layers) - 1}, but there are only {main.n_layers}"
     if n_vocab != main.vocabulary.n_tokens:
         return f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
-    if head.n_embd != main.n_embd:
+    if head.n_embd != main.n_embd and not owns_tokens:
         return f"its own width is {head.n_embd}, that of the token embeddings {main.n_embd}"
     return None
 

@@ -10,26 +10,25 @@ from collections.abc import Sequence
 from spec_local.errors import ModelError
 from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, LlamaContext
+from spec_local.llama.graphs import mtp_layers
 from spec_local.llama.heads.chained import ChainedSequence
 from spec_local.llama.heads.one_token import OneTokenContext, OneTokenSequence
-from spec_local.llama.hidden_states import NEXTN_ARCHITECTURES, HiddenStates
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.sequence import LlamaSequence
 
 HIDDEN_STATES = HiddenStates()
 """The hidden states that the layers read."""
-_SEVERAL = {"step35", "mimo2", "hy_v3"}
-"""Architectures of which llama.cpp evaluates several such layers."""
-_ONE = NEXTN_ARCHITECTURES - _SEVERAL - {"gemma4"}
-"""Architectures of which llama.cpp evaluates only one such layer."""
-_CROPPED = {"qwen3next", "step35", "mimo2"}
-"""Architectures of which llama.cpp computes a layer's output only for tokens whose logits are wanted."""
 
 
 def has_mtp(model: Model) -> bool:
     """Return whether a model's file has usable layers for multi-token prediction, loaded or not."""
-    n = model.number("nextn_predict_layers") or 0
-    return (n > 0 and model.architecture in _SEVERAL) or (n == 1 and model.architecture in _ONE)
+    return bool(model.number("nextn_predict_layers")) and mtp_layers(model.path).n_usable > 0
+
+
+def why_not(model: Model) -> str:
+    """Return why a model has no usable layers for multi-token prediction."""
+    return mtp_layers(model.path).why
 
 
 def max_draft(model: Model) -> int:
@@ -45,7 +44,8 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     """
     if not has_mtp(head):
         raise ModelError(
-            f"{head.path.name}: its layers for multi-token prediction are not supported; use another draft"
+            f"{head.path.name}: llama.cpp cannot evaluate its layers for multi-token prediction "
+            f"({why_not(head)}); use another draft"
         )
     if why := _difference(head, main):
         raise ModelError(
@@ -98,7 +98,7 @@ class _MtpContext(OneTokenContext):
         # llama.cpp gives each context a cache for all of these layers.
         kv_bytes = model.kv_bytes(n_parallel * main.n_ctx, CACHE_TYPES[main.cache_type])
         kv_bytes = kv_bytes * model.n_nextn // model.n_layers
-        self.has_all_outputs = model.architecture not in _CROPPED
+        self.has_all_outputs = mtp_layers(model.path).has_all_outputs
         kind = runtime.library().LLAMA_CONTEXT_TYPE_MTP
         max_branches = main.max_branches if model.n_nextn == 1 else 1  # several layers draft chains only
         super().__init__(model, main, n_parallel, kv_bytes, max_branches, ctx_type=kind)

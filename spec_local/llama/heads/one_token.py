@@ -81,7 +81,7 @@ class OneTokenContext(HeadContext):
         self.max_logits = min(main.max_tokens, max(_MIN_OUTPUTS, n_outputs))
         self.encoder_sequence = n_parallel * (self.max_branches + self.has_guard)  # is empty between calls
         n_sequences = self.encoder_sequence + 1
-        self.zeros = np.zeros(model.n_embd, np.float32)
+        self.zeros = np.zeros(model.n_state, np.float32)
         # If outputs come only with logits, both are computed for the last token of each sequence.
         n_outputs = (
             self.max_logits if self.has_all_outputs else min(main.max_tokens, self.max_logits + n_parallel)
@@ -99,9 +99,9 @@ class OneTokenContext(HeadContext):
         # Masked, llama.cpp copies one output per token with logits, otherwise one per token. If the graph
         # computes fewer, it returns those of other tokens, or aborts.
         self._extensions.llama_set_embeddings_nextn(self.handle, True, not self.has_all_outputs)
-        self._batch = Batch(self.lib, self.max_tokens, self.max_branches, width=model.n_embd)
+        self._batch = Batch(self.lib, self.max_tokens, self.max_branches, width=model.n_state)
         self._logits = OutputView(self.native, n_outputs, self.n_vocab)
-        self._outputs = OutputView(self.native, self.max_tokens, model.n_embd)
+        self._outputs = OutputView(self.native, self.max_tokens, model.n_state)
 
     def remove(self, seq_id: int, start: int) -> bool:
         """Remove the entries of a sequence from a position on; returns whether llama.cpp did so."""

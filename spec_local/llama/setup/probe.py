@@ -133,7 +133,7 @@ def check_model_files(
 def check_projector_file(
     path: Path, main: Path, *, offload: Offload = OFFLOADED, log: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Raise an error if a projector crashes llama.cpp, or cannot encode an image for a main model.
+    """Raise an error if a projector crashes llama.cpp, or cannot encode an image, or sound, for a main model.
 
     Raises:
         ModelFileError, ContextOverflow, BackendCrash: see `check_model_file`.
@@ -236,18 +236,26 @@ def _exercise_head(main: "Model", draft: "Model | None" = None) -> None:
 
 
 def _exercise_projector(path: Path, main: "Model") -> None:
-    """Encode an image of one colour."""
+    """Encode an image of one colour, and a second of silence."""
     from spec_local.core.span import Cell
+    from spec_local.images.audio import Audio
     from spec_local.images.image import Image
+    from spec_local.images.media import Media
     from spec_local.llama.projector import Projector
 
     width, height = 64, 48
     size = 54 + 3 * width * height
     header = struct.pack("<2sIIIIiiHHIIiiII", b"BM", size, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
-    items = Projector(path, main, "", 1).items(Image(header + bytes(size - len(header)), "test"))
-    for cell in items:
-        if isinstance(cell, Cell):
-            cell.span.vectors()
+    files: dict[type[Media], bytes] = {Image: header + bytes(size - len(header))}
+    header = struct.pack(
+        "<4sI8sIHHIIHH4sI", b"RIFF", 32036, b"WAVEfmt ", 16, 1, 1, 16000, 32000, 2, 16, b"data", 32000
+    )
+    files[Audio] = header + bytes(32000)
+    projector = Projector(path, main, "", 1)
+    for kind in projector.reads:
+        for cell in projector.items(kind(files[kind], "test")):
+            if isinstance(cell, Cell):
+                cell.span.vectors()
 
 
 def _exercise_build() -> None:

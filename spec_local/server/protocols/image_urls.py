@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from spec_local import __version__
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import MAX_BYTES
+from spec_local.images.media import MAX_BYTES
 from spec_local.system.cancellation import check_wanted
 
 _TIMEOUT_S = 10.0
@@ -115,7 +115,11 @@ class ImageHosts:
         """The content of a path, or where it redirects to."""
         try:
             with _connected(is_tls, name, port, deadline) as connection:
-                headers = {"User-Agent": f"specdec/{__version__}", "Accept": "image/*", "Connection": "close"}
+                headers = {
+                    "User-Agent": f"specdec/{__version__}",
+                    "Accept": "image/*, audio/*",
+                    "Connection": "close",
+                }
                 connection.request("GET", path, headers=headers)
                 with contextlib.closing(connection.getresponse()) as response:
                     if response.status in _REDIRECTS and (location := response.getheader("location")):

@@ -2,8 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
+
+from spec_local.images.audio import Audio
+from spec_local.images.image import Image
+from spec_local.images.media import Media
 
 _TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),
@@ -20,9 +24,13 @@ _MEDIA = {
 }
 _NAMES = ("title", "filename", "name")
 _NOTE = "left out: this model reads text only"
-_NOTE_BESIDE_IMAGES = "left out: this model reads text and images only"
+_NOTES_BESIDE: Mapping[frozenset[type[Media]], str] = {  # what a model reads, and the note
+    frozenset([Image]): "left out: this model reads text and images only",
+    frozenset([Audio]): "left out: this model reads text and sound only",
+    frozenset([Image, Audio]): "left out: this model reads text, images and sound only",
+}
 _PLACEHOLDER = re.compile(
-    rf"\[(?:{'|'.join({*_MEDIA.values()})})(?: \S.*)? (?:{_NOTE}|{_NOTE_BESIDE_IMAGES})\]"
+    rf"\[(?:{'|'.join({*_MEDIA.values()})})(?: \S.*)? (?:{'|'.join([_NOTE, *_NOTES_BESIDE.values()])})\]"
 )
 _CALL = re.compile(r"\w+_(?:call|tool_use)|mcp_approval_request")
 _RESULT = re.compile(r"\w+_(?:call_output|tool_result)|mcp_approval_response")
@@ -73,11 +81,11 @@ def text_of(part: object) -> str:
     return f"[{' '.join([_MEDIA[kind], *names[:1]])} {_NOTE}]"
 
 
-def left_out_beside_images(part: Mapping[str, Any]) -> str | None:
-    """The note in place of a part that a model which reads images cannot read; None: it is no such part."""
+def left_out_beside_images(part: Mapping[str, Any], reads: Iterable[type[Media]]) -> str | None:
+    """The note in place of a part that a model of such files cannot read; None: it is no such part."""
     if part.get("type") not in _MEDIA or not _PLACEHOLDER.fullmatch(text := text_of(part)):
         return None
-    return text.replace(_NOTE, _NOTE_BESIDE_IMAGES)
+    return text.replace(_NOTE, _NOTES_BESIDE[frozenset(reads)])
 
 
 def content_of(content: object) -> str:

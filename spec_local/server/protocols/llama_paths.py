@@ -44,7 +44,7 @@ def routes(use: Use, max_body: int) -> list[Route]:
             def prompts() -> Sequence[Prompt]:
                 return prompts_of(content, "content", images=images) if content not in (None, []) else [""]
 
-            (text,) = await in_thread(prompts, work_on(request, reads_images=loaded.reads_images))
+            (text,) = await in_thread(prompts, work_on(request, reads_images=bool(loaded.reads)))
             tokens = await engine.ask("tokenize", (text, *special))
             if not flag(body, "with_pieces", False):
                 return JSONResponse({"tokens": tokens})

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.server.protocols import errors, openai_json
 from spec_local.server.protocols.answer_so_far import AnswerSoFar, Blocks, arguments_of
 from spec_local.server.protocols.chat_body import Tool, choice_of, functions_of, tool_warnings, variables_of
@@ -180,7 +180,7 @@ class _GenerateBody(_Body):
         question = {"role": "user", "content": prompt, "images": self.images if seen is prompt else None}
         *before, asked = messages_of([*messages, question])
         if seen is not prompt:
-            asked["images"] = [(0, part) for part in seen if isinstance(part, Image)]
+            asked["images"] = [(0, part) for part in seen if isinstance(part, Media)]
         return AnswerRequest(self.settings(), [*before, asked], variables=self.variables(), **more)
 
     def _earlier(self, warnings: list[str]) -> list[dict[str, Any]]:
@@ -208,8 +208,8 @@ def _context_of(messages: Sequence[Mapping[str, Any]], answer: str) -> list[int]
 def _without_images(message: Mapping[str, Any]) -> str:
     """The content of a message, with a word in the place of each image."""
     content = str(message["content"])
-    for at, _ in reversed(message.get("images", ())):
-        content = f"{content[:at]}[image]{content[at:]}"
+    for at, each in reversed(message.get("images", ())):
+        content = f"{content[:at]}[{each.noun}]{content[at:]}"
     return content
 
 

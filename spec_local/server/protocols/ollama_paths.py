@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from spec_local.core.sampling_settings import SETTINGS
 from spec_local.errors import ModelFileError
+from spec_local.images.image import Image
 from spec_local.llama.gguf_header import Metadata, quantization, read_metadata
 from spec_local.llama.gguf_tensors import parts
 from spec_local.server.protocols import errors
@@ -140,7 +141,7 @@ def _shown(
     if user_agent.startswith(_COPILOT):
         info["general.basename"] = name  # as ollama: it is the name that Copilot shows
     can = {"completion": True, "tools": facts.has_tools, "insert": facts.has_gaps, "thinking": facts.thinks}
-    can["vision"] = model.reads_images
+    can["vision"] = Image in model.reads
     parameters = {"num_ctx": n_ctx} | {k: model.defaults[k] for k in _SAMPLING if k in model.defaults}
     return {
         "license": str(metadata.get("general.license", "")),

@@ -20,7 +20,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """What may be one, or belong to a pair: programs cut text between the two."""
 _HALVES = (rb"\u", b"\xed")  # of which a text of base64 has none: to find that out takes milliseconds
-_IMAGES = (b"image", b"multimodal_data")  # all forms of images have one of these words
+_IMAGES = (b"image", b"audio", b"multimodal_data")  # all forms of images and sound have one of these words
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_ENCODINGS = 2  # one after another, each of which can make a large body of a small one
 _MAX_MEMBERS = 1 << 14  # of a file of gzip: one of 20 bytes takes as long as a thousand bytes

@@ -1,15 +1,17 @@
-"""The images of one request: marks stand for them while its texts are read, and then they are decoded."""
+"""The images and sounds of one request: marks stand for them until its texts have been read."""
 
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from spec_local.errors import InvalidRequest
-from spec_local.images.image import MAX_IMAGES, Image
+from spec_local.images.image import Image
 from spec_local.images.marks import NumberedMarks
-from spec_local.server.protocols.image_parts import ImageSource, with_marks
+from spec_local.images.media import MAX_IMAGES, Media
+from spec_local.images.media_file import MediaFile
+from spec_local.server.protocols.image_parts import ImageSource, Keeper, with_marks
 from spec_local.server.protocols.image_urls import ImageHosts
 from spec_local.server.supervision.events import Loaded
 from spec_local.system.cancellation import check_wanted
@@ -21,21 +23,22 @@ _KEPT_BYTES = 128 << 20
 
 
 class RequestImages:
-    """The images of one request.
+    """The images and sounds of one request.
 
     Args:
-        hosts: from which images are fetched.
+        hosts: from which they are fetched.
+        reads: the kinds that the model reads.
     """
 
-    def __init__(self, hosts: ImageHosts) -> None:
-        self._hosts = hosts
+    def __init__(self, hosts: ImageHosts, reads: Collection[type[Media]] = (Image,)) -> None:
+        self._hosts, self._keeper = hosts, Keeper(reads, self._put)
         self._sources: list[tuple[ImageSource, str]] = []
         self._marks = NumberedMarks()
 
     @classmethod
     def of(cls, loaded: Loaded) -> "RequestImages | None":
         """Those of a request to a model; None: it reads only text."""
-        return cls(ImageHosts(loaded.image_hosts)) if loaded.reads_images else None
+        return cls(ImageHosts(loaded.image_hosts), loaded.reads) if loaded.reads else None
 
     def marked(self, items: Sequence[Mapping[str, Any]], field: str) -> list[Mapping[str, Any]]:
         """Messages or items with marks in place of images; field: their name in errors.
@@ -43,7 +46,7 @@ class RequestImages:
         Raises:
             InvalidRequest: there are too many images, or one has a form that cannot be read.
         """
-        return [with_marks(item, f"{field}[{i}]", self._put) for i, item in enumerate(items)]
+        return [with_marks(item, f"{field}[{i}]", self._keeper) for i, item in enumerate(items)]
 
     def _put(self, source: ImageSource, where: str) -> str:
         if len(self._sources) == MAX_IMAGES:
@@ -60,14 +63,14 @@ class RequestImages:
             InvalidRequest: an image cannot be read.
         """
         rest, *others = self._marks.split(message["content"])
-        content, images = "", list[tuple[int, Image]]()
+        content, images = "", list[tuple[int, Media]]()
         for number, after in zip(others[::2], others[1::2], strict=True):
             content += rest.removesuffix("\n")
             images.append((len(content), self._image(*self._sources[int(number)])))
             rest = after.removeprefix("\n")
         return message | {"content": content + rest, "images": images} if images else message
 
-    def prompt(self, text: str, data: object, field: str) -> list[str | Image]:
+    def prompt(self, text: str, data: object, field: str) -> list[str | Media]:
         """The texts and images of a prompt of llama.cpp's server.
 
         Args:
@@ -88,29 +91,29 @@ class RequestImages:
             )
         return self.before(data, f"{field}.multimodal_data", texts)
 
-    def before(self, data: Sequence[Any], field: str, texts: Sequence[str]) -> list[str | Image]:
-        """Images in base64, with texts around them: one more, or a single one, which follows all images."""
+    def before(self, data: Sequence[Any], field: str, texts: Sequence[str]) -> list[str | Media]:
+        """Images and sounds in base64, with texts around them: one more, or one, which follows all images."""
         texts = [*[""] * (len(data) + 1 - len(texts)), *texts]
         wheres = [f"{field}[{i}]" for i in range(len(data))]
         for each, where in zip(data, wheres, strict=True):
             if not isinstance(each, str):
                 raise InvalidRequest(f"{where}: the image is not text: give it in base64")
-            self._put(ImageSource("url" if each[:5] == "data:" else "base64", each), where)
+            self._put(ImageSource("url" if each[:5] == "data:" else "base64", each, MediaFile), where)
         images = [self._image(*source) for source in self._sources[len(self._sources) - len(data) :]]
         parts = [part for pair in zip(texts[1:], images, strict=True) for part in reversed(pair)]
         return [part for part in (texts[0], *parts) if part != ""]
 
-    def _image(self, source: ImageSource, where: str) -> Image:
+    def _image(self, source: ImageSource, where: str) -> Media:
         check_wanted()
         if source.kind == "base64":
-            return _known.image(source.text, where)
+            return _known.image(source, where)
         if source.text[:5].lower() == "data:":
-            return _known.image(source.text, where, is_uri=True)
+            return _known.image(source, where, is_uri=True)
         try:
             data = self._hosts.fetch(source.text)
         except InvalidRequest as error:
             raise InvalidRequest(f"{where}: {error}") from None
-        return Image(data, where)
+        return source.media.of(data, where)
 
 
 class _KnownImages:
@@ -122,22 +125,24 @@ class _KnownImages:
 
     def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._images: OrderedDict[bytes, Image] = OrderedDict()
+        self._images: OrderedDict[bytes, Media] = OrderedDict()
         self._n_bytes = 0
         self._lock = threading.Lock()
 
-    def image(self, text: str, where: str, *, is_uri: bool = False) -> Image:
-        """The image of a text in base64, or of a data URI.
+    def image(self, source: ImageSource, where: str, *, is_uri: bool = False) -> Media:
+        """The image or sound of a text in base64, or of a data URI.
 
         Raises:
-            InvalidRequest: see `Image`.
+            InvalidRequest: see `Media`.
         """
-        key = hashlib.sha256(b"%d" % is_uri + text.encode("utf-8", "surrogatepass")).digest()
+        text, media = source.text, source.media
+        prefix = f"{media.noun} {is_uri:d}".encode()
+        key = hashlib.sha256(prefix + text.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if found := self._images.get(key):
                 self._images.move_to_end(key)
                 return found
-        made = (Image.of_data_uri if is_uri else Image.of_base64)(text, where)
+        made = (media.of_data_uri if is_uri else media.of_base64)(text, where)
         with self._lock:
             if key not in self._images:
                 self._images[key] = made

@@ -47,7 +47,7 @@ async def _disconnection(request: Request) -> None:
 
 
 def work_on(request: Request, *, reads_images: bool) -> Work:
-    """What work on the body of a request is, after `read_json`, for a model that reads images or does not."""
+    """What work on the body of a request is, after `read_json`; reads_images: or sound."""
     if reads_images and request.state.has_images:
         return "images"
     return "large" if request.state.is_large else "short"

@@ -173,7 +173,7 @@ class EngineProcess:
             properties={"version": __version__, "n_vocab": session.main.limits.n_vocab},
             draft_path=session.draft.model.path if session.draft else None,
             offload=str(self._model.offload) if self._model.is_on_gpu else str(ON_CPU),
-            reads_images=self._model.projector is not None,
+            reads=self._model.projector.reads if self._model.projector else (),
         )
 
     # Receiving and preparing

@@ -10,13 +10,13 @@ from spec_local.answers.marked import MarkedSpan
 from spec_local.chat.messages import Message
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.errors import ContextOverflow, SpecLocalError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.settings import GenerationSettings
 
 if TYPE_CHECKING:
     from spec_local.chat.tool_calls import ToolCall
 
-Prompt = str | Sequence[int | str | Image]
+Prompt = str | Sequence[int | str | Media]
 """Text, or token ids, texts and images in any order."""
 
 
@@ -189,7 +189,7 @@ class Loaded:
         template: the chat template; None: the model has none.
         properties: what /props tells besides.
         draft_path: the file of `draft`. offload: of the main model, as text.
-        reads_images: the main model has a projector.
+        reads: the kinds of files that the main model's projector reads.
         image_hosts: from which the server fetches images: see `ImageHosts`.
     """
 
@@ -201,5 +201,5 @@ class Loaded:
     properties: Mapping[str, Any] = field(default_factory=dict)
     draft_path: Path | None = None
     offload: str = "0"
-    reads_images: bool = False
+    reads: Sequence[type[Media]] = ()
     image_hosts: Sequence[str] = ()

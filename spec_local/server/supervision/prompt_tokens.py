@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.images.image import Image
+from spec_local.images.media import Media
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.server.supervision.events import Infill, Prompt
 from spec_local.text import bytes_of
@@ -14,11 +14,11 @@ _LONGEST = 256  # characters of a token
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, for models without a token for that
 
 
-ImageTokens = Callable[[Image], Sequence[int]]
+ImageTokens = Callable[[Media], Sequence[int]]
 """The tokens and cells of an image: see `Model.image_tokens`."""
 
 
-def _no_images(image: Image) -> Sequence[int]:
+def _no_images(image: Media) -> Sequence[int]:
     raise InvalidRequest("an image cannot stand here: put it into the prompt")
 
 
@@ -68,7 +68,7 @@ def mixed_tokens(
     tokens = list[int]()
     parts = [prompt] if isinstance(prompt, str) else prompt
     for i, part in enumerate(parts):
-        if isinstance(part, Image):
+        if isinstance(part, Media):
             if i == 0 and add_special:
                 tokens += vocabulary.tokenize("", add_special=True)
             tokens += image_tokens(part)
@@ -76,7 +76,7 @@ def mixed_tokens(
             if part >= vocabulary.n_tokens:
                 raise InvalidRequest(f"prompt has token {part}: give 0 to {vocabulary.n_tokens - 1}")
             tokens.append(part)
-        elif i == 0 or isinstance(parts[i - 1], Image):
+        elif i == 0 or isinstance(parts[i - 1], Media):
             first = add_special and i == 0
             tokens += vocabulary.tokenize(part, add_special=first, parse_special=parse_special)
         else:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from spec_local.errors import BackendError, InvalidRequest, SpecLocalError
+from spec_local.images.media import Media
 from spec_local.opening.memory_plan import MemoryPlan, plan_memory
 from spec_local.server.supervision.events import Event, Loaded
 from spec_local.server.supervision.supervisor import STOPPING, Busy, NotReady, Supervisor
@@ -43,7 +44,7 @@ class ServedModel:
     Args:
         name: as clients name it. session: arguments of `Session.open`. others: further names.
         defaults: fields of bodies that do not have them, and of their object ``speculative``.
-        has_projector: there is a file with which it reads images.
+        kinds: those of files that it reads with its projector.
 
     Attributes:
         engine: None: the model is not loaded. ending: the one that is being unloaded.
@@ -59,7 +60,7 @@ class ServedModel:
     session: Mapping[str, Any]
     others: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    has_projector: bool = False
+    kinds: Sequence[type[Media]] = ()
     engine: Supervisor | None = None
     ending: Supervisor | None = None
     process: "asyncio.Task[None] | None" = None
@@ -76,9 +77,9 @@ class ServedModel:
         return self.engine.loaded if self.engine else None
 
     @property
-    def reads_images(self) -> bool:
-        """Whether it reads images, also while it is not loaded."""
-        return self.loaded.reads_images if self.loaded else self.has_projector
+    def reads(self) -> Sequence[type[Media]]:
+        """The kinds of files that it reads, also while it is not loaded."""
+        return self.loaded.reads if self.loaded else self.kinds
 
 
 class ServedModels:

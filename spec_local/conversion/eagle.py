@@ -1,0 +1,331 @@
+"""EAGLE-3 heads of one layer, in the layouts of SafeAILab, SpecForge, AngelSlim, ModelOpt and speculators.
+
+They have the same tensors under slightly different names, and settings in different places. What they mean
+is in llama.cpp's src/models/eagle3.cpp. llama.cpp rotates adjacent values of queries and keys, PyTorch
+those of the two halves, so that their rows are put in another order.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from spec_local.conversion.checkpoint import Checkpoint
+from spec_local.conversion.head import ConvertedHead, HeadTensor
+from spec_local.conversion.rotation import read_rotation
+from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
+from spec_local.errors import ModelError, ModelFileError
+from spec_local.llama.model import Model
+
+_N_LAYERS_READ = 3  # llama.cpp accepts no other number
+_Index = Annotated[int, Field(ge=0, lt=1 << 30)]
+_Layers = Annotated[list[_Index], Field(min_length=_N_LAYERS_READ, max_length=_N_LAYERS_READ)]
+_LAYER_PREFIXES = ("midlayer.", "layers.0.")
+_LAYER = "layer."  # in place of those
+_NOT_NEEDED = ("t2d", "d2t", "rotary_emb.inv_freq", "layer.self_attn.rotary_emb.inv_freq")
+_PER_TOKEN = {"embed_tokens.weight", "lm_head.weight"}
+
+
+class _Settings(BaseModel):
+    """The settings of an EAGLE-3 head; the defaults are those of transformers, which speculators omits.
+
+    Where there is only one value, llama.cpp supports no other.
+    """
+
+    model_config = STRICT
+
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    rms_norm_eps: Positive = 1e-6
+    max_position_embeddings: Size = 2048
+    vocab_size: Size | None = None
+    hidden_act: Literal["silu"] = "silu"
+    eagle_aux_hidden_state_layer_ids: _Layers | None = None
+    norm_before_residual: bool | None = None
+    norm_before_fc: bool = False
+    embed_requires_grad: bool = True
+    use_sliding_window: bool = False
+    layer_types: list[str] = []
+    fc_norm: Literal[False] = False
+    norm_output: Literal[False] = False
+    logit_scale: Annotated[float, Field(ge=1, le=1)] = 1.0
+    use_aux_hidden_state: Literal[True] = True
+    use_input_layernorm_in_first_layer: Literal[True] = True
+    use_last_layernorm: Literal[True] = True
+    parallel_draft_step: Annotated[int, Field(ge=1, le=1)] = 1
+
+
+def recognizes(checkpoint: Checkpoint) -> bool:
+    """Return whether a folder has an EAGLE-3 head of any of these layouts."""
+    names = _plain_names(checkpoint)
+    return "fc.weight" in names and f"{_LAYER}hidden_norm.weight" in names
+
+
+def convert(checkpoint: Checkpoint, main: Model) -> ConvertedHead:
+    """Convert a head, and check that it fits a main model.
+
+    Raises:
+        ModelFileError: the head is incomplete or damaged.
+        ModelError: it does not fit, or llama.cpp does not evaluate a part of it.
+    """
+    return _Eagle(checkpoint, main).head()
+
+
+def _plain_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """The names of the tensors, by those that do not depend on the layout."""
+    found = {}
+    for name in checkpoint.names:
+        plain = name.removeprefix("model.")
+        for prefix in _LAYER_PREFIXES:
+            if plain.startswith(prefix):
+                plain = _LAYER + plain.removeprefix(prefix)
+        found[plain] = name
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Sizes. fused: of the main model's hidden states together. head: of an attention head."""
+
+    width: int
+    fused: int
+    n_ff: int
+    n_heads: int
+    n_kv: int
+    head: int
+
+
+class _Eagle:
+    """The conversion of one head."""
+
+    def __init__(self, checkpoint: Checkpoint, main: Model) -> None:
+        self._checkpoint, self._main = checkpoint, main
+        self._names = _plain_names(checkpoint)
+        config = checkpoint.config
+        layer = config.get("transformer_layer_config")
+        self._is_speculator = isinstance(layer, dict)
+        parts = [config.get("eagle_config"), config, layer]
+        self._raw: dict[str, Any] = {}
+        for part in parts:
+            if isinstance(part, dict):
+                self._raw |= {key: value for key, value in part.items() if value is not None}
+        self._settings = read_settings(_Settings, self._raw, checkpoint.folder)
+        if self._settings.use_sliding_window and "sliding_attention" in self._settings.layer_types:
+            raise unsupported(checkpoint.folder, "use_sliding_window", "llama.cpp does not support it here")
+
+    def head(self) -> ConvertedHead:
+        shape = self._shape()
+        if not self._settings.embed_requires_grad and shape.width == self._main.n_embd:
+            self._names.pop("embed_tokens.weight", None)  # a copy of the main model's
+        self._check_tensors(shape)
+        layers = self._layers()
+        self._check_fit(shape, layers)
+        rotation = read_rotation(self._raw, shape.head, self._checkpoint.folder)
+        if rotation.n_rotated < shape.head:
+            raise self._unsupported(f"it rotates {rotation.n_rotated} of {shape.head} dimensions")
+        fields = {"rope.dimension_count": shape.head, **rotation.fields}
+        settings = self._settings
+        fields |= {
+            "block_count": 1,
+            "context_length": settings.max_position_embeddings,
+            "embedding_length": shape.width,
+            "feed_forward_length": shape.n_ff,
+            "attention.head_count": shape.n_heads,
+            "attention.head_count_kv": shape.n_kv,
+            "attention.key_length": shape.head,
+            "attention.value_length": shape.head,
+            "attention.layer_norm_rms_epsilon": settings.rms_norm_eps,
+            "vocab_size": self._main.vocabulary.n_tokens,
+            "target_layers": layers,
+            "target_hidden_size": self._main.n_embd,
+            "norm_before_residual": self._norm_before_residual(),
+            "norm_before_fc": "input_norm.weight" in self._names,
+        }
+        tensors = {name: self._tensor(plain, shape) for plain, (name, _) in self._expected(shape).items()}
+        if (factors := rotation.factors) is not None:
+            tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors)
+        if (ids := self._draft_tokens()) is not None:
+            tensors["d2t"] = HeadTensor(ids.shape, lambda: ids)
+        return ConvertedHead("eagle3", self._layout(), fields, tensors)
+
+    def _layout(self) -> str:
+        architectures = str(self._raw.get("architectures"))
+        if self._is_speculator:
+            return "EAGLE-3 of speculators"
+        if "Eagle3LlamaForCausalLM" in architectures:
+            return "EAGLE-3 of AngelSlim"
+        return "EAGLE-3 of " + ("SpecForge" if "Eagle3" in architectures else "SafeAILab")
+
+    def _unsupported(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self._checkpoint.folder} ({self._layout()}) cannot be converted: {what}, which llama.cpp does "
+            "not support: use another head"
+        )
+
+    def _damaged(self, why: str) -> ModelFileError:
+        return ModelFileError(f"{self._checkpoint.folder} is damaged ({why}): download it again")
+
+    def _norm_before_residual(self) -> bool:
+        found = self._settings.norm_before_residual
+        if found is None and self._is_speculator:  # its versions have different defaults
+            raise self._damaged("config.json has no `norm_before_residual`")
+        return bool(found)
+
+    def _size(self, plain: str, axis: int) -> int:
+        """The size of a tensor along an axis, of a matrix unless the axis is the only one."""
+        if plain not in self._names:
+            raise self._damaged(f"it has no tensor {plain}")
+        shape = self._checkpoint.shape(self._names[plain])
+        if not axis < len(shape) <= 2 or not all(shape):
+            raise self._damaged(f"{self._names[plain]} has the shape {list(shape)}")
+        return shape[axis]
+
+    def _shape(self) -> _Shape:
+        attention, settings = f"{_LAYER}self_attn.", self._settings
+        n_heads = settings.num_attention_heads
+        n_kv = settings.num_key_value_heads or n_heads
+        rows = self._size(f"{attention}q_proj.weight", 0)
+        head = settings.head_dim or rows // n_heads
+        if head % 2 or n_heads % n_kv:
+            raise self._damaged(f"{n_heads} and {n_kv} attention heads of width {head}")
+        return _Shape(
+            self._size("norm.weight", 0),
+            self._size("fc.weight", 1),
+            self._size(f"{_LAYER}mlp.gate_proj.weight", 0),
+            n_heads,
+            n_kv,
+            head,
+        )
+
+    def _expected(self, shape: _Shape) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """llama.cpp's name and the shape of each tensor that is written."""
+        width, n_ff = shape.width, shape.n_ff
+        rows, rows_kv = shape.n_heads * shape.head, shape.n_kv * shape.head
+        layer = {
+            "input_layernorm": ("attn_norm", (width,)),
+            "hidden_norm": ("attn_norm_2", (width,)),
+            "self_attn.q_proj": ("attn_q", (rows, 2 * width)),
+            "self_attn.k_proj": ("attn_k", (rows_kv, 2 * width)),
+            "self_attn.v_proj": ("attn_v", (rows_kv, 2 * width)),
+            "self_attn.o_proj": ("attn_output", (width, rows)),
+            "post_attention_layernorm": ("ffn_norm", (width,)),
+            "mlp.gate_proj": ("ffn_gate", (n_ff, width)),
+            "mlp.up_proj": ("ffn_up", (n_ff, width)),
+            "mlp.down_proj": ("ffn_down", (width, n_ff)),
+        }
+        n_vocab = self._main.vocabulary.n_tokens
+        found: dict[str, tuple[str, tuple[int, ...]]] = {
+            "fc.weight": ("fc.weight", (width, shape.fused)),
+            "norm.weight": ("output_norm.weight", (width,)),
+            **{
+                f"{_LAYER}{plain}.weight": (f"blk.0.{name}.weight", size)
+                for plain, (name, size) in layer.items()
+            },
+        }
+        optional = {
+            "input_norm.weight": ("enc.output_norm.weight", (shape.fused,)),
+            "embed_tokens.weight": ("token_embd.weight", (n_vocab, width)),
+            "lm_head.weight": ("output.weight", (self._n_drafted(), width)),
+        }
+        return found | {plain: each for plain, each in optional.items() if plain in self._names}
+
+    def _n_drafted(self) -> int:
+        """Number of tokens that the head can draft."""
+        return self._size("d2t", 0) if "d2t" in self._names else self._main.vocabulary.n_tokens
+
+    def _check_tensors(self, shape: _Shape) -> None:
+        expected = self._expected(shape)
+        for plain, name in self._names.items():
+            if plain.startswith("layers."):
+                raise self._unsupported(f"it has several layers ({name})")
+            if plain not in expected and plain not in _NOT_NEEDED:
+                raise self._unsupported(f"it has a tensor {name}")
+        for plain, (_, size) in expected.items():
+            if plain not in self._names:
+                raise self._damaged(f"it has no tensor {plain}")
+            found = self._checkpoint.shape(self._names[plain])
+            if found != size and plain not in _PER_TOKEN:
+                raise self._damaged(_other_shape(self._names[plain], found, size))
+        if "lm_head.weight" not in self._names and "d2t" in self._names:
+            raise self._damaged("it has no tensor lm_head.weight")
+        if self._settings.norm_before_fc and "input_norm.weight" not in self._names:
+            raise self._damaged("it has no tensor input_norm.weight")
+
+    def _layers(self) -> list[int]:
+        """The layers of the main model whose inputs are read.
+
+        Some configurations number the layers whose outputs are read instead. As SGLang, this takes a list
+        that begins with 1 to be one, but in the layout of speculators only if it is the usual choice.
+        """
+        n = self._main.n_layers
+        usual, given = [2, n // 2, n - 3], self._settings.eagle_aux_hidden_state_layer_ids
+        if not given:
+            return usual
+        shifted = [layer + 1 for layer in given]
+        if shifted == usual or (given[0] == 1 and not self._is_speculator):
+            return shifted
+        return given
+
+    def _check_fit(self, shape: _Shape, layers: list[int]) -> None:
+        main, n_vocab = self._main, self._settings.vocab_size
+        why = None
+        if shape.fused != _N_LAYERS_READ * main.n_embd:
+            why = f"hidden states of width {shape.fused // _N_LAYERS_READ} against {main.n_embd}"
+        elif shape.width != main.n_embd and not self._names.keys() >= _PER_TOKEN:
+            why = f"its own width is {shape.width}, that of the token embeddings {main.n_embd}"
+        elif len(set(layers)) < len(layers):
+            why = "it reads a layer twice"
+        elif min(layers) < 1:
+            why = "it reads the token embeddings"
+        elif max(layers) > main.n_layers:
+            why = f"it reads the inputs of layers {layers}, but there are only {main.n_layers}"
+        elif n_vocab is not None and n_vocab != main.vocabulary.n_tokens:
+            why = f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
+        for plain in _PER_TOKEN & self._names.keys():
+            expected = self._expected(shape)[plain][1]
+            if (found := self._checkpoint.shape(self._names[plain])) != expected:
+                why = why or _other_shape(self._names[plain], found, expected)
+        if why:
+            raise ModelError(
+                f"{self._checkpoint.folder} is an EAGLE-3 head for another model than {main.path.name} "
+                f"({why}): give the main model that it was trained for"
+            )
+        if max(layers) == main.n_layers:
+            raise self._unsupported("it reads the output of the last layer")
+
+    def _draft_tokens(self) -> NDArray[np.int64] | None:
+        """The tokens that the head can draft, of which the folder has the distances from their places."""
+        if "d2t" not in self._names:
+            return None
+        distances = self._checkpoint.tensor(self._names["d2t"])
+        if distances.dtype != np.int64 or distances.ndim != 1:
+            raise self._damaged("d2t is not a list of integers")
+        ids: NDArray[np.int64] = (distances + np.arange(len(distances))).astype(np.int64)
+        if ids.min() < 0 or ids.max() >= self._main.vocabulary.n_tokens:
+            raise self._damaged("d2t has tokens that are not in the vocabulary")
+        if len(np.unique(ids)) < len(ids):
+            raise self._damaged("d2t has a token twice")
+        return ids
+
+    def _tensor(self, plain: str, shape: _Shape) -> HeadTensor:
+        checkpoint, name = self._checkpoint, self._names[plain]
+
+        def load() -> NDArray[np.float32]:
+            values = checkpoint.tensor(name).astype(np.float32, copy=False)
+            n_heads = {"q_proj": shape.n_heads, "k_proj": shape.n_kv}.get(plain.split(".")[-2])
+            return _interleaved(values, n_heads) if n_heads else values
+
+        return HeadTensor(checkpoint.shape(name), load)
+
+
+def _other_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    return f"{name} has the shape {list(found)} instead of {list(expected)}"
+
+
+def _interleaved(rows: NDArray[np.float32], n_heads: int) -> NDArray[np.float32]:
+    """Put the rows of the two halves of each attention head one after another in turn."""
+    halves = rows.reshape(n_heads, 2, -1, rows.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

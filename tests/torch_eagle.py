@@ -1,0 +1,257 @@
+"""EAGLE-3 heads in PyTorch, as their training programs evaluate them, and tiny ones in each layout."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from tests.tiny_heads import N_EMBD
+
+N_VOCAB, N_DRAFTED = 823, 300
+"""Of the main model of `tests.tiny_heads`, and of a head that drafts a part of its tokens."""
+
+
+@dataclass(frozen=True)
+class TinyEagle:
+    """A head. config, tensors: of its folder. layers: those of a main model of 8 whose inputs it reads."""
+
+    config: dict
+    tensors: dict[str, np.ndarray]
+    layers: tuple[int, ...] = (2, 4, 5)
+    settings: dict = field(default_factory=dict)  # what the reference needs of the config, wherever it is
+
+    def logits(self, embeddings, tokens, states, drafted):
+        """The logits after a history and after each of the draft tokens after it, one row each.
+
+        embeddings: the main model's, of all tokens. states: outputs of the three layers together, of all
+        tokens of the history but the last.
+        """
+        found, pairs, output = [], self._fused(torch.tensor(states)), None
+        tokens = [*tokens[1:]]
+        for token in [None, *drafted]:
+            if token is not None:
+                tokens.append(token)
+                pairs = torch.cat([pairs, output[-1:]])
+            output = self._decoded(torch.tensor(self._own("embed_tokens", embeddings))[tokens], pairs)
+            found.append(self._predicted(output[-1]))
+        return np.array(found)
+
+    def _own(self, name, default=None):
+        """A tensor by its name without prefixes."""
+        for prefix in ("", "model.", "midlayer.", "layers.0.", "model.layers.0."):
+            if (values := self.tensors.get(f"{prefix}{name}.weight")) is not None:
+                return values
+        return default
+
+    def _linear(self, name, values):
+        return values @ torch.tensor(self._own(name)).T
+
+    def _norm(self, name, values):
+        weight = torch.tensor(self._own(name))
+        return rms_norm(values, weight.shape, weight, self.settings.get("eps", 1e-6))
+
+    def _fused(self, states):
+        return self._linear(
+            "fc", self._norm("input_norm", states) if self.settings.get("norms_input") else states
+        )
+
+    def _decoded(self, embeddings, states):
+        normed = self._norm("hidden_norm", states)
+        residual = normed if self.settings.get("norms_residual") else states
+        both = torch.cat([self._norm("input_layernorm", embeddings), normed], -1)
+        states = residual + self._attention(both)
+        values = self._norm("post_attention_layernorm", states)
+        gate = silu(self._linear("mlp.gate_proj", values))
+        return states + self._linear("mlp.down_proj", gate * self._linear("mlp.up_proj", values))
+
+    def _attention(self, both):
+        n_heads, n_kv, n = 4, 2, len(both)
+        query, key, value = (self._linear(f"self_attn.{each}_proj", both) for each in "qkv")
+        query = self._rotated(query.reshape(n, n_heads, -1).transpose(0, 1))
+        key = self._rotated(key.reshape(n, n_kv, -1).transpose(0, 1)).repeat_interleave(n_heads // n_kv, 0)
+        value = value.reshape(n, n_kv, -1).transpose(0, 1).repeat_interleave(n_heads // n_kv, 0)
+        scores = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
+        return self._linear("self_attn.o_proj", (scores.softmax(-1) @ value).transpose(0, 1).reshape(n, -1))
+
+    def _rotated(self, values):
+        width = values.shape[-1]
+        frequencies, scale = self._frequencies(width)
+        angles = torch.outer(torch.arange(values.shape[1]).float(), frequencies).repeat(1, 2)
+        turned = torch.cat([-values[..., width // 2 :], values[..., : width // 2]], -1)
+        return scale * (values * angles.cos() + turned * angles.sin())
+
+    def _frequencies(self, width):
+        """The frequencies of RoPE, and the factor of its values, as in transformers."""
+        base, scaling = self.settings.get("base", 10000.0), self.settings.get("scaling", {})
+        plain = base ** -(torch.arange(0, width, 2) / width)
+        factor, n = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+        match scaling.get("rope_type", scaling.get("type")):
+            case "linear":
+                return plain / factor, 1.0
+            case "llama3":
+                low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+                found = []
+                for frequency in plain.tolist():
+                    length = 2 * math.pi / frequency
+                    if length < n / high:
+                        found.append(frequency)
+                    elif length > n / low:
+                        found.append(frequency / factor)
+                    else:
+                        smooth = (n / length - low) / (high - low)
+                        found.append((1 - smooth) * frequency / factor + smooth * frequency)
+                return torch.tensor(found), 1.0
+            case "yarn":
+                low, high = (
+                    width * math.log(n / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1)
+                )
+                low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+                ramp = ((torch.arange(width // 2) - low) / (high - low)).clamp(0, 1)
+                return plain * (1 - ramp) + plain / factor * ramp, 0.1 * math.log(factor) + 1
+        return plain, 1.0
+
+    def _predicted(self, output):
+        logits = self._linear("lm_head", self._norm("norm", output)).numpy()
+        if "d2t" not in self.tensors:
+            return logits
+        found = np.full(N_VOCAB, -np.inf, np.float32)
+        found[self.tensors["d2t"] + np.arange(len(logits))] = logits
+        return found
+
+
+def _tensors(prefix, head=16, own=(), drafts_all=False, width=N_EMBD):
+    """Random tensors of a head with four attention heads.
+
+    prefix: of the names of the layer's tensors. head: width of an attention head. own: further tensors.
+    """
+    rng = np.random.default_rng(0)
+    shapes = {
+        "self_attn.q_proj": (4 * head, 2 * width),
+        "self_attn.k_proj": (2 * head, 2 * width),
+        "self_attn.v_proj": (2 * head, 2 * width),
+        "self_attn.o_proj": (width, 4 * head),
+        "mlp.gate_proj": (96, width),
+        "mlp.up_proj": (96, width),
+        "mlp.down_proj": (width, 96),
+        "input_layernorm": (width,),
+        "hidden_norm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+    shapes = {f"{prefix}{name}": shape for name, shape in shapes.items()} | {
+        "fc": (width, 3 * N_EMBD),
+        "norm": (width,),
+        "lm_head": (N_VOCAB if drafts_all else N_DRAFTED, width),
+    }
+    shapes |= {name: (3 * N_EMBD,) if "norm" in name else (N_VOCAB, width) for name in own}
+    found = {}
+    for name, shape in shapes.items():
+        values = rng.normal(size=shape)
+        scale = 3 if "q_proj" in name else 1.5  # so that attention chooses
+        values = 1 + 0.2 * values if len(shape) == 1 else scale * shape[1] ** -0.5 * values
+        found[f"{name}.weight"] = values.astype(np.float32)
+    if not drafts_all:
+        chosen = np.sort(rng.choice(N_VOCAB, N_DRAFTED, replace=False))
+        found["d2t"] = (chosen - np.arange(N_DRAFTED)).astype(np.int64)
+        found["t2d"] = np.isin(np.arange(N_VOCAB), chosen)
+    return found
+
+
+_SHAPE = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": N_EMBD,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": N_VOCAB,
+    "draft_vocab_size": N_DRAFTED,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+_LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_LINEAR = {"type": "linear", "factor": 4.0}
+
+
+def tiny_eagles() -> dict[str, TinyEagle]:
+    """A head in each layout, by the program that writes it, and what is special about it."""
+    speculators = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": {  # without the defaults of transformers
+            key: value
+            for key, value in _SHAPE.items()
+            if key not in ("draft_vocab_size", "rms_norm_eps", "hidden_act")
+        },
+        "draft_vocab_size": N_DRAFTED,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 6],
+        "norm_before_residual": True,
+        "target_hidden_size": None,
+    }
+    modelopt = {
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+        "use_aux_hidden_state": True,
+        "norm_before_fc": True,
+        "parallel_draft_step": 1,
+    }
+    whole = {key: value for key, value in _SHAPE.items() if key != "draft_vocab_size"}
+    eps = {"eps": 1e-5}
+    return {
+        "SafeAILab": TinyEagle(
+            {"architectures": ["LlamaForCausalLM"], "rope_theta": 500.0, **_SHAPE},
+            _tensors("midlayer."),
+            settings={"base": 500.0, **eps},
+        ),
+        "SafeAILab, all tokens": TinyEagle(
+            {"architectures": ["LlamaForCausalLM"], **whole},
+            _tensors("midlayer.", own=["embed_tokens"], drafts_all=True),
+            settings=eps,
+        ),
+        "SafeAILab, another width": TinyEagle(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                **_SHAPE,
+                "hidden_size": 96,
+                "target_hidden_size": N_EMBD,
+            },
+            _tensors("midlayer.", head=24, own=["embed_tokens"], width=96),
+            settings=eps,
+        ),
+        "SpecForge": TinyEagle(
+            {
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "use_aux_hidden_state": True},
+                "head_dim": 32,
+                "rope_scaling": _LLAMA3,
+                **_SHAPE,
+            },
+            _tensors("midlayer.", head=32),
+            settings={"scaling": _LLAMA3, **eps},
+        ),
+        "speculators": TinyEagle(
+            speculators,
+            _tensors("layers.0.", own=["embed_tokens"]),
+            (1, 3, 6),
+            {"norms_residual": True},
+        ),
+        "AngelSlim": TinyEagle(
+            {"architectures": ["Eagle3LlamaForCausalLM"], "rope_scaling": _LINEAR, **_SHAPE},
+            _tensors("model.layers.0."),
+            settings={"scaling": _LINEAR, **eps},
+        ),
+        "ModelOpt": TinyEagle(
+            {
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "eagle_config": modelopt,
+                "rope_parameters": {"rope_theta": 1000.0, **_YARN},
+                **_SHAPE,
+            },
+            _tensors("layers.0.", own=["input_norm"]),
+            settings={"norms_input": True, "base": 1000.0, "scaling": _YARN, **eps},
+        ),
+    }
