@@ -31,8 +31,8 @@ _DRIVERS = Path("/usr/share/vulkan/icd.d")
 _HEADER = Path("/usr/include/vulkan/vulkan.hpp")
 _NEEDED = ("cmake", "ninja", "glslc")
 _CONTEXT = "tests/llama/test_context.py"
-# What pytest runs. Other tests expect the logits of calls of different sizes to agree as on a CPU, and calls on
-# a GPU cannot be aborted.
+# What pytest runs. Other tests expect logits of calls of different sizes to agree as on a CPU, and calls on a
+# GPU cannot be aborted.
 _TESTS = ["tests/llama/test_gpu.py", _CONTEXT, f"--deselect={_CONTEXT}::test_abort_within_llama_cpp"]
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
