@@ -24,6 +24,7 @@ from pathlib import Path
 
 from test_arm64 import sources
 
+from spec_local.llama.setup.vulkan import later_headers
 from spec_local.system import machine
 
 _HERE = Path(__file__).parents[1]
@@ -46,26 +47,6 @@ _OPTIONS = {
     "LLAMA_CURL": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
-# Headers before 1.3.272 (Debian 12 has 1.3.239) do not declare two structures, with which ggml sets up the
-# validation layer. Without that layer, the loader ignores what it is given here in their place.
-_LATER_HEADER = """#pragma once
-#include_next <vulkan/vulkan.hpp>
-#if VK_HEADER_VERSION < 272
-namespace VULKAN_HPP_NAMESPACE {
-enum class LayerSettingTypeEXT { eBool32 };
-struct LayerSettingEXT {
-    const char * layer;
-    const char * setting;
-    LayerSettingTypeEXT type;
-    uint32_t count;
-    const void * values;
-};
-struct LayerSettingsCreateInfoEXT : ValidationFeaturesEXT {
-    template <typename Settings> explicit LayerSettingsCreateInfoEXT(const Settings &) {}
-};
-}  // namespace VULKAN_HPP_NAMESPACE
-#endif
-"""
 _FOUND = "from spec_local.llama.devices import gpus; print(*(gpu.name for gpu in gpus()))"
 
 
@@ -111,11 +92,7 @@ def _gpus(environment: dict[str, str]) -> str:
 
 def _with_backend(llama_cpp: Path, folder: Path) -> Path:
     """Compile the backend. Returns a folder for PYTHONPATH with the installed binding and the backend."""
-    build, headers = folder / f"vulkan-{machine.binding_version()}", folder / "include"
-    (headers / "vulkan").mkdir(parents=True, exist_ok=True)
-    header = headers / "vulkan/vulkan.hpp"
-    if not header.exists() or header.read_text() != _LATER_HEADER:  # a newer file would compile all again
-        header.write_text(_LATER_HEADER)
+    build, headers = folder / f"vulkan-{machine.binding_version()}", later_headers(folder / "include")
     options = [f"-D{name}={value}" for name, value in _OPTIONS.items()]
     given = ["-G", "Ninja", "-S", str(llama_cpp / "vendor/llama.cpp"), "-B", str(build)]
     if not (build / "build.ninja").exists():
