@@ -29,14 +29,14 @@ def load_fitting(path: Path, offload: Offload, n_tokens: int, *, load_mtp: bool 
 
 
 def n_that_fit(
-    path: Path, offload: Offload, context_bytes: Callable[[Model], int], reserved: int = 0
+    path: Path, offload: Offload, context_bytes: Callable[[Model], int], beside: Sequence[Path] = ()
 ) -> int | None:
     """The number of layers to offload; None: all that `offload` asks for.
 
     Args:
         path: the model's file.
         context_bytes: of the KV caches and states of all its contexts, given its header.
-        reserved: bytes on the same GPUs for other models.
+        beside: the files of other models that will be on the same GPUs.
     """
     used = usable_gpus(offload)
     if not used or offload.layers >= 0:
@@ -47,15 +47,19 @@ def n_that_fit(
         of_context = context_bytes(header) / max(1, header.n_layers)
     finally:
         header.close()
-    n = _fitting([*(size + of_context for size in layers), output], _free(used) - reserved)
+    n = _fitting([*(size + of_context for size in layers), output], _free(used) - size_of_files(beside))
     return None if n > header.n_layers else n
 
 
 def fit_easily(paths: Sequence[Path], offload: Offload) -> bool:
     """Whether all layers of some models fit, whatever their contexts are; also without a GPU."""
     used = usable_gpus(offload)
-    size = sum(part.stat().st_size for path in paths for part in parts(path))
-    return not used or offload.layers >= 0 or 2 * size < _free(used)
+    return not used or offload.layers >= 0 or 2 * size_of_files(paths) < _free(used)
+
+
+def size_of_files(paths: Sequence[Path]) -> int:
+    """Bytes of models, whose files may be split; a missing file has none."""
+    return sum(part.stat().st_size for path in paths for part in parts(path))
 
 
 def _free(used: Sequence[Gpu]) -> int:

@@ -263,7 +263,7 @@ def test_each_command_runs_a_body_that_takes_its_options():
         for call in ast.walk(ast.parse(inspect.getsource(specdec_cli.app)))
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("commands.add")
     ]
-    assert len(added) == 27
+    assert len(added) == 28
     for options, body in added:
         kind = eval(ast.unparse(options), vars(specdec_cli.app))
         assert typing.get_type_hints(commands.body_of(body.value))["options"] is kind
