@@ -17,8 +17,9 @@ from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import ConvertedHead, HeadTensor, Value
 from spec_local.conversion.mask_embedding import read_mask_embedding
 from spec_local.conversion.rotation import Rotation
-from spec_local.errors import ModelError, ModelFileError
+from spec_local.errors import ModelFileError
 from spec_local.llama.gguf_tensors import floats, has_tensor, parts
+from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.model import Model
 
 _PREFIX = "model."  # some checkpoints have it before all names
@@ -62,7 +63,8 @@ def convert(checkpoint: Checkpoint, main: Model) -> ConvertedHead:
         ModelError: it is for another main model.
     """
     layout, settings, rotation = read_block_settings(checkpoint)
-    _check_fit(checkpoint, layout, settings, main)
+    why = difference(main, settings.hidden_size, settings.layers, settings.vocab_size)
+    layer_inputs(str(checkpoint.folder), f"a {layout} head", main, settings.layers, why)
     tensors = _tensors(checkpoint, layout, settings, rotation)
     if rotation.factors is not None:
         if main.n_axes > 1:
@@ -77,23 +79,6 @@ def convert(checkpoint: Checkpoint, main: Model) -> ConvertedHead:
     if layout == "DSpark":
         fields["has_confidence_head"] = "conf_proj.weight" in tensors
     return ConvertedHead("dflash", layout, fields, tensors, settings.mask_token_id)
-
-
-def _check_fit(checkpoint: Checkpoint, layout: str, settings: BlockSettings, main: Model) -> None:
-    why = None
-    if settings.hidden_size != main.n_embd:
-        why = f"hidden states of width {settings.hidden_size} against {main.n_embd}"
-    elif settings.vocab_size != main.vocabulary.n_tokens:
-        why = f"{settings.vocab_size} tokens against {main.vocabulary.n_tokens}"
-    elif min(settings.layers) < 1:
-        why = "it reads the token embeddings"
-    elif (last := max(settings.layers)) > main.n_layers:
-        why = f"it reads layers up to {last - 1}, but there are only {main.n_layers}"
-    if why:
-        raise ModelError(
-            f"{checkpoint.folder} is a {layout} head for another model ({why}): give the main model that it "
-            "was made for"
-        )
 
 
 def _fields(layout: str, settings: BlockSettings, main: Model) -> dict[str, Value]:

@@ -17,6 +17,7 @@ from spec_local.conversion.head import ConvertedHead, HeadTensor
 from spec_local.conversion.rotation import read_rotation
 from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
 from spec_local.errors import ModelError, ModelFileError
+from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.model import Model
 
 _N_LAYERS_READ = 3  # llama.cpp accepts no other number
@@ -270,31 +271,17 @@ class _Eagle:
         return given
 
     def _check_fit(self, shape: _Shape, layers: list[int]) -> None:
-        main, n_vocab = self._main, self._settings.vocab_size
-        why = None
-        if shape.fused != _N_LAYERS_READ * main.n_embd:
-            why = f"hidden states of width {shape.fused // _N_LAYERS_READ} against {main.n_embd}"
-        elif shape.width != main.n_embd and not self._names.keys() >= _PER_TOKEN:
-            why = f"its own width is {shape.width}, that of the token embeddings {main.n_embd}"
-        elif len(set(layers)) < len(layers):
-            why = "it reads a layer twice"
-        elif min(layers) < 1:
-            why = "it reads the token embeddings"
-        elif max(layers) > main.n_layers:
-            why = f"it reads the inputs of layers {layers}, but there are only {main.n_layers}"
-        elif n_vocab is not None and n_vocab != main.vocabulary.n_tokens:
-            why = f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
+        main, n_vocab = self._main, self._settings.vocab_size or self._main.vocabulary.n_tokens
+        width, rest = divmod(shape.fused, _N_LAYERS_READ)
+        if rest:
+            raise self._unsupported(f"it does not read {_N_LAYERS_READ} layers")
+        own_width = None if self._names.keys() >= _PER_TOKEN else shape.width
+        why = difference(main, width, layers, n_vocab, own_width)
         for plain in _PER_TOKEN & self._names.keys():
             expected = self._expected(shape)[plain][1]
             if (found := self._checkpoint.shape(self._names[plain])) != expected:
                 why = why or _other_shape(self._names[plain], found, expected)
-        if why:
-            raise ModelError(
-                f"{self._checkpoint.folder} is an EAGLE-3 head for another model than {main.path.name} "
-                f"({why}): give the main model that it was trained for"
-            )
-        if max(layers) == main.n_layers:
-            raise self._unsupported("it reads the output of the last layer")
+        layer_inputs(str(self._checkpoint.folder), "an EAGLE-3 head", main, layers, why)
 
     def _draft_tokens(self) -> NDArray[np.int64] | None:
         """The tokens that the head can draft, of which the folder has the distances from their places."""

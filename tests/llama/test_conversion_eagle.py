@@ -161,7 +161,7 @@ SETTINGS = [
     ({"num_attention_heads": 0}, "`num_attention_heads` cannot"),
 ]
 UNSUPPORTED = [
-    ({IDS: [2, 4, 8]}, {}, "it reads the output of the last layer"),
+    ({IDS: [2, 4, 8]}, {}, "that reads the last layer of"),
     ({}, {"midlayer.self_attn.q_norm.weight": ONES}, "a tensor midlayer.self_attn.q_norm.weight"),
     ({}, {"midlayer.self_attn.q_proj.bias": ONES}, "a tensor midlayer.self_attn.q_proj.bias"),
     ({}, {"midlayer.self_attn.gate_proj.weight": ONES}, "a tensor midlayer.self_attn.gate_proj.weight"),
@@ -171,8 +171,9 @@ UNSUPPORTED = [
 MISFITS = [
     ({"vocab_size": 900}, {}, "900 tokens against 823"),
     ({}, {"fc.weight": np.ones((64, 3 * 128), np.float32)}, "hidden states of width 128 against 64"),
+    ({}, {"fc.weight": np.ones((64, 4 * 64), np.float32)}, "it does not read 3 layers"),
     ({IDS: [3, 3, 4]}, {}, "it reads a layer twice"),
-    ({IDS: [2, 4, 9]}, {}, r"it reads the inputs of layers \[2, 4, 9\], but there are only 8"),
+    ({IDS: [2, 4, 9]}, {}, "it reads layers up to 8, but there are only 8"),
     ({IDS: [0, 4, 5]}, {}, "it reads the token embeddings"),
     ({}, {"embed_tokens.weight": np.ones((900, 64), np.float32)}, "embed_tokens.weight has the shape"),
     ({}, {"d2t": None}, r"lm_head.weight has the shape \[300, 64\] instead of \[823, 64\]"),
