@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from spec_local.conversion.checkpoint import Checkpoint
-from spec_local.conversion.head import ConvertedHead, HeadTensor
+from spec_local.conversion.head import ConvertedHead, HeadTensor, draft_tokens
 from spec_local.conversion.rotation import read_rotation
 from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
 from spec_local.errors import ModelError, ModelFileError
@@ -148,8 +148,10 @@ class _Eagle:
         tensors = {name: self._tensor(plain, shape) for plain, (name, _) in self._expected(shape).items()}
         if (factors := rotation.factors) is not None:
             tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors)
-        if (ids := self._draft_tokens()) is not None:
-            tensors["d2t"] = HeadTensor(ids.shape, lambda: ids)
+        if "d2t" in self._names:
+            tensors["d2t"] = draft_tokens(
+                self._checkpoint, self._names["d2t"], self._main.vocabulary.n_tokens
+            )
         return ConvertedHead("eagle3", self._layout(), fields, tensors)
 
     def _layout(self) -> str:
@@ -282,20 +284,6 @@ class _Eagle:
             if (found := self._checkpoint.shape(self._names[plain])) != expected:
                 why = why or _other_shape(self._names[plain], found, expected)
         layer_inputs(str(self._checkpoint.folder), "an EAGLE-3 head", main, layers, why)
-
-    def _draft_tokens(self) -> NDArray[np.int64] | None:
-        """The tokens that the head can draft, of which the folder has the distances from their places."""
-        if "d2t" not in self._names:
-            return None
-        distances = self._checkpoint.tensor(self._names["d2t"])
-        if distances.dtype != np.int64 or distances.ndim != 1:
-            raise self._damaged("d2t is not a list of integers")
-        ids: NDArray[np.int64] = (distances + np.arange(len(distances))).astype(np.int64)
-        if ids.min() < 0 or ids.max() >= self._main.vocabulary.n_tokens:
-            raise self._damaged("d2t has tokens that are not in the vocabulary")
-        if len(np.unique(ids)) < len(ids):
-            raise self._damaged("d2t has a token twice")
-        return ids
 
     def _tensor(self, plain: str, shape: _Shape) -> HeadTensor:
         checkpoint, name = self._checkpoint, self._names[plain]

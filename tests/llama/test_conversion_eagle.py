@@ -185,10 +185,10 @@ DAMAGED = [
     ({}, {"lm_head.weight": None}, "it has no tensor lm_head.weight"),
     ({}, {"midlayer.mlp.up_proj.weight": None}, "it has no tensor layer.mlp.up_proj.weight"),
     ({}, {"norm.weight": np.ones((2, 2, 2), np.float32)}, r"norm.weight has the shape \[2, 2, 2\]"),
-    ({}, {"d2t": DISTANCES + 600}, "d2t has tokens that are not in the vocabulary"),
-    ({}, {"d2t": DISTANCES - 900}, "d2t has tokens that are not in the vocabulary"),
-    ({}, {"d2t": -np.arange(300)}, "d2t has a token twice"),
-    ({}, {"d2t": DISTANCES.astype(np.float32)}, "d2t is not a list of integers"),
+    ({}, {"d2t": DISTANCES + 600}, "d2t does not list different tokens"),
+    ({}, {"d2t": DISTANCES - 900}, "d2t does not list different tokens"),
+    ({}, {"d2t": -np.arange(300)}, "d2t does not list different tokens"),
+    ({}, {"d2t": DISTANCES.astype(np.float32)}, "d2t does not list different tokens"),
     ({}, {"d2t": DISTANCES[:0]}, r"d2t has the shape \[0\]"),
 ]
 
