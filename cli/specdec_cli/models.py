@@ -95,10 +95,7 @@ def _gain_here(gain: ExpectedGain) -> str:
 def pull(options: ModelsPullOptions) -> None:
     for model in _members(options.name):
         with download_progress() as on_progress:
-            if catalog.is_repository(model):
-                found = published_heads.pull(model, render.note, on_progress, options.offline)
-            else:
-                found = published_heads.pull_named(model, render.note, on_progress, options.offline)
+            found = published_heads.pull(model, render.note, on_progress, options.offline)
         render.write(f"{found}\n")
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from spec_local.llama import gguf_header
+from spec_local.models.published_heads import find_main
 from tests.checkpoints import write_checkpoint
 from tests.hub_server import HubServer
+from tests.stored_models import write_header
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 from tests.torch_eagle import tiny_eagles
 
@@ -57,7 +59,7 @@ def test_a_folder(command, head):
     """The file is written beside the main model."""
     done = command("draft", "convert", head, "--main", "Toy-F32.gguf")
     assert printed(done) == "eagle3-Toy-F32-eagle.gguf"
-    assert done.stderr.decode() == f"converting {head}\n"
+    assert done.stderr.decode() == "converting eagle (EAGLE-3 of SpecForge) for Toy-F32.gguf to Q8_0\n"
     metadata = gguf_header.read_metadata(command.folder / printed(done))
     assert gguf_header.describe(metadata) == "eagle, Q8_0"
     again = command("draft", "convert", head, "--main", "Toy-F32.gguf")
@@ -82,6 +84,10 @@ def test_a_main_model_beside_the_head(command, head):
     assert printed(command("draft", "convert", head)) == str(head.parent / "eagle3-Toy-eagle.gguf")
     write_tiny_main(head.parent / "Other.gguf", n_layers=8)
     assert "does not name its main model" in command.one_line(command("draft", "convert", head), 2)
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"base_model": "org/Toy.1"}))
+    part = write_header(head.parent / "Toy.1-Q4_K_M-00001-of-00002.gguf")
+    assert find_main(head, "a head") == part
 
 
 def test_what_cannot_be_converted(command, head):
@@ -99,6 +105,8 @@ def test_what_cannot_be_converted(command, head):
         refusal("no-folder", 2)
         == "no-folder is neither a folder nor a repository (user/repo): check the name"
     )
+    is_file = "is a file: give the folder that contains it; a head in GGUF needs no conversion"
+    assert is_file in refusal("Toy-F32.gguf", 2)
     (empty := command.folder / "empty").mkdir()
     (empty / "config.json").write_text("{}")
     assert "empty contains no *.safetensors: give the folder of a head" in refusal(empty)
@@ -161,7 +169,9 @@ def test_pull_converts_a_head_for_its_main_model(hubbed, tmp_path):
     main = printed(hubbed("models", "pull", "org/Toy-GGUF:F32"))
     done = hubbed("models", "pull", REPO)
     assert printed(done) == main.replace("Toy-F32.gguf", "eagle3-Toy-F32-Toy-speculator.eagle3.gguf")
-    assert done.stderr.decode().splitlines()[-1] == f"converting {REPO} for Toy-F32.gguf"
+    assert done.stderr.decode().splitlines()[-1] == (
+        "converting Toy-speculator.eagle3 (EAGLE-3 of speculators) for Toy-F32.gguf to Q8_0"
+    )
     again = hubbed("models", "pull", REPO)
     assert (printed(again), again.stderr) == (printed(done), b"")
     # The name of the main model still selects one file.
