@@ -177,7 +177,7 @@ def _pair_details(name: str, pair: PairEntry) -> dict[str, str]:
         "draft": pair.draft,
         "note": pair.note,
         "gain": pair.gain or "",
-        "here": _gain_here(expected) if expected else "",
+        "expected": _gain_here(expected) if expected else "",
         "accepted": _accepted(pair.acceptance) if pair.acceptance else "",
         "memory": memory,
     }

@@ -15,14 +15,13 @@ from pydantic import BaseModel, Field
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.head import ConvertedHead, HeadTensor, draft_tokens
 from spec_local.conversion.rotation import read_rotation
-from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
+from spec_local.conversion.settings import STRICT, Index, Positive, Size, read_settings, unsupported
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.model import Model
 
 _N_LAYERS_READ = 3  # llama.cpp accepts no other number
-_Index = Annotated[int, Field(ge=0, lt=1 << 30)]
-_Layers = Annotated[list[_Index], Field(min_length=_N_LAYERS_READ, max_length=_N_LAYERS_READ)]
+_Layers = Annotated[list[Index], Field(min_length=_N_LAYERS_READ, max_length=_N_LAYERS_READ)]
 _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 _LAYER = "layer."  # in place of those
 _NOT_NEEDED = ("t2d", "d2t", "rotary_emb.inv_freq", "layer.self_attn.rotary_emb.inv_freq")
@@ -152,20 +151,12 @@ class _Eagle:
             tensors["d2t"] = draft_tokens(
                 self._checkpoint, self._names["d2t"], self._main.vocabulary.n_tokens
             )
-        return ConvertedHead("eagle3", self._layout(), fields, tensors)
-
-    def _layout(self) -> str:
-        architectures = str(self._raw.get("architectures"))
-        if self._is_speculator:
-            return "EAGLE-3 of speculators"
-        if "Eagle3LlamaForCausalLM" in architectures:
-            return "EAGLE-3 of AngelSlim"
-        return "EAGLE-3 of " + ("SpecForge" if "Eagle3" in architectures else "SafeAILab")
+        return ConvertedHead("eagle3", "EAGLE-3", fields, tensors)
 
     def _unsupported(self, what: str) -> ModelError:
         return ModelError(
-            f"{self._checkpoint.folder} ({self._layout()}) cannot be converted: {what}, which llama.cpp does "
-            "not support: use another head"
+            f"{self._checkpoint.folder} is an EAGLE-3 head that cannot be converted: {what}, which llama.cpp "
+            "does not support: use another head"
         )
 
     def _damaged(self, why: str) -> ModelFileError:

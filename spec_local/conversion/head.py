@@ -38,7 +38,7 @@ class ConvertedHead:
 
     Attributes:
         architecture: llama.cpp's name, such as ``eagle3``.
-        layout: what it was converted from, for messages, such as ``EAGLE-3 of SpecForge``.
+        layout: what it was converted from, for messages, such as ``DSpark``.
         fields: the header, by names without the architecture, such as ``block_count``. The tokenizer is the
             main model's, and is not among them.
         tensors: by llama.cpp's names, such as ``blk.0.attn_q.weight``.

@@ -86,8 +86,8 @@ def convert(
     """
     if output is None and ollama.keeps(main):
         raise InvalidRequest(
-            f"ollama deletes files beside its own, such as {main.name}: run specdec draft convert {name} "
-            "--output FILE"
+            f"{main.name} belongs to ollama, which deletes files beside its own: give the head another place "
+            f"with specdec draft convert {name} --output FILE"
         )
     return convert_head(folder, main, output, kind, name=Path(name).absolute().name, force=force, log=log)
 

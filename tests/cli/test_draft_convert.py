@@ -59,7 +59,7 @@ def test_a_folder(command, head):
     """The file is written beside the main model."""
     done = command("draft", "convert", head, "--main", "Toy-F32.gguf")
     assert printed(done) == "eagle3-Toy-F32-eagle.gguf"
-    assert done.stderr.decode() == "converting eagle (EAGLE-3 of SpecForge) for Toy-F32.gguf to Q8_0\n"
+    assert done.stderr.decode() == "converting eagle (EAGLE-3) for Toy-F32.gguf to Q8_0\n"
     metadata = gguf_header.read_metadata(command.folder / printed(done))
     assert gguf_header.describe(metadata) == "eagle, Q8_0"
     again = command("draft", "convert", head, "--main", "Toy-F32.gguf")
@@ -170,7 +170,7 @@ def test_pull_converts_a_head_for_its_main_model(hubbed, tmp_path):
     done = hubbed("models", "pull", REPO)
     assert printed(done) == main.replace("Toy-F32.gguf", "eagle3-Toy-F32-Toy-speculator.eagle3.gguf")
     assert done.stderr.decode().splitlines()[-1] == (
-        "converting Toy-speculator.eagle3 (EAGLE-3 of speculators) for Toy-F32.gguf to Q8_0"
+        "converting Toy-speculator.eagle3 (EAGLE-3) for Toy-F32.gguf to Q8_0"
     )
     again = hubbed("models", "pull", REPO)
     assert (printed(again), again.stderr) == (printed(done), b"")

@@ -301,9 +301,9 @@ WRONG = {
         DFLASH | WINDOW | {"layer_types": ["sliding_attention"]},
         "`layer_types` .*1 layers",
     ),
-    "rotation": (DFLASH | {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "`rope_parameters.rope"),
+    "rotation": (DFLASH | {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "`rope_scaling.rope"),
     "further rotation": (DFLASH | {"rope_parameters": YARN | {"mscale": 1.0}}, "`mscale` .*unknown key"),
-    "no factor": (DFLASH | {"rope_scaling": {"rope_type": "linear"}}, "`rope_parameters.factor` .*missing"),
+    "no factor": (DFLASH | {"rope_scaling": {"rope_type": "linear"}}, "`rope_scaling.factor` .*missing"),
     "rotation of layers": (
         DFLASH | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}},
         "`rope_parameters` .*differs between layers",
