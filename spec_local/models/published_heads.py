@@ -25,7 +25,7 @@ _MAX_BESIDE = 100  # files to look at in a head's folder
 _ADVICE = "run specdec draft convert {} --main MAIN with its GGUF file"
 
 
-def fetch(repo: str, log: Log, progress: Progress | None = None) -> Path:
+def fetch(repo: str, log: Log, progress: Progress | None = None, offline: bool = False) -> Path:
     """Return the folder of a head on the Hub; missing files are downloaded.
 
     Raises:
@@ -38,21 +38,27 @@ def fetch(repo: str, log: Log, progress: Progress | None = None) -> Path:
         )
     if not catalog.is_repository(repo):
         raise InvalidRequest(f"{repo} is neither a folder nor a repository (user/repo): check the name")
-    if constants.HF_HUB_OFFLINE:
-        for snapshot in hub_cache.snapshots(HubModel(repo)):
-            if (snapshot / _CONFIG).is_file() and _weights([path.name for path in snapshot.iterdir()]):
-                return snapshot
-        raise DownloadError(f"{repo} has not been downloaded, and HF_HUB_OFFLINE is set: unset it")
-    if not _is_head(*_pull_config(repo)):
+    folder, names = _described(repo, offline)
+    if not _is_head(folder, names):
         raise InvalidRequest(
             f"{repo} is no head in safetensors, as its config.json says: give that of a head"
         )
+    if offline or constants.HF_HUB_OFFLINE:
+        return folder
     folder, _ = pull_files(repo, lambda names: [*_weights(names), _CONFIG, _MASK], log, progress)
     return folder
 
 
-def _pull_config(repo: str) -> tuple[Path, list[str]]:
-    """The folder with config.json only, and the names of all files: a whole model would be large."""
+def _described(repo: str, offline: bool) -> tuple[Path, list[str]]:
+    """A repository's folder, of which only config.json is downloaded, and the names of all its files."""
+    if offline or constants.HF_HUB_OFFLINE:
+        for snapshot in hub_cache.snapshots(HubModel(repo)):
+            names = [path.name for path in content(snapshot)]
+            if _CONFIG in names and _weights(names):
+                return snapshot, names
+        raise DownloadError(
+            f"{repo} has not been downloaded, and specdec is offline: run this again when online"
+        )
     return pull_files(repo, lambda names: [_CONFIG], lambda line: None)
 
 
@@ -109,16 +115,14 @@ def pull(name: str, log: Log, progress: Progress | None = None, offline: bool = 
         repo, place, main = name, None, None
     else:
         return catalog.pull(name, log, progress, offline)
-    if offline:
-        raise DownloadError(f"{repo} is on the Hub, and specdec is offline: run this again when online")
     if not main:
-        folder, names = _pull_config(repo)
+        folder, names = _described(repo, offline)
         if not _is_head(folder, names):
             raise catalog.unknown(repo)
         main = find_main(folder, repo)
         if done := converted(main, repo.rpartition("/")[2]):
             return done
-    return convert(fetch(repo, log, progress), repo, main, place, log=log)
+    return convert(fetch(repo, log, progress, offline), repo, main, place, log=log)
 
 
 def _main_of_pair(head: str, repo: str) -> Path:

@@ -89,7 +89,7 @@ def saving(path: Path) -> Iterator[Path]:
         advice = "give another path"
         if is_full(error):
             advice = f"the disk is full, and nothing was lost; free some space, or {advice}"
-        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): {advice}") from None
+        raise InvalidRequest(f"{path} cannot be written ({error.strerror or error}): {advice}") from None
 
 
 def check_target(target: Path, source: Path, *, force: bool) -> None:

@@ -154,7 +154,7 @@ def test_a_repository(hubbed, tmp_path):
     for repo, why in refusals.items():
         assert why in hubbed("draft", "convert", repo, "--main", "Toy-F32.gguf").stderr.decode()
     offline = hubbed("draft", "convert", "a/b", "--main", "Toy-F32.gguf", env={"HF_HUB_OFFLINE": "1"})
-    assert "a/b has not been downloaded, and HF_HUB_OFFLINE is set" in hubbed.one_line(offline, 1)
+    assert "a/b has not been downloaded, and specdec is offline" in hubbed.one_line(offline, 1)
 
 
 def test_pull_converts_a_head_for_its_main_model(hubbed, tmp_path):
@@ -178,7 +178,11 @@ def test_pull_converts_a_head_for_its_main_model(hubbed, tmp_path):
     assert printed(hubbed("models", "path", "org/Toy-GGUF:F32")) == main
     shown = hubbed("generate", "--main", "org/Toy-GGUF:F32", *SMALL, "the of").stderr.decode()
     assert "drafting with eagle3-Toy-F32-Toy-speculator.eagle3.gguf" in shown
-    assert "is offline" in hubbed.one_line(hubbed("models", "pull", REPO, "--offline"), 1)
+    for offline in (["--offline"], []):
+        environment = {} if offline else {"HF_HUB_OFFLINE": "1"}
+        assert printed(hubbed("models", "pull", REPO, *offline, env=environment)) == printed(done)
+        refused = hubbed.one_line(hubbed("models", "pull", "a/b", *offline, env=environment), 1)
+        assert "a/b has not been downloaded, and specdec is offline" in refused
 
 
 CATALOG = f"""\
