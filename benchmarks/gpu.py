@@ -28,7 +28,7 @@ from spec_local.bench.figures import summarise
 from spec_local.bench.record import processor
 from spec_local.bench.runner import Outcome
 from spec_local.bench.variants import PLAIN, variants
-from spec_local.calibration.placement import DeviceCosts, choose, shown
+from spec_local.calibration.placement import DeviceCosts, choose
 from spec_local.calibration.tuning import Measurement, tune
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama import runtime
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
     def cells(self) -> list[str]:
         name = {"auto": "specdec", "off": "llama.cpp"}[self.kernels]
-        return [shown(self.device), name if self.device == CPU else "–"]
+        return ["CPU", name] if self.device == CPU else [self.device, "–"]
 
 
 def main() -> None:

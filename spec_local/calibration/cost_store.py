@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
-from spec_local.llama.devices import Offload
+from spec_local.llama.devices import Offload, usable_gpus
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.runtime import fingerprint
 from spec_local.llama.sequence import LlamaSequence
@@ -98,6 +98,7 @@ def path_of(conditions: LlamaSequence | HeadSequence | Conditions) -> Path:
     name = fingerprint(
         known.path,
         str(known.offload),
+        *(gpu.description for gpu in usable_gpus(known.offload)),
         known.threads,
         known.n_ctx,
         known.cache_type,

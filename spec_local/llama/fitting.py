@@ -15,14 +15,14 @@ def n_that_fit(
     path: Path,
     offload: Offload,
     context_bytes: Callable[[Model], int],
-    reserved: int = 0,
+    beside: Path | None = None,
 ) -> int | None:
     """The number of layers to offload; None: all that `offload` asks for.
 
     Args:
         path: the model's file.
         context_bytes: of the KV caches and states of all its contexts, given its header.
-        reserved: bytes on the same GPUs for other models.
+        beside: another model that will be on the same GPUs.
     """
     used = usable_gpus(offload)
     if not used or offload.layers >= 0:
@@ -33,6 +33,7 @@ def n_that_fit(
         of_context = context_bytes(header) / max(1, header.n_layers)
     finally:
         header.close()
+    reserved = size_of_files([beside]) if beside else 0
     n = _fitting([*(size + of_context for size in layers), output], _free(used) - reserved)
     return None if n > header.n_layers else n
 
@@ -40,8 +41,12 @@ def n_that_fit(
 def fit_easily(paths: Sequence[Path], offload: Offload) -> bool:
     """Whether all layers of some models fit, whatever their contexts are; also without a GPU."""
     used = usable_gpus(offload)
-    size = sum(part.stat().st_size for path in paths for part in parts(path))
-    return not used or offload.layers >= 0 or 2 * size < _free(used)
+    return not used or offload.layers >= 0 or 2 * size_of_files(paths) < _free(used)
+
+
+def size_of_files(paths: Sequence[Path]) -> int:
+    """Bytes of models, whose files may be split; a missing file has none."""
+    return sum(part.stat().st_size for path in paths for part in parts(path))
 
 
 def _free(used: Sequence[Gpu]) -> int:

@@ -92,8 +92,8 @@ def load(
     """
     with ExitStack() as stack:
         free = free_memory()
-        of_draft = draft.stat().st_size if draft and settings.draft_offload == settings.offload else 0
-        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, reserved=of_draft)
+        beside = draft if settings.draft_offload == settings.offload else None
+        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, beside=beside)
         if settings.mmproj:
             kind = describe(settings.mmproj).type
             check = functools.partial(
@@ -223,15 +223,15 @@ def _model(
     stack: ExitStack,
     *,
     load_mtp: bool = False,
-    reserved: int = 0,
+    beside: Path | None = None,
 ) -> Model:
-    """Load a model; reserved: bytes on the same GPUs for another one."""
+    """Load a model; beside: another one that will be on the same GPUs."""
     workers, offload, n = settings.workers, settings.offload, None
     model = None if workers else take(path, offload=offload, load_mtp=load_mtp)
     if not model:
         if not workers:  # the memory of this machine may be too small for what workers hold
             check_model_file(path, offload=offload, log=log)
-            n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), reserved)
+            n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), beside)
         model = Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp, workers=workers)
         if n is not None:
             log(f"{path.name}: {model.device}, as the memory is too small for more; the others on the CPU")

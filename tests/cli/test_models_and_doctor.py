@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,7 +133,11 @@ def test_doctor_builds_for_a_gpu(fresh, tmp_path, compilers, option):
         assert (done.returncode, log.exists()) == (2, False)
         return
     (install,) = log.read_text().splitlines()
-    assert install.startswith(f"{option} -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF install --force-reinstall ")
+    assert install.startswith(f"{option} ")
+    assert " -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF install --force-reinstall " in install
+    if "VULKAN" in option:
+        (folder,) = re.findall(r" -DCMAKE_CXX_FLAGS=-I(\S+) ", install)
+        assert "LayerSettingEXT" in (Path(folder) / "vulkan/vulkan.hpp").read_text()
     assert b"GPU: none that this build of llama.cpp can use" in done.stdout
 
 

@@ -30,7 +30,17 @@ def all_sizes():
 
 @pytest.fixture(scope="session", autouse=True)
 def device():
-    """With SPECDEC_TEST_DEVICE=gpu, sessions that do not name a device run there, and none is measured."""
+    """With SPECDEC_TEST_DEVICE=gpu, sessions that do not name a device run there, and none is measured.
+
+    SPECDEC_TEST_FLASH=0: no context uses flash attention, unless its cache needs it.
+    """
+    lib = runtime.library()
+    context_params = lib.llama_context_default_params
+
+    def without_flash_attention():
+        params = context_params()
+        params.flash_attn_type = 0
+        return params
 
     def fixed(device, gpu_layers=None, *more, **options):
         if device == AUTO and gpu_layers is None and not options:
@@ -40,6 +50,8 @@ def device():
     with pytest.MonkeyPatch.context() as patch:
         if wanted := os.environ.get("SPECDEC_TEST_DEVICE"):
             patch.setattr("spec_local.opening.open_models.fixed_offload", fixed)
+        if os.environ.get("SPECDEC_TEST_FLASH") == "0":
+            patch.setattr(lib, "llama_context_default_params", without_flash_attention)
         yield
 
 

@@ -130,7 +130,7 @@ def test_estimates_do_not_replace_measured_costs(tiny_path, own_cache):
 
 @pytest.mark.parametrize("n_first", [0, *USUAL_FIRST])
 def test_costs_of_drafting_are_found_with_any_usual_part_of_the_vocabulary(tiny_path, own_cache, n_first):
-    known = Conditions(tiny_path, 0, 1, 128)
+    known = Conditions(tiny_path, ON_CPU, 1, 128)
     assert cost_store.load_drafting(known) is None
     cost_store.save(replace(known, n_first=n_first), CostModel({1: 0.1}))
     assert cost_store.load_drafting(known).costs == {1: 0.1}

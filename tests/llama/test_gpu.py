@@ -14,7 +14,9 @@ from spec_local.core.calls import run
 from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.devices import OFFLOADED, ON_CPU, Offload, gpus
+from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_sequences
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.opening.loading import LoadSettings, load
@@ -128,6 +130,36 @@ def test_the_text_is_that_without_drafts(files, kind, place, f32_caches):
         for number, event in session.generate_many(["the of and to", "water people"], DRAFT):
             found[number] += getattr(event, "text", "")
         assert found[0] == expected
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash", "dspark", "assistant"])
+def test_states_and_a_head_are_those_of_the_cpu(files, kind):
+    """The states of two rows of a call, one by one, and the head's logits after them."""
+    found = [states_and_logits(*files[kind], offload) for offload in (OFFLOADED, ON_CPU)]
+    for on_gpu, on_cpu in zip(*found, strict=True):
+        assert np.array_equal(np.isfinite(on_gpu), np.isfinite(on_cpu))
+        np.testing.assert_allclose(on_gpu, on_cpu, atol=NEAR, rtol=0)
+
+
+def states_and_logits(main_path, head_path, offload):
+    """The states of two rows, and the logits of the head of the first one."""
+    main = Model(main_path, offload=offload, load_mtp=not head_path)
+    chosen = choose_head(main, Model(head_path, offload=offload) if head_path else None)
+    options = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "hidden": chosen.hidden}
+    a, b = mains = open_sequences(main, 2, **options)
+    heads = chosen.open(mains)
+    tokens = PROMPT[:12], PROMPT[20:27]
+    calls = [row.call(t, range(-1, len(t) - 1), 0) for row, t in zip(mains, tokens, strict=True)]
+    a.context.decode(calls)
+    states = [row.states(range(len(t))) for row, t in zip(mains, tokens, strict=True)]
+    for row, t in zip(mains, tokens, strict=True):
+        row.commit(range(len(t)))
+    heads[0].receive(0, tokens[0], states[0])
+    logits = run(heads[0].call([*tokens[0], 40], n_logits=1)).copy()
+    heads[0].close()
+    b.close()
+    a.close()
+    return *states, logits
 
 
 def answer(session, settings, prompt="the of and to"):

@@ -7,6 +7,7 @@ from spec_local import GenerationSettings, SamplingSettings, Session, kernels
 from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import reproducible
+from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.reproducible import open_reproducible_sequences
@@ -84,7 +85,7 @@ def feed(context, text, sizes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_depend_only_on_the_tokens_before(path_of, kind):
     """After 600 tokens: from 512 on, llama.cpp computes attention for a single token differently."""
-    model = Model(path_of(kind))
+    model = Model(path_of(kind), offload=ON_CPU)
     context = open_sequence(model, n_ctx=700, threads=1)
     text, results = text_of(640), []
     for first, sizes in [(24, (1,) * 40), (17, (5,) * 8), (8, (24, 16)), (3, (2, 7, 11, 1, 19))]:
@@ -100,7 +101,7 @@ def test_logits_depend_only_on_the_tokens_before(path_of, kind):
 @pytest.mark.parametrize("kind", ["Q4_K_M", "gemma3 Q4_K_M"])
 def test_a_branch_is_the_same_as_a_chain(path_of, kind):
     """In the tree, and after it was committed: the cells of rejected nodes are used again."""
-    context = open_sequence(Model(path_of(kind)), n_ctx=256, max_branches=8, threads=1)
+    context = open_sequence(Model(path_of(kind), offload=ON_CPU), n_ctx=256, max_branches=8, threads=1)
     text = text_of(40)
     expected = bits(feed(context, text, (8, 8, 8, 8, 8)))
     context.truncate(8)
@@ -116,7 +117,7 @@ def test_a_branch_is_the_same_as_a_chain(path_of, kind):
 
 @pytest.mark.parametrize("interrupted", [interrupted_before, interrupted_after])
 def test_an_interrupted_call_leaves_no_dummy_tokens(path_of, monkeypatch, interrupted):
-    context = open_sequence(Model(path_of("Q4_K_M")), n_ctx=256, threads=1)
+    context = open_sequence(Model(path_of("Q4_K_M"), offload=ON_CPU), n_ctx=256, threads=1)
     text = text_of(40)
     expected = bits(feed(context, text, (5, 5, 5)))
     context.truncate(5)
@@ -222,5 +223,5 @@ def test_differences_are_noticed(path_of, make_context, monkeypatch):
 
     monkeypatch.setattr(reproducible, "open_sequence", unpadded)
     with pytest.raises(ModelError, match="cannot be made reproducible"):
-        open_sequence(Model(path_of("Q4_K_M")), n_ctx=64)
+        open_sequence(Model(path_of("Q4_K_M"), offload=ON_CPU), n_ctx=64)
     assert made == [8]

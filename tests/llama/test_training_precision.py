@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize, quantized_size
 from spec_local.training import precision
@@ -77,4 +78,4 @@ def test_copies_leave_room_in_memory_and_on_disk(tiny_path, tmp_path, rates, mon
 
 
 def test_the_rate_of_a_real_model_is_measured(tiny_path):
-    assert rate(tiny_path, 4, 1, 0) > 100
+    assert rate(tiny_path, 4, 1, ON_CPU) > 100

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from spec_local.errors import InvalidRequest
+from spec_local.llama.setup.vulkan import later_headers
 from spec_local.system import machine
+from spec_local.system.folders import user_folder
 from spec_local.system.processors import usable_processors
 
 _X86_64 = ("x86_64", "amd64")
@@ -107,7 +109,8 @@ def with_gpu() -> BuildRecipe:
     elif shutil.which("nvcc"):
         name, option = "CUDA", "-DGGML_CUDA=ON"
     elif shutil.which("glslc"):
-        name, option = "Vulkan", "-DGGML_VULKAN=ON"
+        headers = later_headers(user_folder("cache") / "vulkan")
+        name, option = "Vulkan", f"-DGGML_VULKAN=ON -DCMAKE_CXX_FLAGS=-I{headers}"
     else:
         raise InvalidRequest(
             "no compiler for a GPU is installed: install CUDA for one by NVIDIA, or Vulkan (on Debian and "
