@@ -17,4 +17,6 @@ def encode(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 def decode(values: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Return the values as float32, exactly."""
-    return (values.astype(np.uint32) << 16).view(np.float32)
+    bits = values.astype(np.uint32)
+    bits <<= 16  # in place: matrices of heads have gigabytes
+    return bits.view(np.float32)

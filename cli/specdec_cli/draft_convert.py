@@ -3,7 +3,7 @@
 from spec_local.models import published_heads
 from spec_local.models.names import resolve
 from spec_local.system.files import expanded
-from specdec_cli import progress, render
+from specdec_cli import render
 from specdec_cli.models import download_progress
 from specdec_cli.signatures.draft import DraftConvertOptions
 
@@ -15,8 +15,7 @@ def convert(options: DraftConvertOptions) -> None:
         with download_progress() as on_progress:
             folder = published_heads.fetch(options.head, render.note, on_progress)
     main = resolve(options.main) if options.main else published_heads.find_main(folder, options.head)
-    with progress.busy(f"converting {options.head}"):
-        path = published_heads.convert(
-            folder, main, output, options.kind, name=options.head, force=options.force
-        )
+    path = published_heads.convert(
+        folder, options.head, main, output, options.kind, force=options.force, log=render.note
+    )
     render.write(f"{path}\n")

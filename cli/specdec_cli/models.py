@@ -95,10 +95,7 @@ def _gain_here(gain: ExpectedGain) -> str:
 def pull(options: ModelsPullOptions) -> None:
     for model in _members(options.name):
         with download_progress() as on_progress:
-            if catalog.is_repository(model):
-                found = published_heads.pull(model, render.note, on_progress, options.offline)
-            else:
-                found = published_heads.pull_named(model, render.note, on_progress, options.offline)
+            found = published_heads.pull(model, render.note, on_progress, options.offline)
         render.write(f"{found}\n")
 
 
@@ -180,7 +177,7 @@ def _pair_details(name: str, pair: PairEntry) -> dict[str, str]:
         "draft": pair.draft,
         "note": pair.note,
         "gain": pair.gain or "",
-        "here": _gain_here(expected) if expected else "",
+        "expected": _gain_here(expected) if expected else "",
         "accepted": _accepted(pair.acceptance) if pair.acceptance else "",
         "memory": memory,
     }

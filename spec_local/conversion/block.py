@@ -6,19 +6,17 @@ tensors as Qwen3 does, whatever main model they are for. Most share its embeddin
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.conversion.block_settings import SELECTOR, BlockSettings, architecture, read_block_settings
 from spec_local.conversion.checkpoint import Checkpoint
-from spec_local.conversion.head import ConvertedHead, HeadTensor, Value
+from spec_local.conversion.head import ConvertedHead, HeadTensor, Value, draft_tokens, of_main
 from spec_local.conversion.mask_embedding import read_mask_embedding
 from spec_local.conversion.rotation import Rotation
-from spec_local.errors import ModelError, ModelFileError
-from spec_local.llama.gguf_tensors import floats, has_tensor, parts
+from spec_local.errors import ModelFileError
+from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.model import Model
 
 _PREFIX = "model."  # some checkpoints have it before all names
@@ -62,7 +60,8 @@ def convert(checkpoint: Checkpoint, main: Model) -> ConvertedHead:
         ModelError: it is for another main model.
     """
     layout, settings, rotation = read_block_settings(checkpoint)
-    _check_fit(checkpoint, layout, settings, main)
+    why = difference(main, settings.hidden_size, settings.layers, settings.vocab_size)
+    layer_inputs(str(checkpoint.folder), f"a {layout} head", main, settings.layers, why)
     tensors = _tensors(checkpoint, layout, settings, rotation)
     if rotation.factors is not None:
         if main.n_axes > 1:
@@ -71,29 +70,12 @@ def convert(checkpoint: Checkpoint, main: Model) -> ConvertedHead:
                 "models that read images: use another head"
             )
         factors = rotation.factors
-        tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors, is_exact=True)
+        tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors)
     _add_main_tensors(checkpoint, settings, main, tensors)
     fields = _fields(layout, settings, main) | dict(rotation.fields)
     if layout == "DSpark":
         fields["has_confidence_head"] = "conf_proj.weight" in tensors
     return ConvertedHead("dflash", layout, fields, tensors, settings.mask_token_id)
-
-
-def _check_fit(checkpoint: Checkpoint, layout: str, settings: BlockSettings, main: Model) -> None:
-    why = None
-    if settings.hidden_size != main.n_embd:
-        why = f"hidden states of width {settings.hidden_size} against {main.n_embd}"
-    elif settings.vocab_size != main.vocabulary.n_tokens:
-        why = f"{settings.vocab_size} tokens against {main.vocabulary.n_tokens}"
-    elif min(settings.layers) < 1:
-        why = "it reads the token embeddings"
-    elif (last := max(settings.layers)) > main.n_layers:
-        why = f"it reads layers up to {last - 1}, but there are only {main.n_layers}"
-    if why:
-        raise ModelError(
-            f"{checkpoint.folder} is a {layout} head for another model ({why}): give the main model that it "
-            "was made for"
-        )
 
 
 def _fields(layout: str, settings: BlockSettings, main: Model) -> dict[str, Value]:
@@ -158,6 +140,9 @@ def _tensors(
                 f"{checkpoint.folder}: {full} has the shape {checkpoint.shape(full)} instead of "
                 f"{place.shape}: download the head again"
             )
+        if name == _TOKENS:
+            found["d2t"] = draft_tokens(checkpoint, full, settings.vocab_size)
+            continue
         shape = (*place.shape[:-1], place.shape[-1] + place.n_zeros)
         load = _loader(checkpoint, full, place, settings, rotation)
         found[place.name] = HeadTensor(shape, load, place.is_exact)
@@ -235,27 +220,12 @@ def _markov_places(settings: BlockSettings, rank: tuple[int, ...]) -> dict[str, 
 def _loader(
     checkpoint: Checkpoint, name: str, place: _Place, settings: BlockSettings, rotation: Rotation
 ) -> Callable[[], NDArray[np.float32] | NDArray[np.int64]]:
-    if place.name == "d2t":
-        tokens = _drafted(checkpoint, name, settings.vocab_size)
-        return lambda: tokens
     if place.is_rotated and settings.rope_is_neox_style is False:
         return lambda: _in_halves(checkpoint.tensor(name), settings.head_size, rotation.n_rotated)
     if place.n_zeros:
         zeros = np.zeros((place.shape[0], place.n_zeros), np.float32)
         return lambda: np.hstack([checkpoint.tensor(name).astype(np.float32, copy=False), zeros])
     return lambda: checkpoint.tensor(name)
-
-
-def _drafted(checkpoint: Checkpoint, name: str, n_vocab: int) -> NDArray[np.int64]:
-    """The tokens that a head can draft; a checkpoint has each as an offset from its number among them."""
-    offsets = checkpoint.tensor(name).astype(np.int64)
-    tokens = offsets + np.arange(len(offsets))
-    if (tokens < 0).any() or (tokens >= n_vocab).any() or len(np.unique(tokens)) < len(tokens):
-        raise ModelFileError(
-            f"{checkpoint.folder}: {name} lists tokens twice or outside the vocabulary: download the head "
-            "again"
-        )
-    return tokens
 
 
 def _in_halves(
@@ -281,28 +251,12 @@ def _add_main_tensors(
                 f"{checkpoint.folder / 'mask_embedding.pt'} is for token {mask[0]} instead of {token}: "
                 "download the head again"
             )
-        known = tensors.get("token_embd.weight") or HeadTensor(shape, _main_matrix(main, "token_embd.weight"))
+        known = tensors.get("token_embd.weight") or of_main(main, shape, "token_embd.weight")[0]
         tensors["token_embd.weight"] = HeadTensor(shape, lambda: _with_row(known.load(), token, vector))
     has_output = "output.weight" in tensors or (settings.tie_word_embeddings and not mask)
     if "token_embd.weight" in tensors and not has_output:
         # llama.cpp would take the embeddings.
-        tensors["output.weight"] = HeadTensor(shape, _main_matrix(main, "output.weight", "token_embd.weight"))
-
-
-def _main_matrix(main: Model, *names: str) -> Callable[[], NDArray[np.float32]]:
-    """Reads the first matrix of these names that the main model has."""
-    for name in names:
-        for part in parts(main.path):
-            if has_tensor(part, name):
-                return partial(_floats, part, name, main.n_embd)
-    raise ModelFileError(f"{main.path} has no tensor {names[0]}: use a complete GGUF file")
-
-
-def _floats(path: Path, name: str, width: int) -> NDArray[np.float32]:
-    try:
-        return floats(path, name, width)
-    except ValueError as error:
-        raise ModelFileError(f"{path} cannot be read ({error}): use a file of another type") from None
+        tensors["output.weight"] = of_main(main, shape, "output.weight", "token_embd.weight")[0]
 
 
 def _with_row(

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.rotation import Rotation, read_rotation
-from spec_local.conversion.settings import STRICT, Number, Positive, Size, read_settings, unsupported
+from spec_local.conversion.settings import STRICT, Index, Number, Positive, Size, read_settings, unsupported
 from spec_local.errors import ModelFileError
 
 _LAYOUTS = {
@@ -28,7 +28,6 @@ _UNSUPPORTED = {
 SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 """Settings of the convolution and of the candidate selector of DFlash2."""
 _MAX_LAYERS = 512  # llama.cpp's limit, which it asserts
-_Index = Annotated[int, Field(ge=0, lt=1 << 30)]
 
 
 def architecture(checkpoint: Checkpoint) -> str | None:
@@ -55,9 +54,9 @@ class BlockSettings(BaseModel):
     rms_norm_eps: Positive = 1e-6  # of transformers
     hidden_act: Literal["silu"] = "silu"
     block_size: Size = 16  # of heads that do not state it; as in llama.cpp
-    target_layer_ids: Annotated[list[_Index], Field(min_length=1)] | None = None
-    aux_hidden_state_layer_ids: Annotated[list[_Index], Field(min_length=1)] | None = None
-    mask_token_id: _Index
+    target_layer_ids: Annotated[list[Index], Field(min_length=1)] | None = None
+    aux_hidden_state_layer_ids: Annotated[list[Index], Field(min_length=1)] | None = None
+    mask_token_id: Index
     sample_from_anchor: bool | None = None
     dspark_bonus_anchor: bool | None = None  # the opposite, in vLLM
     markov_head_type: Literal["vanilla"] | None = None
@@ -71,7 +70,7 @@ class BlockSettings(BaseModel):
     use_sliding_window: bool | None = None
     sliding_window: Size | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
-    max_window_layers: _Index = 28  # the first layer with a window, where `layer_types` is missing
+    max_window_layers: Index = 28  # the first layer with a window, where `layer_types` is missing
     use_swa: bool | None = None  # in all layers
     swa_window_size: Size | None = None
     has_embed_tokens: bool | None = None

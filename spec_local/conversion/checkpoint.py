@@ -123,8 +123,10 @@ def read_config(path: Path) -> dict[str, Any]:
         return TypeAdapter(dict[str, Any]).validate_json(read_bytes(path, _MAX_CONFIG))
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist: give the folder of a head") from None
-    except (OSError, ValueError):
-        raise ModelFileError(f"{path} cannot be read: download it again") from None
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read ({error.strerror}): check it") from None
+    except ValueError:
+        raise ModelFileError(f"{path} is damaged: download it again") from None
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from spec_local.conversion.checkpoint import Checkpoint
-from spec_local.conversion.head import ConvertedHead, HeadTensor
+from spec_local.conversion.head import ConvertedHead, HeadTensor, draft_tokens
 from spec_local.conversion.rotation import read_rotation
-from spec_local.conversion.settings import STRICT, Positive, Size, read_settings, unsupported
+from spec_local.conversion.settings import STRICT, Index, Positive, Size, read_settings, unsupported
 from spec_local.errors import ModelError, ModelFileError
+from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.model import Model
 
 _N_LAYERS_READ = 3  # llama.cpp accepts no other number
-_Index = Annotated[int, Field(ge=0, lt=1 << 30)]
-_Layers = Annotated[list[_Index], Field(min_length=_N_LAYERS_READ, max_length=_N_LAYERS_READ)]
+_Layers = Annotated[list[Index], Field(min_length=_N_LAYERS_READ, max_length=_N_LAYERS_READ)]
 _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 _LAYER = "layer."  # in place of those
 _NOT_NEEDED = ("t2d", "d2t", "rotary_emb.inv_freq", "layer.self_attn.rotary_emb.inv_freq")
@@ -147,22 +147,16 @@ class _Eagle:
         tensors = {name: self._tensor(plain, shape) for plain, (name, _) in self._expected(shape).items()}
         if (factors := rotation.factors) is not None:
             tensors["rope_freqs.weight"] = HeadTensor(factors.shape, lambda: factors)
-        if (ids := self._draft_tokens()) is not None:
-            tensors["d2t"] = HeadTensor(ids.shape, lambda: ids)
-        return ConvertedHead("eagle3", self._layout(), fields, tensors)
-
-    def _layout(self) -> str:
-        architectures = str(self._raw.get("architectures"))
-        if self._is_speculator:
-            return "EAGLE-3 of speculators"
-        if "Eagle3LlamaForCausalLM" in architectures:
-            return "EAGLE-3 of AngelSlim"
-        return "EAGLE-3 of " + ("SpecForge" if "Eagle3" in architectures else "SafeAILab")
+        if "d2t" in self._names:
+            tensors["d2t"] = draft_tokens(
+                self._checkpoint, self._names["d2t"], self._main.vocabulary.n_tokens
+            )
+        return ConvertedHead("eagle3", "EAGLE-3", fields, tensors)
 
     def _unsupported(self, what: str) -> ModelError:
         return ModelError(
-            f"{self._checkpoint.folder} ({self._layout()}) cannot be converted: {what}, which llama.cpp does "
-            "not support: use another head"
+            f"{self._checkpoint.folder} is an EAGLE-3 head that cannot be converted: {what}, which llama.cpp "
+            "does not support: use another head"
         )
 
     def _damaged(self, why: str) -> ModelFileError:
@@ -171,7 +165,7 @@ class _Eagle:
     def _norm_before_residual(self) -> bool:
         found = self._settings.norm_before_residual
         if found is None and self._is_speculator:  # its versions have different defaults
-            raise self._damaged("config.json has no `norm_before_residual`")
+            raise self._damaged("config.json has no norm_before_residual")
         return bool(found)
 
     def _size(self, plain: str, axis: int) -> int:
@@ -270,45 +264,17 @@ class _Eagle:
         return given
 
     def _check_fit(self, shape: _Shape, layers: list[int]) -> None:
-        main, n_vocab = self._main, self._settings.vocab_size
-        why = None
-        if shape.fused != _N_LAYERS_READ * main.n_embd:
-            why = f"hidden states of width {shape.fused // _N_LAYERS_READ} against {main.n_embd}"
-        elif shape.width != main.n_embd and not self._names.keys() >= _PER_TOKEN:
-            why = f"its own width is {shape.width}, that of the token embeddings {main.n_embd}"
-        elif len(set(layers)) < len(layers):
-            why = "it reads a layer twice"
-        elif min(layers) < 1:
-            why = "it reads the token embeddings"
-        elif max(layers) > main.n_layers:
-            why = f"it reads the inputs of layers {layers}, but there are only {main.n_layers}"
-        elif n_vocab is not None and n_vocab != main.vocabulary.n_tokens:
-            why = f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
+        main, n_vocab = self._main, self._settings.vocab_size or self._main.vocabulary.n_tokens
+        width, rest = divmod(shape.fused, _N_LAYERS_READ)
+        if rest:
+            raise self._unsupported(f"it does not read {_N_LAYERS_READ} layers")
+        own_width = None if self._names.keys() >= _PER_TOKEN else shape.width
+        why = difference(main, width, layers, n_vocab, own_width)
         for plain in _PER_TOKEN & self._names.keys():
             expected = self._expected(shape)[plain][1]
             if (found := self._checkpoint.shape(self._names[plain])) != expected:
                 why = why or _other_shape(self._names[plain], found, expected)
-        if why:
-            raise ModelError(
-                f"{self._checkpoint.folder} is an EAGLE-3 head for another model than {main.path.name} "
-                f"({why}): give the main model that it was trained for"
-            )
-        if max(layers) == main.n_layers:
-            raise self._unsupported("it reads the output of the last layer")
-
-    def _draft_tokens(self) -> NDArray[np.int64] | None:
-        """The tokens that the head can draft, of which the folder has the distances from their places."""
-        if "d2t" not in self._names:
-            return None
-        distances = self._checkpoint.tensor(self._names["d2t"])
-        if distances.dtype != np.int64 or distances.ndim != 1:
-            raise self._damaged("d2t is not a list of integers")
-        ids: NDArray[np.int64] = (distances + np.arange(len(distances))).astype(np.int64)
-        if ids.min() < 0 or ids.max() >= self._main.vocabulary.n_tokens:
-            raise self._damaged("d2t has tokens that are not in the vocabulary")
-        if len(np.unique(ids)) < len(ids):
-            raise self._damaged("d2t has a token twice")
-        return ids
+        layer_inputs(str(self._checkpoint.folder), "an EAGLE-3 head", main, layers, why)
 
     def _tensor(self, plain: str, shape: _Shape) -> HeadTensor:
         checkpoint, name = self._checkpoint, self._names[plain]

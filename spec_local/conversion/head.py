@@ -2,9 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from spec_local.conversion.checkpoint import Checkpoint
+from spec_local.errors import ModelFileError
+from spec_local.llama.gguf_tensors import floats, has_tensor, parts
+from spec_local.llama.model import Model
 
 Value = bool | int | float | str | Sequence[int] | Sequence[bool]
 """A field of a GGUF header; integers are written as uint32, except in lists, and numbers as float32."""
@@ -31,7 +38,7 @@ class ConvertedHead:
 
     Attributes:
         architecture: llama.cpp's name, such as ``eagle3``.
-        layout: what it was converted from, for messages, such as ``EAGLE-3 of SpecForge``.
+        layout: what it was converted from, for messages, such as ``DSpark``.
         fields: the header, by names without the architecture, such as ``block_count``. The tokenizer is the
             main model's, and is not among them.
         tensors: by llama.cpp's names, such as ``blk.0.attn_q.weight``.
@@ -43,3 +50,37 @@ class ConvertedHead:
     fields: Mapping[str, Value]
     tensors: Mapping[str, HeadTensor]
     mask: int | None = None
+
+
+def draft_tokens(checkpoint: Checkpoint, name: str, n_vocab: int) -> HeadTensor:
+    """The tokens that a head can draft; a checkpoint has each as an offset from its number among them.
+
+    Raises:
+        ModelFileError: they are damaged.
+    """
+    offsets = checkpoint.tensor(name).ravel()
+    tokens = offsets + np.arange(offsets.size)
+    is_within = offsets.dtype == np.int64 and tokens.min() >= 0 and tokens.max() < n_vocab
+    if not is_within or len(np.unique(tokens)) < len(tokens):
+        raise ModelFileError(
+            f"{checkpoint.folder}: {name} does not list different tokens of the vocabulary: download the "
+            "head again"
+        )
+    return HeadTensor(tokens.shape, lambda: tokens)
+
+
+def of_main(main: Model, shape: tuple[int, ...], *names: str) -> list[HeadTensor]:
+    """Those of these tensors that the main model has, dequantized; it always has ``token_embd.weight``."""
+    return [
+        HeadTensor(shape, partial(_dequantized, part, name, shape))
+        for name in names
+        for part in parts(main.path)
+        if has_tensor(part, name)
+    ]
+
+
+def _dequantized(path: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    try:
+        return floats(path, name, shape[-1]).reshape(shape)
+    except ValueError as error:
+        raise ModelFileError(f"{path} cannot be read ({error}): use a file of another type") from None

@@ -9,23 +9,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.conversion.checkpoint import Checkpoint
-from spec_local.conversion.head import ConvertedHead, HeadTensor, Value
+from spec_local.conversion.head import ConvertedHead, HeadTensor, Value, of_main
 from spec_local.errors import ModelError, ModelFileError
-from spec_local.llama.gguf_tensors import floats, has_tensor, parts
 from spec_local.llama.model import Model
 
 _QWEN = ("qwen3next", "qwen35", "qwen35moe")
 _APPENDED = ("glm4moe", "deepseek2", "deepseek32", "glm-dsa")
-_MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?(.+)")
-_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)")
+_MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.(\d{1,9})\.)?(.+)")
+_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d{1,9})\.(.+)")
 _PROJECTIONS = ("gate", "up", "down")
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)_proj\.weight")
+_EXPERT = re.compile(r"mlp\.experts\.(\d{1,9})\.(\w+)_proj\.weight")
 _NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -85,10 +83,10 @@ class _Mtp:
 
     def __init__(self, checkpoint: Checkpoint, main: Model) -> None:
         self._checkpoint, self._main = checkpoint, main
-        config = checkpoint.config
-        self._config: dict[str, Any] = config.get("text_config") or config
+        inner = checkpoint.config.get("text_config")
+        config = inner if isinstance(inner, dict) else checkpoint.config
         for name, ours in (("num_hidden_layers", main.n_layers), ("hidden_size", main.n_embd)):
-            theirs = self._config.get(name)
+            theirs = config.get(name)
             if theirs != ours:
                 raise ModelError(
                     f"{checkpoint.folder} is for another main model than {main.path.name} (`{name}` {theirs} "
@@ -150,7 +148,8 @@ class _Mtp:
             yield self._stacked(kind, [of_kind.get(i, "") for i in range(len(of_kind))])
 
     def _tensor(self, ours: str, name: str) -> tuple[str, HeadTensor]:
-        shape = self._checkpoint.shape(name)
+        if not (shape := self._checkpoint.shape(name)):
+            raise self._damaged(f"a tensor {name} of one value")
         if ours == "ffn_gate_inp_shexp.weight":
             shape = shape[-1:]  # of one row
         # Qwen's norms multiply by 1 + weight.
@@ -189,7 +188,10 @@ class _Mtp:
         return f"ffn_{kind}_exps.weight", HeadTensor((len(names), *shapes.pop()), partial(self._stack, names))
 
     def _stack(self, names: list[str]) -> NDArray[np.float32]:
-        return np.stack([self._checkpoint.tensor(name).astype(np.float32, copy=False) for name in names])
+        found = np.empty((len(names), *self._checkpoint.shape(names[0])), np.float32)
+        for i, name in enumerate(names):  # one after another: all of them take gigabytes
+            found[i] = self._checkpoint.tensor(name)
+        return found
 
     def _latent(self, name: str) -> Iterator[tuple[str, HeadTensor]]:
         """The two matrices of latent attention, for keys (transposed) and values, of each attention head."""
@@ -229,9 +231,8 @@ class _Mtp:
             ("output_norm.weight", matrix[1:]),
             ("output.weight", matrix),
         ):
-            part = next((part for part in parts(self._main.path) if has_tensor(part, name)), None)
-            if part:
-                yield name, HeadTensor(shape, partial(_of_main, part, name, shape))
+            for tensor in of_main(self._main, shape, name):
+                yield name, tensor
 
     def _fields(self, n: int) -> dict[str, Value]:
         """The main model's header, with these layers."""
@@ -246,10 +247,3 @@ class _Mtp:
         if isinstance(recurrent := found.get("attention.recurrent_layers"), list):
             found["attention.recurrent_layers"] = [*recurrent[:n_main], *[False] * n]
         return found | {"block_count": n_main + n, "nextn_predict_layers": n}
-
-
-def _of_main(path: Any, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    try:
-        return floats(path, name, shape[-1]).reshape(shape)
-    except ValueError as error:
-        raise ModelError(f"{path}: {error}: give another main model") from None

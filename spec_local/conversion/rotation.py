@@ -72,14 +72,15 @@ def read_rotation(config: Mapping[str, Any], head_dim: int, folder: Path) -> Rot
     Raises:
         ModelFileError: a setting is wrong or cannot be converted; the message names it.
     """
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    found = config.get(name) or {}
     if isinstance(found, dict) and found and all(isinstance(value, dict) for value in found.values()):
         by_layers = list(found.values())
         if any(other != by_layers[0] for other in by_layers):
-            raise unsupported(folder, "rope_parameters", "it differs between layers")
+            raise unsupported(folder, name, "it differs between layers")
         found = by_layers[0]
     if not isinstance(found, dict):
-        raise unsupported(folder, "rope_parameters", "it is not an object")
+        raise unsupported(folder, name, "it is not an object")
     outer = {key: config[key] for key in _OUTER if config.get(key) is not None}
     settings = read_settings(_Settings, {**outer, **found}, folder)
     fields: dict[str, Value] = {}
@@ -96,18 +97,18 @@ def read_rotation(config: Mapping[str, Any], head_dim: int, folder: Path) -> Rot
     if kind in _PLAIN:
         return Rotation(n_rotated, fields)
     if kind not in ("linear", "yarn", "llama3"):
-        raise unsupported(folder, "rope_parameters.rope_type", f"it is {kind!r}")
+        raise unsupported(folder, f"{name}.rope_type", f"it is {kind!r}")
     if factor is None:
-        raise unsupported(folder, "rope_parameters.factor", "it is missing")
+        raise unsupported(folder, f"{name}.factor", "it is missing")
     if kind == "linear":
         return Rotation(n_rotated, fields | _prefixed({"type": "linear", "factor": float(factor)}))
     if original is None:
-        raise unsupported(folder, "rope_parameters.original_max_position_embeddings", "it is missing")
+        raise unsupported(folder, f"{name}.original_max_position_embeddings", "it is missing")
     if kind == "yarn":
         return Rotation(n_rotated, fields | _prefixed(_yarn(settings, factor, original)))
     low, high = settings.low_freq_factor, settings.high_freq_factor
     if low >= high:
-        raise unsupported(folder, "rope_parameters.low_freq_factor", "it must be below the high one")
+        raise unsupported(folder, f"{name}.low_freq_factor", "it must be below the high one")
     theta = settings.rope_theta or 10_000.0  # the default of transformers
     frequencies = theta ** (-np.arange(0, n_rotated, 2) / n_rotated)
     # The share of each frequency that is kept, from 0 (long waves) to 1 (short ones).

@@ -15,6 +15,8 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 """Of models for `read_settings`: true is no number, and text neither."""
 Size = Annotated[int, Field(gt=0, lt=1 << 31)]
 """Fits into llama.cpp's integers."""
+Index = Annotated[int, Field(ge=0, lt=1 << 30)]
+"""Of a layer or a token; one more fits, too."""
 _LARGEST = 1e30  # of the numbers in a header, which are float32
 Number = Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
 Positive = Annotated[float, Field(gt=0, lt=_LARGEST)]

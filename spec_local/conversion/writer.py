@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.conversion.head import ConvertedHead, HeadTensor, Value
-from spec_local.errors import InvalidRequest, ModelFileError
+from spec_local.errors import InvalidRequest, ModelError, ModelFileError
 from spec_local.llama.gguf_header import read_tokenizer
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
@@ -37,14 +37,12 @@ def write_head(
         origin: further fields with their full names, such as ``general.name``.
 
     Raises:
-        InvalidRequest: an unknown `kind`, or the file cannot be written or is the main model itself.
+        InvalidRequest: an unknown `kind`, or the file cannot be written.
         ModelFileError: the head, or the main model's file, is damaged.
         ModelError: it does not fit the main model.
     """
     if kind not in KINDS:
         raise InvalidRequest(f"kind is {kind!r}: give one of {', '.join(KINDS)}")
-    if path.exists() and path.samefile(main.path):
-        raise InvalidRequest(f"{path} is the main model itself: give another name for the head")
     with saving(path) as temporary:
         room, free = sum(n for _, _, n in _sizes(head, kind)), shutil.disk_usage(temporary.parent).free
         if room > free:
@@ -53,8 +51,11 @@ def write_head(
                 "free some space, or give a path on another disk"
             )
         _write(temporary, head, main, kind, origin)
-        with closing(open_header(temporary)) as written:
-            choose_head(main, written)
+        try:
+            with closing(open_header(temporary)) as written:
+                choose_head(main, written)
+        except (ModelError, ModelFileError) as error:
+            raise type(error)(str(error).replace(temporary.name, path.name)) from None
         shutil.copymode(main.path, temporary)  # temporary files are private to their owner
     return path
 
@@ -102,7 +103,7 @@ def _values(name: str, tensor: HeadTensor, raw: "GGMLQuantizationType") -> NDArr
         return values.astype(np.int64)
     if not np.isfinite(values).all():
         raise ModelFileError(f"{name} has values that are not finite: download the head again")
-    quantized: NDArray[Any] = gguf.quants.quantize(values.astype(np.float32), raw)
+    quantized: NDArray[Any] = gguf.quants.quantize(values.astype(np.float32, copy=False), raw)
     return quantized
 
 
@@ -131,7 +132,7 @@ def _add(writer: "GGUFWriter", name: str, value: Value) -> None:
     elif isinstance(value, float):
         writer.add_float32(name, value)
     elif isinstance(value, str):
-        writer.add_string(name, value)
+        writer.add_string(name, value.encode(errors="replace").decode())  # a folder can have any name
     else:
         writer.add_array(name, list(value))
 

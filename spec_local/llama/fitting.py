@@ -29,14 +29,14 @@ def load_fitting(path: Path, offload: Offload, n_tokens: int, *, load_mtp: bool 
 
 
 def n_that_fit(
-    path: Path, offload: Offload, context_bytes: Callable[[Model], int], beside: Sequence[Path] = ()
+    path: Path, offload: Offload, context_bytes: Callable[[Model], int], reserved: int = 0
 ) -> int | None:
     """The number of layers to offload; None: all that `offload` asks for.
 
     Args:
         path: the model's file.
         context_bytes: of the KV caches and states of all its contexts, given its header.
-        beside: the files of other models that will be on the same GPUs.
+        reserved: bytes on the same GPUs for other models.
     """
     used = usable_gpus(offload)
     if not used or offload.layers >= 0:
@@ -47,7 +47,7 @@ def n_that_fit(
         of_context = context_bytes(header) / max(1, header.n_layers)
     finally:
         header.close()
-    n = _fitting([*(size + of_context for size in layers), output], _free(used) - size_of_files(beside))
+    n = _fitting([*(size + of_context for size in layers), output], _free(used) - reserved)
     return None if n > header.n_layers else n
 
 

@@ -16,6 +16,8 @@ from spec_local.system.files import opened
 
 Metadata = dict[str, str | int | float]
 
+HEADS = ("eagle3", "dflash", "gemma4-assistant")
+"""Architectures of heads, which read another model's hidden states."""
 _READ = 1 << 16  # bytes; what describes a model comes before its vocabulary, which is larger than this
 _READ_SHAPES = 1 << 20  # bytes; the 500 to 1,000 tensors of a projector take 60 each
 _MAX_DIMENSIONS = 4  # of a tensor of ggml

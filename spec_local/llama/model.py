@@ -15,6 +15,7 @@ from spec_local.errors import ModelError
 from spec_local.images.media import Media
 from spec_local.llama import runtime
 from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
+from spec_local.llama.gguf_header import HEADS
 from spec_local.llama.gguf_tensors import bytes_by_type, has_layer, has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.model_file import check_header, failure
@@ -24,7 +25,6 @@ from spec_local.llama.workers import devices as devices_of
 from spec_local.text import printable
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
-_HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _FEW = 0.01  # of the bytes of all weights: norms and biases have less
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
 
@@ -255,7 +255,7 @@ class Model:
     @property
     def is_head(self) -> bool:
         """True if it is a head: it reads another model's hidden states and shares its tokens."""
-        return self.architecture in _HEADS or self.is_mtp_file
+        return self.architecture in HEADS or self.is_mtp_file
 
     @functools.cached_property
     def is_mtp_file(self) -> bool:

@@ -24,6 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
 from spec_local.models import ollama
+from spec_local.models.file_names import letters
 from spec_local.system.files import format_size, replacing, sha256
 from spec_local.system.folders import user_folder
 from spec_local.system.toml_file import ConfigFile, Location
@@ -300,15 +301,11 @@ def unknown(name: str) -> InvalidRequest:
 def _nearest(name: str) -> list[str]:
     """Return the known names that are most like a name: first those that contain it."""
     stored = (model.name for model in stored_models())
-    known = {_letters(each): each for each in (*models(), *pairs(), *stored)}
-    wanted = _letters(name)
+    known = {letters(each): each for each in (*models(), *pairs(), *stored)}
+    wanted = letters(name)
     containing = [each for each in known if wanted and wanted in each]
     similar = difflib.get_close_matches(wanted, known, _N_NEAREST, _SIMILAR)
     return [known[each] for each in dict.fromkeys((*containing, *similar))][:_N_NEAREST]
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def find(name: str) -> Path | None:

@@ -30,7 +30,7 @@ _BLOCKS = ("dflash", "dspark")  # kinds of heads that draft several tokens in a 
 _CORRECTION = 41_000_000
 # As ON_CPU, with the kernels for AVX-512: Q4_K on a Zen 5 (benchmarks/processors.toml).
 _ON_AVX512 = {2: 1.06, 4: 1.12, 8: 1.36, 16: 2.13}
-_MIXED = re.compile(r"(Q\d_K)_M")  # a third of the bytes has more bits
+_MIXED = re.compile(r"(Q[2-5]_K)_M")  # a third of the bytes has more bits
 _GPU = re.compile(r"ggml-(cuda|hip|metal|musa|sycl|vulkan)")
 
 
@@ -115,7 +115,7 @@ def _types(model: ModelEntry) -> dict[str, float]:
     names = QUANT.findall(model.file or model.files[0])
     name = names[-1].upper() if names else ""
     if mixed := _MIXED.fullmatch(name):
-        return {mixed[1]: 0.67, "Q6_K": 0.33} if mixed[1] != "Q6_K" else {"Q6_K": 1.0}
+        return {mixed[1]: 0.67, "Q6_K": 0.33}
     return {name: 1.0} if name else {}
 
 

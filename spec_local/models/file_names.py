@@ -25,6 +25,11 @@ def base_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+def letters(name: str) -> str:
+    """The letters and digits of a name, in lower case: what names that differ otherwise have in common."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def is_projector(name: str) -> bool:
     """Return whether a file has the name of a projector."""
     return name.endswith(".gguf") and _PROJECTOR.search(base_name(name)) is not None

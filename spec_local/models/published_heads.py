@@ -13,7 +13,7 @@ from spec_local.conversion.convert import convert_head, converted, is_head
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.llama import gguf_header
 from spec_local.models import catalog, hub_cache, ollama
-from spec_local.models.file_names import QUANT
+from spec_local.models.file_names import series
 from spec_local.models.hub import Log, Progress, pull_files
 from spec_local.models.hub_cache import HubModel
 from spec_local.models.program_folders import content
@@ -23,33 +23,42 @@ _WEIGHTS = re.compile(r"[^/]+\.safetensors"), re.compile(r"pytorch_model[^/]*\.b
 """Names of files with tensors; the second ones are read if there are none of the first."""
 _MAX_BESIDE = 100  # files to look at in a head's folder
 _ADVICE = "run specdec draft convert {} --main MAIN with its GGUF file"
-_HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 
 
-def fetch(repo: str, log: Log, progress: Progress | None = None) -> Path:
+def fetch(repo: str, log: Log, progress: Progress | None = None, offline: bool = False) -> Path:
     """Return the folder of a head on the Hub; missing files are downloaded.
 
     Raises:
         InvalidRequest: it is no repository, or not that of a head.
         DownloadError: the download failed.
     """
+    if Path(repo).exists():
+        raise InvalidRequest(
+            f"{repo} is a file: give the folder that contains it; a head in GGUF needs no conversion"
+        )
     if not catalog.is_repository(repo):
         raise InvalidRequest(f"{repo} is neither a folder nor a repository (user/repo): check the name")
-    if constants.HF_HUB_OFFLINE:
-        for snapshot in hub_cache.snapshots(HubModel(repo)):
-            if (snapshot / _CONFIG).is_file() and _weights([path.name for path in snapshot.iterdir()]):
-                return snapshot
-        raise DownloadError(f"{repo} has not been downloaded, and HF_HUB_OFFLINE is set: unset it")
-    if not _is_head(*_pull_config(repo)):
+    folder, names = _described(repo, offline)
+    if not _is_head(folder, names):
         raise InvalidRequest(
             f"{repo} is no head in safetensors, as its config.json says: give that of a head"
         )
+    if offline or constants.HF_HUB_OFFLINE:
+        return folder
     folder, _ = pull_files(repo, lambda names: [*_weights(names), _CONFIG, _MASK], log, progress)
     return folder
 
 
-def _pull_config(repo: str) -> tuple[Path, list[str]]:
-    """The folder with config.json only, and the names of all files: a whole model would be large."""
+def _described(repo: str, offline: bool) -> tuple[Path, list[str]]:
+    """A repository's folder, of which only config.json is downloaded, and the names of all its files."""
+    if offline or constants.HF_HUB_OFFLINE:
+        for snapshot in hub_cache.snapshots(HubModel(repo)):
+            names = [path.name for path in content(snapshot)]
+            if _CONFIG in names and _weights(names):
+                return snapshot, names
+        raise DownloadError(
+            f"{repo} has not been downloaded, and specdec is offline: run this again when online"
+        )
     return pull_files(repo, lambda names: [_CONFIG], lambda line: None)
 
 
@@ -65,12 +74,13 @@ def _weights(names: Iterable[str]) -> list[str]:
 
 def convert(
     folder: Path,
+    name: str,
     main: Path,
     output: Path | None = None,
     kind: str = "Q8_0",
     *,
-    name: str | None = None,
     force: bool = False,
+    log: Log,
 ) -> Path:
     """Convert a head, and return the path of its GGUF file; see `spec_local.conversion.convert.convert_head`.
 
@@ -80,53 +90,48 @@ def convert(
     Raises:
         InvalidRequest: the main model is ollama's, which deletes files beside its own, so it needs an output.
     """
-    name = name or str(folder)
     if output is None and ollama.keeps(main):
-        raise InvalidRequest(f"{main} belongs to ollama: give the head another place with `output`")
-    return convert_head(folder, main, output, kind, name=Path(name).absolute().name, force=force)
+        raise InvalidRequest(
+            f"{main.name} belongs to ollama, which deletes files beside its own: give the head another place "
+            f"with specdec draft convert {name} --output FILE"
+        )
+    return convert_head(folder, main, output, kind, name=Path(name).absolute().name, force=force, log=log)
 
 
-def pull(repo: str, log: Log, progress: Progress | None = None, offline: bool = False) -> Path:
-    """Download a head, and convert it for its main model, unless this was done before.
+def pull(name: str, log: Log, progress: Progress | None = None, offline: bool = False) -> Path:
+    """Download a model by name, as `catalog.pull`; a head in safetensors is converted, unless this was done.
 
-    Raises:
-        InvalidRequest: the repository has no head in safetensors, or its main model is not on this machine.
-        DownloadError: the download failed.
-    """
-    if offline:
-        raise DownloadError(f"{repo} is on the Hub, and specdec is offline: run this again when online")
-    folder, names = _pull_config(repo)
-    if not _is_head(folder, names):
-        raise catalog.unknown(repo)
-    main = find_main(folder, repo)
-    if done := converted(main, repo.rpartition("/")[2]):
-        return done
-    folder = fetch(repo, log, progress)
-    log(f"converting {repo} for {main.name}")
-    return convert(folder, main, name=repo)
-
-
-def pull_named(name: str, log: Log, progress: Progress | None = None, offline: bool = False) -> Path:
-    """As `pull`, of a head of models.toml, for the main model of its pair.
+    Args:
+        name: also a repository (user/repo) of a head.
 
     Raises:
-        InvalidRequest: its main model is not on this machine.
+        InvalidRequest: a repository has no head in safetensors, or its main model is not on this machine.
         DownloadError: the download failed.
     """
-    found = catalog.to_convert(name)
-    if not found:
+    if found := catalog.to_convert(name):
+        repo, place = found
+        main = _main_of_pair(name, repo)
+    elif catalog.is_repository(name):
+        repo, place, main = name, None, None
+    else:
         return catalog.pull(name, log, progress, offline)
-    repo, place = found
-    mains = [pair.main for pair in catalog.pairs().values() if pair.draft == name]
-    main = next((path for each in mains if (path := catalog.find(each))), None)
     if not main:
-        advice = f"run specdec models pull {mains[0]} first" if mains else _ADVICE.format(repo)
-        raise InvalidRequest(f"{name} is converted for its main model, which is not here: {advice}")
-    if offline:
-        raise DownloadError(f"{repo} is on the Hub, and specdec is offline: run this again when online")
-    folder = fetch(repo, log, progress)
-    log(f"converting {repo} for {main.name}")
-    return convert(folder, main, place, name=repo)
+        folder, names = _described(repo, offline)
+        if not _is_head(folder, names):
+            raise catalog.unknown(repo)
+        main = find_main(folder, repo)
+        if done := converted(main, repo.rpartition("/")[2]):
+            return done
+    return convert(fetch(repo, log, progress, offline), repo, main, place, log=log)
+
+
+def _main_of_pair(head: str, repo: str) -> Path:
+    """The main model of a pair with this head."""
+    mains = [pair.main for pair in catalog.pairs().values() if pair.draft == head]
+    if main := next((path for each in mains if (path := catalog.find(each))), None):
+        return main
+    advice = f"run specdec models pull {mains[0]} first" if mains else _ADVICE.format(repo)
+    raise InvalidRequest(f"{head} is converted for its main model, which is not here: {advice}")
 
 
 def find_main(folder: Path, name: str) -> Path:
@@ -143,11 +148,11 @@ def find_main(folder: Path, name: str) -> Path:
     if len(beside) == 1:
         return beside[0]
     named = _named_main(read_config(folder / _CONFIG))
-    if not named:
+    if not (wanted := series(named)):
         raise InvalidRequest(f"{name} does not name its main model: {_ADVICE.format(name)}")
     known = [path for each in catalog.models() if (path := catalog.find(each))]
     for path in [*beside, *known, *(model.path for model in catalog.stored_models())]:
-        if _letters(QUANT.sub("", path.stem)) == _letters(named.rpartition("/")[2]):
+        if series(path.name) == wanted:
             return path
     raise InvalidRequest(f"{name} is for {named}, which is not on this machine: {_ADVICE.format(name)}")
 
@@ -156,7 +161,10 @@ def _models(paths: list[Path]) -> Iterator[Path]:
     """Those that are models, neither heads nor projectors."""
     for path in islice(paths, _MAX_BESIDE):
         metadata = gguf_header.read_metadata(path)
-        if gguf_header.generates_text(metadata) and metadata.get("general.architecture") not in _HEADS:
+        if (
+            gguf_header.generates_text(metadata)
+            and metadata.get("general.architecture") not in gguf_header.HEADS
+        ):
             yield path
 
 
@@ -169,7 +177,3 @@ def _named_main(config: Mapping[str, Any]) -> str:
         if isinstance(found, str):
             return found
     return ""
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

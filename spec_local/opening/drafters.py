@@ -29,7 +29,7 @@ from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.runtime import fingerprint
 from spec_local.models import catalog, local_stores
 from spec_local.models.catalog import PairEntry
-from spec_local.models.file_names import QUANT
+from spec_local.models.file_names import QUANT, letters
 from spec_local.models.head_versions import HeadVersions
 from spec_local.models.pairs import expectation
 from spec_local.models.program_folders import content, size_of
@@ -44,7 +44,6 @@ _LEAST_GAIN = 1.1  # expected speed-up; less is not worth the memory
 _MAX_FILES = 1000  # to look at, so that the search ends soon
 _MAX_VERDICT = 1 << 16  # bytes of a reason
 _MAX_COMPARED = 8  # vocabularies a start, 60 ms each; the next start goes on with others
-_HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _WIDTHS = {"gemma4-assistant": "embedding_length_out", "eagle3": "target_hidden_size"}
 """Fields with the width of the main model's hidden states, where it is not that of the head's own."""
 _TUNED = re.compile(r"instruct|chat|[-_. ]it\b", re.IGNORECASE)
@@ -119,7 +118,7 @@ class _File:
     @property
     def family(self) -> str:
         """Name without size and version of training; empty if unknown."""
-        return _letters(str(self.metadata.get("general.basename", "")))
+        return letters(str(self.metadata.get("general.basename", "")))
 
     @property
     def is_tuned(self) -> bool:
@@ -165,9 +164,9 @@ class _Search:
 
     def _heads(self) -> Iterator[_Candidate]:
         """Heads beside the main model; first those whose names contain its name."""
-        name = _letters(QUANT.sub("", self._main.path.stem))
+        name = letters(QUANT.sub("", self._main.path.stem))
         heads = filter(self._is_head, self._beside)
-        for head in sorted(heads, key=lambda head: name not in _letters(head.path.stem)):
+        for head in sorted(heads, key=lambda head: name not in letters(head.path.stem)):
             yield _Candidate(head, "a head beside the main model")
 
     def _is_head(self, file: _File) -> bool:
@@ -177,7 +176,8 @@ class _Search:
             return False
         # Layers for multi-token prediction, and not the same model in a smaller quantization.
         are_layers = file.architecture == self._main.architecture and file.number("nextn_predict_layers")
-        return file.architecture in _HEADS or bool(are_layers and file.size <= self._main.size * _MAX_LAYERS)
+        is_small = file.size <= self._main.size * _MAX_LAYERS
+        return file.architecture in gguf_header.HEADS or bool(are_layers and is_small)
 
     def _of_pairs(self) -> Iterator[_Candidate]:
         for name, pair in _pairs(self._main.path):
@@ -298,7 +298,3 @@ def _share_tokens(main: Tokens | None, draft: Tokens | None) -> bool:
         and end > FIRST_COMPARED
         and main.between(FIRST_COMPARED, end) == draft.between(FIRST_COMPARED, end)
     )
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

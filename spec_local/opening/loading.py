@@ -15,7 +15,7 @@ from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.devices import Offload
-from spec_local.llama.fitting import free_bytes, n_that_fit
+from spec_local.llama.fitting import free_bytes, n_that_fit, size_of_files
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.heads.choose import Chosen, choose_head
@@ -90,9 +90,10 @@ def load(
     """
     with ExitStack() as stack:
         free = free_bytes(settings.offload)
-        on_same = [draft if settings.draft_offload == settings.offload else None, settings.mmproj]
-        beside = [path for path in on_same if path]
-        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, beside=beside)
+        reserved = projector_bytes(settings.mmproj)
+        if draft and settings.draft_offload == settings.offload:
+            reserved += size_of_files([draft])
+        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, reserved=reserved)
         if settings.mmproj:
             kind = describe(settings.mmproj).type
             check = functools.partial(
@@ -221,15 +222,15 @@ def _model(
     stack: ExitStack,
     *,
     load_mtp: bool = False,
-    beside: Sequence[Path] = (),
+    reserved: int = 0,
 ) -> Model:
-    """Load a model; beside: others that will be on the same GPUs."""
+    """Load a model; reserved: bytes on the same GPUs for other ones."""
     workers, offload, n = settings.workers, settings.offload, None
     model = None if workers else take(path, offload=offload, load_mtp=load_mtp)
     if not model:
         if not workers:  # the memory of this machine may be too small for what workers hold
             check_model_file(path, offload=offload, log=log)
-            n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), beside)
+            n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), reserved)
         model = Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp, workers=workers)
         if n is not None:
             log(f"{path.name}: {model.device}, as the memory is too small for more; the others on the CPU")

@@ -89,7 +89,8 @@ def saving(path: Path) -> Iterator[Path]:
         advice = "give another path"
         if is_full(error):
             advice = f"the disk is full, and nothing was lost; free some space, or {advice}"
-        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): {advice}") from None
+        why = error.strerror or " ".join(map(str, error.args))  # NumPy's errors have no number
+        raise InvalidRequest(f"{path} cannot be written ({why}): {advice}") from None
 
 
 def check_target(target: Path, source: Path, *, force: bool) -> None:

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from spec_local.llama import gguf_header
+from spec_local.models.published_heads import find_main
 from tests.checkpoints import write_checkpoint
 from tests.hub_server import HubServer
+from tests.stored_models import write_header
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 from tests.torch_eagle import tiny_eagles
 
@@ -57,7 +59,7 @@ def test_a_folder(command, head):
     """The file is written beside the main model."""
     done = command("draft", "convert", head, "--main", "Toy-F32.gguf")
     assert printed(done) == "eagle3-Toy-F32-eagle.gguf"
-    assert done.stderr.decode() == f"converting {head}\n"
+    assert done.stderr.decode() == "converting eagle (EAGLE-3) for Toy-F32.gguf to Q8_0\n"
     metadata = gguf_header.read_metadata(command.folder / printed(done))
     assert gguf_header.describe(metadata) == "eagle, Q8_0"
     again = command("draft", "convert", head, "--main", "Toy-F32.gguf")
@@ -82,6 +84,10 @@ def test_a_main_model_beside_the_head(command, head):
     assert printed(command("draft", "convert", head)) == str(head.parent / "eagle3-Toy-eagle.gguf")
     write_tiny_main(head.parent / "Other.gguf", n_layers=8)
     assert "does not name its main model" in command.one_line(command("draft", "convert", head), 2)
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"base_model": "org/Toy.1"}))
+    part = write_header(head.parent / "Toy.1-Q4_K_M-00001-of-00002.gguf")
+    assert find_main(head, "a head") == part
 
 
 def test_what_cannot_be_converted(command, head):
@@ -99,6 +105,8 @@ def test_what_cannot_be_converted(command, head):
         refusal("no-folder", 2)
         == "no-folder is neither a folder nor a repository (user/repo): check the name"
     )
+    is_file = "is a file: give the folder that contains it; a head in GGUF needs no conversion"
+    assert is_file in refusal("Toy-F32.gguf", 2)
     (empty := command.folder / "empty").mkdir()
     (empty / "config.json").write_text("{}")
     assert "empty contains no *.safetensors: give the folder of a head" in refusal(empty)
@@ -110,7 +118,7 @@ def test_what_cannot_be_converted(command, head):
         ),
         (
             {"vocab_size": 900},
-            "is an EAGLE-3 head for another model than Toy-F32.gguf (900 tokens against 823)",
+            "is an EAGLE-3 head for another model (900 tokens against 823)",
         ),
     ):
         (head / "config.json").write_text(json.dumps(given | config))
@@ -146,7 +154,7 @@ def test_a_repository(hubbed, tmp_path):
     for repo, why in refusals.items():
         assert why in hubbed("draft", "convert", repo, "--main", "Toy-F32.gguf").stderr.decode()
     offline = hubbed("draft", "convert", "a/b", "--main", "Toy-F32.gguf", env={"HF_HUB_OFFLINE": "1"})
-    assert "a/b has not been downloaded, and HF_HUB_OFFLINE is set" in hubbed.one_line(offline, 1)
+    assert "a/b has not been downloaded, and specdec is offline" in hubbed.one_line(offline, 1)
 
 
 def test_pull_converts_a_head_for_its_main_model(hubbed, tmp_path):
@@ -161,14 +169,20 @@ def test_pull_converts_a_head_for_its_main_model(hubbed, tmp_path):
     main = printed(hubbed("models", "pull", "org/Toy-GGUF:F32"))
     done = hubbed("models", "pull", REPO)
     assert printed(done) == main.replace("Toy-F32.gguf", "eagle3-Toy-F32-Toy-speculator.eagle3.gguf")
-    assert done.stderr.decode().splitlines()[-1] == f"converting {REPO} for Toy-F32.gguf"
+    assert done.stderr.decode().splitlines()[-1] == (
+        "converting Toy-speculator.eagle3 (EAGLE-3) for Toy-F32.gguf to Q8_0"
+    )
     again = hubbed("models", "pull", REPO)
     assert (printed(again), again.stderr) == (printed(done), b"")
     # The name of the main model still selects one file.
     assert printed(hubbed("models", "path", "org/Toy-GGUF:F32")) == main
     shown = hubbed("generate", "--main", "org/Toy-GGUF:F32", *SMALL, "the of").stderr.decode()
     assert "drafting with eagle3-Toy-F32-Toy-speculator.eagle3.gguf" in shown
-    assert "is offline" in hubbed.one_line(hubbed("models", "pull", REPO, "--offline"), 1)
+    for offline in (["--offline"], []):
+        environment = {} if offline else {"HF_HUB_OFFLINE": "1"}
+        assert printed(hubbed("models", "pull", REPO, *offline, env=environment)) == printed(done)
+        refused = hubbed.one_line(hubbed("models", "pull", "a/b", *offline, env=environment), 1)
+        assert "a/b has not been downloaded, and specdec is offline" in refused
 
 
 CATALOG = f"""\

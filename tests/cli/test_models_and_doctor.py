@@ -61,7 +61,7 @@ def test_a_head_to_convert(inside):
     shown = inside("models", "show", "qwen3-small-dspark").stdout.decode()
     assert "accepted    3.64 tokens per step with 7 draft tokens at temperature 1\n" in shown
     assert "            DSpark paper, table 1, MT-Bench\n" in shown
-    assert re.search(r"^here        about \d\.\d times as fast here, estimated$", shown, re.MULTILINE)
+    assert re.search(r"^expected    about \d\.\d times as fast here, estimated$", shown, re.MULTILINE)
     assert "state       to convert\n" in shown
     assert "repo        deepseek-ai/dspark_qwen3_4b_block7\n" in shown
     refused = inside.one_line(inside("models", "pull", "qwen3-4b-dspark"), 2)

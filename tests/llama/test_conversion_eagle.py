@@ -153,15 +153,15 @@ SETTINGS = [
     ({"eagle_config": {"parallel_draft_step": 4}}, "`parallel_draft_step` cannot"),
     ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "`use_sliding_window` cannot"),
     ({IDS: [2, 4]}, f"`{IDS}` cannot be converted .list should have at least 3"),
-    ({"rope_scaling": {"rope_type": "longrope"}}, "`rope_parameters.rope_type` cannot"),
+    ({"rope_scaling": {"rope_type": "longrope"}}, "`rope_scaling.rope_type` cannot"),
     ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "`factor` cannot"),
-    ({"rope_scaling": 3}, "`rope_parameters` cannot be converted .it is not an object"),
+    ({"rope_scaling": 3}, "`rope_scaling` cannot be converted .it is not an object"),
     ({"partial_rotary_factor": 0.5}, "it rotates 8 of 16 dimensions, which llama.cpp does not support"),
     ({"num_attention_heads": "many"}, "`num_attention_heads` cannot"),
     ({"num_attention_heads": 0}, "`num_attention_heads` cannot"),
 ]
 UNSUPPORTED = [
-    ({IDS: [2, 4, 8]}, {}, "it reads the output of the last layer"),
+    ({IDS: [2, 4, 8]}, {}, "that reads the last layer of"),
     ({}, {"midlayer.self_attn.q_norm.weight": ONES}, "a tensor midlayer.self_attn.q_norm.weight"),
     ({}, {"midlayer.self_attn.q_proj.bias": ONES}, "a tensor midlayer.self_attn.q_proj.bias"),
     ({}, {"midlayer.self_attn.gate_proj.weight": ONES}, "a tensor midlayer.self_attn.gate_proj.weight"),
@@ -171,8 +171,9 @@ UNSUPPORTED = [
 MISFITS = [
     ({"vocab_size": 900}, {}, "900 tokens against 823"),
     ({}, {"fc.weight": np.ones((64, 3 * 128), np.float32)}, "hidden states of width 128 against 64"),
+    ({}, {"fc.weight": np.ones((64, 4 * 64), np.float32)}, "it does not read 3 layers"),
     ({IDS: [3, 3, 4]}, {}, "it reads a layer twice"),
-    ({IDS: [2, 4, 9]}, {}, r"it reads the inputs of layers \[2, 4, 9\], but there are only 8"),
+    ({IDS: [2, 4, 9]}, {}, "it reads layers up to 8, but there are only 8"),
     ({IDS: [0, 4, 5]}, {}, "it reads the token embeddings"),
     ({}, {"embed_tokens.weight": np.ones((900, 64), np.float32)}, "embed_tokens.weight has the shape"),
     ({}, {"d2t": None}, r"lm_head.weight has the shape \[300, 64\] instead of \[823, 64\]"),
@@ -184,10 +185,10 @@ DAMAGED = [
     ({}, {"lm_head.weight": None}, "it has no tensor lm_head.weight"),
     ({}, {"midlayer.mlp.up_proj.weight": None}, "it has no tensor layer.mlp.up_proj.weight"),
     ({}, {"norm.weight": np.ones((2, 2, 2), np.float32)}, r"norm.weight has the shape \[2, 2, 2\]"),
-    ({}, {"d2t": DISTANCES + 600}, "d2t has tokens that are not in the vocabulary"),
-    ({}, {"d2t": DISTANCES - 900}, "d2t has tokens that are not in the vocabulary"),
-    ({}, {"d2t": -np.arange(300)}, "d2t has a token twice"),
-    ({}, {"d2t": DISTANCES.astype(np.float32)}, "d2t is not a list of integers"),
+    ({}, {"d2t": DISTANCES + 600}, "d2t does not list different tokens"),
+    ({}, {"d2t": DISTANCES - 900}, "d2t does not list different tokens"),
+    ({}, {"d2t": -np.arange(300)}, "d2t does not list different tokens"),
+    ({}, {"d2t": DISTANCES.astype(np.float32)}, "d2t does not list different tokens"),
     ({}, {"d2t": DISTANCES[:0]}, r"d2t has the shape \[0\]"),
 ]
 
@@ -223,7 +224,7 @@ def test_values_that_are_not_numbers(tmp_path, main_path):
 
 
 def test_speculators_must_state_what_has_several_defaults(tmp_path, header):
-    with pytest.raises(ModelFileError, match="has no `norm_before_residual`"):
+    with pytest.raises(ModelFileError, match="has no norm_before_residual"):
         convert(tmp_path, header, HEADS["speculators"], {"norm_before_residual": None})
 
 

@@ -175,13 +175,16 @@ LAYER = f"model.layers.{N_LAYERS}."
         (("experts.1.up",), {}, "no complete experts"),
         ((), {"new.weight": (1,)}, "new.weight, which is not known"),
         ((), {"mlp.experts.0.up_proj.weight": (2, 2)}, "experts of different sizes"),
+        ((), {"enorm.weight": ()}, "enorm.weight of one value"),
+        ((), {f"mlp.experts.{'9' * 5000}.up_proj.weight": (2, 2)}, "of 2 dimensions"),
     ],
 )
 def test_damaged_folders(files, removed, added, why):
     main, alone, folder = files("glm4moe")
     tensors = without(published(alone, is_qwen=False), *removed)
     tensors |= {f"{LAYER}{name}": np.ones(shape, np.float32) for name, shape in added.items()}
-    write_checkpoint(folder, CONFIG, tensors or {"none": np.ones(1, np.float32)})
+    config = CONFIG | {"text_config": [1]}  # is ignored
+    write_checkpoint(folder, config, tensors or {"none": np.ones(1, np.float32)})
     with pytest.raises(ModelFileError, match=why):
         mtp.convert(Checkpoint(folder), Model(main, weights=False))
 

@@ -82,7 +82,9 @@ def test_what_cannot_be_read(tmp_path):
     refusal(r"config\.json does not exist: give the folder of a head")
     for text in (b"{", b"[]", b"\xff"):
         (tmp_path / "config.json").write_bytes(text)
-        refusal(r"config\.json cannot be read: download it again")
+        refusal(r"config\.json is damaged: download it again")
+    (tmp_path / "config.json").write_bytes(b" " * (1 << 21))
+    refusal(r"config\.json cannot be read \(File too large\): check it")
     (tmp_path / "config.json").write_text("{}")
     refusal("give the folder of a head")
     path = tmp_path / "model.safetensors"

@@ -15,6 +15,7 @@ from spec_local.system.files import (
     read_text,
     reading,
     replacing,
+    saving,
     sha256,
     write_atomically,
 )
@@ -154,3 +155,10 @@ def test_as_many_bytes_are_read_as_are_allowed(tmp_path):
 def test_sha256(tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(256)) * 9999)
     assert sha256(tmp_path / "file") == hashlib.sha256(bytes(range(256)) * 9999).hexdigest()
+
+
+def test_an_error_without_a_number(tmp_path):
+    """NumPy raises such a one if the disk is full."""
+    why = r"a cannot be written \(9 requested and 5 written\): give another path"
+    with pytest.raises(InvalidRequest, match=why), saving(tmp_path / "a"):
+        raise OSError("9 requested and 5 written")

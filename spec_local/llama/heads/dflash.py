@@ -51,7 +51,9 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
         ModelError: the head does not fit the main model, or is of a kind that is not supported.
     """
     block_format(head)
-    return layer_inputs(head, main, kind_of(head), difference(head, main, head.n_embd))
+    layers = head.target_layers
+    why = difference(main, head.n_embd, layers, head.vocabulary.n_tokens)
+    return layer_inputs(head.path.name, kind_of(head), main, layers, why)
 
 
 def block_format(head: Model) -> BlockFormat:

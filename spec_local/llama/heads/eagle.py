@@ -29,11 +29,13 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     Raises:
         ModelError: the head does not fit the main model.
     """
-    owns_tokens = head.n_embd != main.n_embd and all(has_tensor(head.path, name) for name in _OF_TOKENS)
-    why = difference(head, main, head.number("target_hidden_size"), owns_tokens=owns_tokens)
+    name, layers, n_vocab = head.path.name, head.target_layers, head.vocabulary.n_tokens
+    owns_tokens = head.n_embd != main.n_embd and all(has_tensor(head.path, each) for each in _OF_TOKENS)
+    own_width = None if owns_tokens else head.n_embd
+    why = difference(main, head.number("target_hidden_size"), layers, n_vocab, own_width)
     if not why and head.n_layers != 1:
         why = f"it has {head.n_layers} layers instead of one"
-    return layer_inputs(head, main, "an EAGLE-3 head", why)
+    return layer_inputs(name, "an EAGLE-3 head", main, layers, why)
 
 
 def open_eagle_sequences(head: Model, mains: Sequence[LlamaSequence]) -> Sequence[OneTokenSequence]:

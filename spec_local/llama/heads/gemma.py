@@ -35,7 +35,7 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     Raises:
         ModelError: the assistant does not fit the main model.
     """
-    check_fit(head, main, "a Gemma 4 assistant", _difference(head, main))
+    check_fit(head.path.name, "a Gemma 4 assistant", main, _difference(head, main))
     return HiddenStates()
 
 
