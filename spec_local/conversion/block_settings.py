@@ -181,8 +181,8 @@ def _check(checkpoint: Checkpoint, settings: BlockSettings) -> None:
     for name, is_wrong, why in (
         ("target_layer_ids", not settings.layers, "it is missing"),
         ("layer_types", n_windows != settings.num_hidden_layers, f"it has {n_windows} layers"),
-        ("draft_vocab_size", settings.n_drafted > settings.vocab_size, "it exceeds `vocab_size`"),
-        ("mask_token_id", settings.mask_token_id >= settings.vocab_size, "it exceeds `vocab_size`"),
+        ("draft_vocab_size", settings.n_drafted > settings.vocab_size, "it exceeds vocab_size"),
+        ("mask_token_id", settings.mask_token_id >= settings.vocab_size, "it exceeds vocab_size"),
         ("head_dim", settings.head_size % 2 or not settings.head_size, f"it is {settings.head_size}"),
         (
             "num_key_value_heads",

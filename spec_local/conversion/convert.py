@@ -68,7 +68,7 @@ def convert_head(
     if not layout:
         named = checkpoint.config.get("architectures") or checkpoint.config.get("model_type")
         raise ModelError(
-            f"{folder} has no layout that can be converted (`architectures`: {named}): give an EAGLE-3, "
+            f"{folder} has no layout that can be converted (architectures: {named}): give an EAGLE-3, "
             "DFlash or DSpark head, or a model with layers for multi-token prediction"
         )
     with closing(open_header(main)) as model:

@@ -100,7 +100,7 @@ class _Mtp:
             for name, tensor in self._layer(names):
                 tensors[f"blk.{i}.{name}"] = tensor
             if f"blk.{i}.nextn.eh_proj.weight" not in tensors:
-                raise self._damaged("a layer without `eh_proj` or `fc`")
+                raise self._damaged("a layer without eh_proj or fc")
         layout = f"{len(layers)} layers for multi-token prediction" if len(layers) > 1 else "an MTP layer"
         return ConvertedHead(self._main.architecture, layout, self._fields(len(layers)), tensors)
 

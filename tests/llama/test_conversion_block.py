@@ -284,7 +284,7 @@ WRONG = {
         DFLASH | {"dflash_config": without(READ, "mask_token_id")},
         "`mask_token_id` .*missing",
     ),
-    "mask token": (dflash(mask_token_id=823), "`mask_token_id` .*it exceeds `vocab_size`"),
+    "mask token": (dflash(mask_token_id=823), "`mask_token_id` .*it exceeds vocab_size"),
     "no size": (without(DFLASH, "intermediate_size"), "`intermediate_size` .*is missing"),
     "a text": (DFLASH | {"num_hidden_layers": "2"}, "`num_hidden_layers` .*valid integer"),
     "too large": (DFLASH | {"num_hidden_layers": 10**30}, "`num_hidden_layers` "),
