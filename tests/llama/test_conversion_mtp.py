@@ -170,7 +170,7 @@ LAYER = f"model.layers.{N_LAYERS}."
 @pytest.mark.parametrize(
     ("removed", "added", "why"),
     [
-        (("eh_proj",), {}, "a layer without `eh_proj`"),
+        (("eh_proj",), {}, "a layer without eh_proj"),
         ((LAYER,), {}, "no complete layers"),
         (("experts.1.up",), {}, "no complete experts"),
         ((), {"new.weight": (1,)}, "new.weight, which is not known"),
