@@ -202,7 +202,8 @@ class Session:
                 fastest, which takes some seconds the first time. What does not fit into the memory of a GPU
                 runs on the CPU, by layers.
             draft_device: where the draft model runs, unless it is a head; ``auto``: as `device` says.
-            gpu_layers: number of layers of each model on the GPU; −1: as many as fit; None: as `device` says.
+            gpu_layers: number of layers on the GPU, also of a draft model without `draft_device`; −1: as many
+                as fit; None: as `device` says.
             cache_type: element type of the KV caches.
             branches: maximum number of branches of a tree in the caches. The draft model evaluates more
                 branches than it proposes, so use several times the number of a tree's nodes, such as 64. 1:

@@ -70,7 +70,7 @@ def _help(view: "ChatView", rest: str) -> None:
             render.note(usage)
         render.note(f"    {help_}" if is_narrow else f"{usage:{width}}{help_}")
     render.note(
-        "@FILE in a message stands for that image, and so does the full path of an image, which terminals "
+        "@FILE in a message stands for that image or sound file, and so does its full path, which terminals "
         "write for a file that is dropped into them. A message of nothing else attaches it to the next one."
     )
     render.note(
@@ -206,7 +206,7 @@ def _image(view: "ChatView", rest: str) -> None:
         view.images = []
     if rest in ("", "clear"):
         attached = [described(image) for _, image in view.images]
-        render.notes(attached or ["no image is attached: /image FILE attaches one to your next message"])
+        render.notes(attached or ["no file is attached: /image FILE attaches one to your next message"])
         return
     name, text = named_first(rest)
     view.attach(MediaFile.open(name))
@@ -251,7 +251,7 @@ COMMANDS = {
     "/stats": _SlashCommand(_stats, "show statistics of the last answer, and its time"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
     "/image": _SlashCommand(
-        _image, "attach an image to the next message, and send TEXT", "[FILE [TEXT]|clear]", None
+        _image, "attach an image or sound to the next message, and send TEXT", "[FILE [TEXT]|clear]", None
     ),
     "/save": _SlashCommand(_save, "save the conversation", "FILE", None),
     "/load": _SlashCommand(_load, "continue a saved conversation", "FILE", None),

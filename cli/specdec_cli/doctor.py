@@ -57,7 +57,7 @@ def doctor(options: DoctorOptions) -> None:
             render.write("No build works on this machine. Please report this with the output above.\n")
             raise typer.Exit(exits.FAILURE)
     render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
-    _gpus(verdict.facts["gpus"])
+    _gpus(verdict.facts["gpus"], is_built=options.fix and options.part == "gpu")
     lacks = verdict.facts["pictures"]
     render.write(f"pictures: {f'no ({lacks})' if lacks else 'libmtmd'}\n")
     render.write(f"threads: {default_threads()}{facts.limit_note()}\n")
@@ -98,11 +98,11 @@ def _rebuild(recipe: BuildRecipe, part: str) -> None:
         raise typer.Exit(exits.FAILURE)
 
 
-def _gpus(found: list[dict[str, Any]]) -> None:
-    """Show the GPUs, by the names that --device takes."""
+def _gpus(found: list[dict[str, Any]], *, is_built: bool) -> None:
+    """Show the GPUs, by the names that --device takes; is_built: llama.cpp has been built for one."""
     if not found:
-        render.write("GPU: none that this build of llama.cpp can use (to build it for one: ")
-        render.write("specdec doctor --fix gpu)\n")
+        advice = "install its driver" if is_built else "to build it for one: specdec doctor --fix gpu"
+        render.write(f"GPU: none that this build of llama.cpp can use ({advice})\n")
     for gpu in found:
         memory = f"{format_size(gpu['free'])} of {format_size(gpu['total'])} free"
         shared = ", shared with the CPU" if gpu["is_integrated"] else ""

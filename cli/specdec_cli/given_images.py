@@ -27,21 +27,21 @@ _PUNCTUATION = ".,;:!?)"
 
 
 def given_images(paths: Sequence[Path]) -> list[Media]:
-    """Read the images of the option --image; - is standard input.
+    """Read the files of the options --image and --audio; - is standard input.
 
     Raises:
         InvalidRequest: one cannot be read, or is no valid image; or there are too many.
     """
     if len(paths) > MAX_IMAGES:
-        raise InvalidRequest(f"--image is given {len(paths)} times: give at most {MAX_IMAGES} images")
+        raise InvalidRequest(f"--image and --audio have {len(paths)} files: give at most {MAX_IMAGES}")
     if paths.count(STANDARD) > 1:
-        raise InvalidRequest("--image - is given twice, but standard input has one image: remove one")
+        raise InvalidRequest("--image - is given twice, but standard input has one file: remove one")
     return [_of_standard_input() if path == STANDARD else MediaFile.open(path) for path in paths]
 
 
 def _of_standard_input() -> Media:
     if sys.stdin is not None and sys.stdin.isatty():
-        raise InvalidRequest("--image - reads standard input, which is the terminal: pipe an image into it")
+        raise InvalidRequest("--image - reads standard input, which is the terminal: pipe a file into it")
     return MediaFile.of(*read_given(STANDARD, MAX_BYTES))
 
 

@@ -119,6 +119,17 @@ def _vocabulary_size(value: str) -> str:
     return value
 
 
+def _device(value: str) -> str:
+    """Accept what can be the name of a device: whether there is one shows when models are loaded.
+
+    Raises:
+        BadParameter: it is something else.
+    """
+    if not value.replace(":", "").isalnum():
+        raise BadParameter(f"{value!r} is unknown: give auto, gpu, cpu, or a name that specdec doctor shows")
+    return value
+
+
 def _known_proposer(value: str) -> str:
     """Accept the proposers that are built in, and those of other packages.
 
@@ -202,6 +213,7 @@ _DEVICE: dict[str, Any] = {
     "help": "Where the models run: on the CPU, on a GPU, or each where it is faster (auto); specdec doctor "
     "shows the names of GPUs.",
     "autocompletion": completion.devices,
+    "callback": _device,
 }
 DeviceOption = Annotated[str, Option(**_DEVICE)]
 CacheTypeOption = Annotated[CacheChoice, Option(help="Precision of the KV caches.")]
@@ -234,6 +246,7 @@ class ModelOptions:
             metavar="auto|gpu|cpu|NAME",
             help="Where the draft model runs (default: as --device).",
             autocompletion=completion.devices,
+            callback=_device,
         ),
     ] = "auto"
     gpu_layers: Annotated[int | None, _Machine("--gpu-layers", "-ngl", help=GPU_LAYERS_HELP)] = None

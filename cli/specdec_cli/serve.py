@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from spec_local.errors import InvalidRequest
-from spec_local.llama.memory import free_memory
 from spec_local.llama.model_file import check_header
 from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, NO_PROJECTOR, STARTER, paired
 from spec_local.models.projectors import describe, resolve_projector
@@ -37,7 +36,7 @@ def serve(options: ServeOptions) -> None:
     given = [options.models.with_models(name) for name in options.model or ()] or [options.models]
     served = ServedModels(
         [_served(each, options.sampler, options.parallel, options.alias) for each in given],
-        memory=round(options.memory * 2**30) if options.memory else free_memory() // 2,
+        memory=round(options.memory * 2**30) if options.memory else None,
         keep_alive=None if options.keep_alive is None else seconds_of(options.keep_alive),
         max_waiting=options.queue,
         keep_headers=options.keep_headers,

@@ -12,6 +12,7 @@ from spec_local.calibration.tuning import Measurement, chain_plans, thread_choic
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.devices import CPU, Offload, candidates, fixed_offload
+from spec_local.llama.fitting import load_fitting
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.model import Model
 from spec_local.llama.setup.probe import check_model_file
@@ -80,8 +81,9 @@ def _tune(job: _Job, offload: Offload, threads: list[int], device: str = "") -> 
     """
     with ExitStack() as stack:
         main_file, draft_file = job.main_file, job.draft_file
-        main_model = _opened(main_file, offload, stack, load_mtp=job.drafting and not draft_file)
-        draft_model = _opened(draft_file, offload, stack) if draft_file else None
+        n_ctx = job.options.ctx
+        main_model = _opened(main_file, offload, n_ctx, stack, load_mtp=job.drafting and not draft_file)
+        draft_model = _opened(draft_file, offload, n_ctx, stack) if draft_file else None
         head = choose_head(main_model, draft_model, log=render.note) if job.drafting else None
         if head and draft_file:
             check_model_file(draft_file, offload=offload, main=main_file, log=render.note)
@@ -119,10 +121,10 @@ def _tune(job: _Job, offload: Offload, threads: list[int], device: str = "") -> 
         return DeviceCosts(best.costs, of_draft, is_head=best.head is not None), max_draft
 
 
-def _opened(path: Path, offload: Offload, stack: ExitStack, *, load_mtp: bool = False) -> Model:
+def _opened(path: Path, offload: Offload, n_ctx: int, stack: ExitStack, *, load_mtp: bool = False) -> Model:
     with waiting.line(f"loading {terminal.visible(path.name)} …"):
         check_model_file(path, offload=offload, log=render.note)
-        model = Model(path, offload=offload, load_mtp=load_mtp)
+        model = load_fitting(path, offload, n_ctx, load_mtp=load_mtp)
     stack.callback(model.close)
     return model
 

@@ -129,9 +129,8 @@ _ESCAPED = {f"%{ord(c):02{case}}": c for c in "+/=-_\r\n " for case in "xX"}
 
 def _decoded(text: str, noun: str) -> bytes:
     """Decode base64; raises InvalidRequest, before anything is decoded if it is too large."""
-    _check_size(
-        (len(text) + 1) // 2, noun
-    )  # generous, for line ends and percent signs: nothing was copied yet
+    # Generous, for line ends and percent signs: nothing was copied yet.
+    _check_size((len(text) + 1) // 2, noun)
     if "%" in text:
         for escaped, character in _ESCAPED.items():
             text = text.replace(escaped, character)

@@ -10,21 +10,18 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from spec_local.errors import InvalidRequest
+from spec_local.images.container import MAX_PARTS
 
 MAX_SECONDS: Final = 1800
 """Of a file: models read 7 to 25 tokens for each second, so that half an hour has 12,600 or more."""
 
 MIN_SECONDS: Final = 0.1
-"""Some encoders of llama.cpp abort the process with fewer frames than a few, of 10 ms each."""
+"""Some of llama.cpp's encoders abort the process with only a few frames, of 10 ms each."""
 
 _RATES: Final = range(4_000, 384_001)  # Hz, of all recordings from telephones to studios
 _MAX_CHANNELS: Final = 8
-_SAMPLE_BITS: Final = {
-    1: (8, 16, 24, 32),
-    3: (32, 64),
-    6: (8,),
-    7: (8,),
-}  # by WAV's tag: A-law and µ-law last
+_SAMPLE_BITS: Final = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
+"""By WAV's tag: integers, floats, A-law, µ-law."""
 _EXTENSIBLE: Final = 0xFFFE  # the tag is then in the extension
 _BEGINNING = re.compile(rb"RIFF.{4}WAVE|ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]|fLaC", re.DOTALL)
 _UNSUPPORTED = re.compile(rb"OggS|FORM.{4}AIF|#!AMR|.{4}ftypM4A|RF64|\xff[\xf0\xf1\xf8\xf9]", re.DOTALL)
@@ -85,7 +82,7 @@ def damaged(why: str) -> InvalidRequest:
 
 def _wav(data: bytes) -> Sound:
     form, at = b"", 12
-    while True:
+    for _ in range(MAX_PARTS):
         kind, size = struct.unpack_from("<4sI", data, at)
         content = data[at + 8 : at + 8 + size]  # of a file that was written to a pipe, all of the rest
         at += 8 + size + size % 2
@@ -93,6 +90,8 @@ def _wav(data: bytes) -> Sound:
             form = content
         elif kind == b"data":
             break
+    else:
+        raise damaged("it has too many parts")
     tag, channels, rate, _, block, bits = struct.unpack_from("<HHIIHH", form)
     if tag == _EXTENSIBLE:
         (tag,) = struct.unpack_from("<H", form, 24)
@@ -105,26 +104,25 @@ def _wav(data: bytes) -> Sound:
         raise damaged("its sizes contradict each other")
     samples = content[: len(content) // block * block]
     form = struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits)
-    parts = (
-        b"WAVEfmt "
-        + struct.pack("<I", len(form))
-        + form
-        + b"data"
-        + struct.pack("<I", len(samples))
-        + samples
-    )
-    file = b"RIFF" + struct.pack("<I", len(parts)) + parts
+    file = _wav_chunk(b"RIFF", b"WAVE" + _wav_chunk(b"fmt ", form) + _wav_chunk(b"data", samples))
     return Sound("WAV", len(samples) / block / rate, file)
 
 
+def _wav_chunk(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("<I", len(content)) + content
+
+
 def _flac(data: bytes) -> Sound:
-    header, end, is_last = b"", 4, False
-    while not is_last:
+    header, end = b"", 4
+    for _ in range(MAX_PARTS):
         (kind,) = struct.unpack_from("B", data, end)
         start, end = end + 4, end + 4 + int.from_bytes(data[end + 1 : end + 4])
-        is_last = bool(kind & 0x80)
         if kind & 0x7F == 0:  # STREAMINFO
             header = data[start:end]
+        if kind & 0x80:  # the last one
+            break
+    else:
+        raise damaged("it has too many parts")
     if len(header) != 34:
         raise damaged("it has no header")
     facts = int.from_bytes(header[10:18])  # bits: 20 of the rate, 3 of the channels, 5 of bits, 36 of samples

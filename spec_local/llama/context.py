@@ -145,7 +145,9 @@ class LlamaContext(NativeContext):
             max_rollback = 0
         self.kv_bytes = model.kv_bytes(n_cells, CACHE_TYPES[cache_type]) + state_bytes * (1 + max_rollback)
         need = self.kv_bytes + 2 * n_cells * min(max_tokens, n_cells)  # the attention mask, in f16
-        if n_parallel == 1:
+        if model.has_own_memory:  # llama.cpp reports that a GPU's is too small
+            pass
+        elif n_parallel == 1:
             check_free_memory(need, f"for a context of {n_ctx} tokens")
         else:
             purpose = f"for {n_parallel} answers at the same time, in contexts of {n_ctx} tokens"

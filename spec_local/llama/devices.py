@@ -113,11 +113,12 @@ def check_device(
     Raises:
         InvalidRequest: it does not.
     """
+    device = _plain(device)
     if device == AUTO:
         return
     if not _PATTERN.fullmatch(device):
         raise InvalidRequest(
-            f"{setting} {device!r} is unknown: give auto, gpu, cpu, or a name that specdec doctor shows"
+            f"`{setting}={device!r}` is unknown: give auto, gpu, cpu, or a name that specdec doctor shows"
         )
     if workers:
         raise InvalidRequest(
@@ -140,6 +141,7 @@ def fixed_offload(
     Raises:
         InvalidRequest: the device cannot be used.
     """
+    device = _plain(device)
     check_device(device, gpu_layers, workers, setting=setting)
     if device == CPU:
         return ON_CPU
@@ -167,6 +169,11 @@ def candidates() -> dict[str, Offload]:
     """The devices to compare for ``auto``, by name: the GPUs that llama.cpp chooses, and the CPU."""
     used = usable_gpus(OFFLOADED)
     return {**({used[0].name if len(used) == 1 else GPU: OFFLOADED} if used else {}), CPU: ON_CPU}
+
+
+def _plain(device: str) -> str:
+    """A device as it is compared: llama.cpp writes CUDA0, and PyTorch cuda:0."""
+    return device.lower().replace(":", "")
 
 
 def _named(name: str, found: Sequence[Gpu], setting: str = "device") -> Gpu:

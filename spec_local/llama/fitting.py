@@ -1,28 +1,42 @@
-"""How many layers of a model fit into the memory of GPUs; the others stay on the CPU."""
+"""The memory of the devices that models run on: what is free, and how many layers fit into that of GPUs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spec_local.llama.devices import Gpu, Offload, usable_gpus
 from spec_local.llama.gguf_tensors import bytes_by_layer, parts
+from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 
 MARGIN = 1 << 30
 """Bytes of each GPU that are left free, for compute buffers and other programs; as in llama.cpp's fitting."""
 
 
+def free_bytes(offload: Offload) -> int:
+    """Bytes that models can take: of separate GPUs that are to hold all layers, or else of this machine."""
+    used = usable_gpus(offload) if offload.layers < 0 else []
+    return _free(used) if used and not any(gpu.is_integrated for gpu in used) else free_memory()
+
+
+def load_fitting(path: Path, offload: Offload, n_tokens: int, *, load_mtp: bool = False) -> Model:
+    """Load a model with as many layers on GPUs as fit beside a KV cache in f16 for so many tokens.
+
+    Raises:
+        SpecLocalError: see `Model`.
+    """
+    n = n_that_fit(path, offload, lambda header: header.kv_bytes(n_tokens))
+    return Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp)
+
+
 def n_that_fit(
-    path: Path,
-    offload: Offload,
-    context_bytes: Callable[[Model], int],
-    beside: Path | None = None,
+    path: Path, offload: Offload, context_bytes: Callable[[Model], int], reserved: int = 0
 ) -> int | None:
     """The number of layers to offload; None: all that `offload` asks for.
 
     Args:
         path: the model's file.
         context_bytes: of the KV caches and states of all its contexts, given its header.
-        beside: another model that will be on the same GPUs.
+        reserved: bytes on the same GPUs for other models.
     """
     used = usable_gpus(offload)
     if not used or offload.layers >= 0:
@@ -33,7 +47,6 @@ def n_that_fit(
         of_context = context_bytes(header) / max(1, header.n_layers)
     finally:
         header.close()
-    reserved = size_of_files([beside]) if beside else 0
     n = _fitting([*(size + of_context for size in layers), output], _free(used) - reserved)
     return None if n > header.n_layers else n
 

@@ -57,10 +57,10 @@ def shortage(path: Path, size: int, reason: str, *, on_gpu: bool = False) -> Con
     free = free_memory()
     if not _SHORTAGE.search(reason) or not (on_gpu or 2 * size + _REST > free):
         return None
-    more = ", fewer `gpu_layers`" if on_gpu else ""
+    there, more = ("", ", fewer `gpu_layers`") if on_gpu else (f", and {format_size(free)} are free", "")
     return ContextOverflow(
-        f"{path} does not fit into memory ({reason}): it needs {format_size(size)} and its context, and "
-        f"{format_size(free)} are free; use a smaller quantization, a smaller `n_ctx`{more}, or `draft=none`"
+        f"{path} does not fit into memory ({reason}): it needs {format_size(size)} and its context{there}; "
+        f"use a smaller quantization, a smaller `n_ctx`{more}, or `draft=none`"
     )
 
 

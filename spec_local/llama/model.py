@@ -216,6 +216,11 @@ class Model:
         return not self.is_on_gpu or 0 <= self.n_offloaded <= self.n_layers
 
     @property
+    def has_own_memory(self) -> bool:
+        """True if all of it is in the memory of separate GPUs, and none in that of this machine."""
+        return bool(self._gpus) and not (self.uses_cpu or any(gpu.is_integrated for gpu in self._gpus))
+
+    @property
     def device(self) -> str:
         """Where its layers run on this machine, such as ``CPU`` or ``vulkan0 (20 of 33 layers)``."""
         if not self._gpus or not self.n_offloaded:

@@ -1,4 +1,4 @@
-"""Load libmtmd, the library of llama.cpp that turns pictures into vectors, when it is needed."""
+"""Load libmtmd, the library of llama.cpp that turns images and sound into vectors, when it is needed."""
 
 import contextlib
 import ctypes
@@ -37,12 +37,14 @@ def library() -> Any:
         mtmd = runtime.bindings("mtmd_cpp")
     except FileNotFoundError:
         raise BackendError(
-            f"this llama.cpp was built without libmtmd, which reads pictures: run {_FIX}, or leave them out"
+            f"this llama.cpp was built without libmtmd, which reads images and sound: run {_FIX}, or leave "
+            "them out"
         ) from None
     except (AttributeError, RuntimeError) as error:  # of another version, or damaged
         reason = " ".join(str(error).split())
         raise BackendError(
-            f"libmtmd, which reads pictures, cannot be loaded ({reason}): delete {_path()}, and run {_FIX}"
+            f"libmtmd, which reads images and sound, cannot be loaded ({reason}): delete {_path()}, and "
+            f"run {_FIX}"
         ) from error
     mtmd.mtmd_helper_log_set(callback, ctypes.c_void_p(0))
     # As for llama.cpp: after the interpreter has exited, the callback would be freed memory.

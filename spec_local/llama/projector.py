@@ -1,9 +1,8 @@
 """A projector (mmproj): turns pictures and sound into vectors that the main model reads in place of tokens.
 
 libmtmd prepares a picture: it is scaled, perhaps cut into tiles, and each tile becomes a span, with tokens
-around it as the model expects them. So does each window of a sound, of
-30 seconds in most models. The vectors are computed when a span is evaluated: if the main model knows the
-picture already, they are not needed.
+around it as the model expects them. So does each window of a sound, of 30 seconds in most models. The vectors
+are computed when a span is evaluated: if the main model knows the picture already, they are not needed.
 """
 
 import ctypes

@@ -1,32 +1,35 @@
-"""Images in the messages of llama-cpp-python: marks stand for them until the prompt is tokenized."""
+"""Images and sounds in the messages of llama-cpp-python: marks stand for them until a prompt is tokenized."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spec_local.errors import InvalidRequest
+from spec_local.images.audio import Audio
 from spec_local.images.image import Image
 from spec_local.images.marks import NumberedMarks
-from spec_local.images.media import MAX_IMAGES
+from spec_local.images.media import MAX_IMAGES, Media
 from spec_local.text import bytes_of
+
+_KINDS = ("image_url", "input_audio")
 
 
 class MarkedMessages:
-    """Messages with marks, which nobody can guess, in place of their images.
+    """Messages with marks, which nobody can guess, in place of their images and sounds.
 
     Args:
-        messages: with images as in OpenAI's API: ``{"type": "image_url", "image_url": {"url": …}}``
-            with a data URI.
+        messages: with parts as in OpenAI's API: ``{"type": "image_url", "image_url": {"url": …}}`` with a
+            data URI, and ``{"type": "input_audio", "input_audio": {"data": …}}`` with base64.
 
     Attributes:
-        messages: the same ones; the contents of those with images have become text.
-        images: in their order.
+        messages: the same ones; the contents of those with images or sounds have become text.
+        images: also sounds, in their order.
 
     Raises:
-        InvalidRequest: an image is invalid, or there are too many.
+        InvalidRequest: an image or sound is invalid, or there are too many.
     """
 
     def __init__(self, messages: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.images: list[Image] = []
+        self.images: list[Media] = []
         self._marks = NumberedMarks()
         self.messages = [self._marked(message) for message in messages]
         if len(self.images) > MAX_IMAGES:
@@ -34,15 +37,14 @@ class MarkedMessages:
 
     def _marked(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message.get("content")
-        if not isinstance(content, list) or all(part.get("type") != "image_url" for part in content):
+        if not isinstance(content, list) or all(part.get("type") not in _KINDS for part in content):
             return message
         text, follows_text = "", False
         for part in content:
-            is_image = part.get("type") == "image_url"
+            is_image = part.get("type") in _KINDS
             if is_image:
-                url = part["image_url"]
                 text += self._marks.of(len(self.images))
-                self.images.append(Image.of_data_uri(url["url"] if isinstance(url, Mapping) else url))
+                self.images.append(_media(part))
             else:
                 text += "\n" * follows_text + part["text"]  # as in llama.cpp
             follows_text = not is_image
@@ -52,7 +54,7 @@ class MarkedMessages:
         self,
         prompt: bytes,
         tokenize: Callable[[bytes, bool], Sequence[int]],
-        image_tokens: Callable[[Image], Sequence[int]],
+        image_tokens: Callable[[Media], Sequence[int]],
     ) -> list[int]:
         """The tokens of a prompt that a template has made of the messages.
 
@@ -66,3 +68,10 @@ class MarkedMessages:
             found += image_tokens(self.images[int(number)])
             found += tokenize(bytes_of(text), False) if text else ()
         return found
+
+
+def _media(part: Mapping[str, Any]) -> Media:
+    if part["type"] == "input_audio":
+        return Audio.of_base64(part["input_audio"]["data"])
+    url = part["image_url"]
+    return Image.of_data_uri(url["url"] if isinstance(url, Mapping) else url)

@@ -80,8 +80,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     What it does not support raises InvalidRequest; see docs/library.md.
 
     Args:
-        model_path, draft, mmproj: the main model, the draft model, and the projector for images in messages,
-            which are data URIs; as for `Session.open`.
+        model_path, draft, mmproj: the main model, the draft model, and the projector for images and sounds in
+            messages, which are data URIs and base64; as for `Session.open`.
         n_ctx: context length in tokens, limited to the model's training context; 0: the training context.
         n_gpu_layers, n_threads: for each of the models.
         type_k, type_v: element type of the KV caches.
@@ -258,11 +258,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return super()._create_completion(logprobs=logprobs, echo=echo, logits_processor=processor, **options)
 
     def create_chat_completion(self, messages: list[Any], *args: Any, **options: Any) -> Any:
-        """As that of `llama_cpp.Llama`; messages may have images.
+        """As that of `llama_cpp.Llama`; messages may have images and sounds.
 
         Raises:
-            InvalidRequest: an image is invalid, or no data URI.
-            ModelError: there are images, and the model has no projector.
+            InvalidRequest: an image or sound is invalid, or no data URI.
+            ModelError: the model has no projector that reads it.
         """
         marked = MarkedMessages(messages)
         if marked.images:
@@ -274,7 +274,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._marked = MarkedMessages()
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """As that of `llama_cpp.Llama`; in a chat, with the cells of images."""
+        """As that of `llama_cpp.Llama`; in a chat, with the cells of images and sounds."""
 
         def tokenize(part: bytes, is_first: bool) -> list[int]:
             tokens: list[int] = super(Llama, self).tokenize(part, add_bos and is_first, special)

@@ -12,9 +12,9 @@ from spec_local.llama import gguf_header
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
+from spec_local.llama.fitting import free_bytes
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
-from spec_local.llama.memory import free_memory
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.models.projectors import find_projector, projector_bytes
 from spec_local.policies.adaptive import MAX_CALLS
@@ -52,9 +52,10 @@ class VocabularyMatch:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a session needs for weights, KV caches and the rest, of both models, and free memory.
+    """Bytes that a session needs for weights, KV caches and the rest, of both models.
 
-    projector: of the main model's projector with its buffers, if it has one.
+    free: those that are free where the models run. projector: of the main model's projector with its
+    buffers, if it has one.
     """
 
     weights: int
@@ -154,7 +155,7 @@ def check(
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
     projector = projector_bytes(find_projector(main))
     weights = sum(model.size for model in models)
-    memory = MemoryNeed(weights, sum(caches), OVERHEAD, free_memory(), projector)
+    memory = MemoryNeed(weights, sum(caches), OVERHEAD, free_bytes(offload), projector)
     head = choose_head(*models)
     if head:
         match = VocabularyMatch("same", None, [], 1.0)

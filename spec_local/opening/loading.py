@@ -1,7 +1,6 @@
 """Load a session's models, and open a context of each for every sequence."""
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -15,13 +14,12 @@ from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLoca
 from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.llama.devices import Offload, usable_gpus
-from spec_local.llama.fitting import n_that_fit
+from spec_local.llama.devices import Offload
+from spec_local.llama.fitting import free_bytes, n_that_fit, size_of_files
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
-from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
 from spec_local.llama.projector import Projector
@@ -91,9 +89,11 @@ def load(
         SpecLocalError: everything loaded before the error has been freed.
     """
     with ExitStack() as stack:
-        free = free_memory()
-        beside = draft if settings.draft_offload == settings.offload else None
-        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, beside=beside)
+        free = free_bytes(settings.offload)
+        reserved = projector_bytes(settings.mmproj)
+        if draft and settings.draft_offload == settings.offload:
+            reserved += size_of_files([draft])
+        model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, reserved=reserved)
         if settings.mmproj:
             kind = describe(settings.mmproj).type
             check = functools.partial(
@@ -117,7 +117,7 @@ def _load_found(
 ) -> tuple[Sequences, ExitStack]:
     """`_load_sequences` with the first drafter on this machine that can be used, or without one.
 
-    free: bytes of memory before the main model was loaded.
+    free: bytes of memory where the main model runs, before it was loaded.
     """
     from spec_local.models.head_versions import roll_back
     from spec_local.models.pairs import OVERHEAD
@@ -135,9 +135,7 @@ def _load_found(
         settings.cache_type,
         workers=settings.workers,
     )
-    # llama.cpp itself reports that a GPU's own memory is too small.
-    used = usable_gpus(settings.offload)
-    spare = sys.maxsize if used and not any(gpu.is_integrated for gpu in used) else free - needed
+    spare = free - needed
     quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
     for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
         try:
@@ -191,7 +189,8 @@ def _load_sequences(
         if n_parallel is None:
             n_parallel = sequences_that_fit(
                 sequence_bytes(models, lengths, settings.cache_type),
-                free_memory() - projector_bytes(settings.mmproj),  # which is loaded with the first image
+                # It is loaded with the first image.
+                free_bytes(settings.offload) - projector_bytes(settings.mmproj),
             )
         mains, *others = _contexts(models, lengths, n_parallel, head, settings, stack)
         drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_parallel
@@ -223,15 +222,15 @@ def _model(
     stack: ExitStack,
     *,
     load_mtp: bool = False,
-    beside: Path | None = None,
+    reserved: int = 0,
 ) -> Model:
-    """Load a model; beside: another one that will be on the same GPUs."""
+    """Load a model; reserved: bytes on the same GPUs for other ones."""
     workers, offload, n = settings.workers, settings.offload, None
     model = None if workers else take(path, offload=offload, load_mtp=load_mtp)
     if not model:
         if not workers:  # the memory of this machine may be too small for what workers hold
             check_model_file(path, offload=offload, log=log)
-            n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), beside)
+            n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), reserved)
         model = Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp, workers=workers)
         if n is not None:
             log(f"{path.name}: {model.device}, as the memory is too small for more; the others on the CPU")

@@ -17,24 +17,29 @@ from spec_local.system.child_process import child_main, run_child
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """n_parallel: answers at the same time. needed: bytes of the models, of their caches, and of the rest."""
+    """n_parallel: answers at the same time. needed: bytes of the models, of their caches, and of the rest.
+
+    memory: bytes that are there for the session.
+    """
 
     n_parallel: int
     needed: int
+    memory: int = 0
 
 
-def plan_memory(session: Mapping[str, Any], memory: int) -> MemoryPlan:
+def plan_memory(session: Mapping[str, Any], memory: int | None) -> MemoryPlan:
     """Choose the number of answers at the same time, and estimate the memory that all of it needs.
 
     Args:
         session: arguments of `Session.open`. If `parallel` is None, caches take up to half of the memory that
             the weights leave.
-        memory: bytes that are there for the session.
+        memory: bytes that are there for the session; None: half of those that are free where it runs.
 
     Raises:
         ModelFileError: a file cannot be used.
     """
-    result = run_child("spec_local.opening.memory_plan", json.dumps(dict(session), default=str), str(memory))
+    arguments = json.dumps(dict(session), default=str), json.dumps(memory)
+    result = run_child("spec_local.opening.memory_plan", *arguments)
     if not result.works and session["draft"] == FOUND_DRAFT:  # what is found may be damaged: it is not used
         return plan_memory({**session, "draft": NO_DRAFT}, memory)
     if result.crash:
@@ -47,11 +52,12 @@ def plan_memory(session: Mapping[str, Any], memory: int) -> MemoryPlan:
     return MemoryPlan(**result.facts)
 
 
-def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
+def _plan(session: Mapping[str, Any], memory: int | None) -> dict[str, int]:
     from itertools import islice
 
     from spec_local.calibration.cost_store import Conditions
     from spec_local.llama.devices import AUTO, offload_of
+    from spec_local.llama.fitting import free_bytes
     from spec_local.llama.heads.choose import choose_head
     from spec_local.llama.model import Model
     from spec_local.models.pairs import OVERHEAD
@@ -61,12 +67,14 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     from spec_local.system.machine import default_threads
 
     draft, wanted = session["draft"], session["n_ctx"] or DEFAULT_CONTEXT
+    offload = offload_of(session.get("device", AUTO), session["gpu_layers"])
+    memory = free_bytes(offload) // 2 if memory is None else memory
     main = Model(session["main"], weights=False, load_mtp=draft == FOUND_DRAFT)
     models = [main]
     if draft == FOUND_DRAFT and not choose_head(main):
         conditions = Conditions(
             main.path,
-            offload_of(session.get("device", AUTO), session["gpu_layers"]),
+            offload,
             session["threads"] or default_threads(),
             main.n_ctx(wanted),
             session["cache_type"],
@@ -79,8 +87,8 @@ def _plan(session: Mapping[str, Any], memory: int) -> dict[str, int]:
     fixed = sum(model.size for model in models) + projector_bytes(mmproj) + OVERHEAD
     size = sequence_bytes(models, [model.n_ctx(wanted) for model in models], session["cache_type"])
     n_parallel = session["parallel"] or sequences_that_fit(size, memory - fixed)
-    return {"n_parallel": n_parallel, "needed": fixed + n_parallel * size}
+    return {"n_parallel": n_parallel, "needed": fixed + n_parallel * size, "memory": memory}
 
 
 if __name__ == "__main__":
-    child_main(lambda: _plan(json.loads(sys.argv[1]), int(sys.argv[2])))
+    child_main(lambda: _plan(json.loads(sys.argv[1]), json.loads(sys.argv[2])))

@@ -12,8 +12,8 @@ from spec_local.calibration.placement import DeviceCosts, choose, shown
 from spec_local.errors import SpecLocalError
 from spec_local.llama import gguf_header
 from spec_local.llama.devices import CPU, Offload, candidates
+from spec_local.llama.fitting import free_bytes
 from spec_local.llama.heads.base import HeadSequence
-from spec_local.llama.memory import free_memory
 from spec_local.opening.loading import DEFAULT_CONTEXT, LoadSettings, load
 from spec_local.policies.cost_model import CostModel
 from spec_local.system.machine import OtherPrograms, default_threads
@@ -146,7 +146,7 @@ def _found(main: Path, settings: LoadSettings, device: Offload) -> Path | None:
         return None
     from spec_local.opening import drafters  # takes 30 ms
 
-    spare = free_memory() - main.stat().st_size
+    spare = free_bytes(device) - main.stat().st_size
     for found in drafters.find_drafters(_conditions(main, settings, device), spare):
         with suppress(SpecLocalError):  # a damaged file is passed over by loading, too
             gguf_header.read_metadata(found.path)

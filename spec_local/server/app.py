@@ -42,7 +42,7 @@ PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
 """The kind of `Exchange` for each path."""
 PAGE = Path(__file__).with_name("page")
 _PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' blob:; "  # blob: of the page itself
+    "content-security-policy": "default-src 'self'; img-src 'self' blob:; media-src blob:; "  # of the page
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

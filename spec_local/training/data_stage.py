@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from spec_local.llama.fitting import load_fitting
 from spec_local.llama.model import Model
 from spec_local.training import precision
 from spec_local.training.events import Event, Generating, GenerationRate, Stage
@@ -37,13 +38,14 @@ class DataStage:
         started = time.monotonic()
         source = self._fastest_copy()
         self._on_progress(Stage("generating training data"))
-        model = Model(source, offload=recipe.offload)
+        n_parallel = self._n_parallel(source)
+        model = load_fitting(source, recipe.offload, n_parallel * _N_CTX)
         generator = DataGenerator(
             model,
             recipe.folder / "data",
             prompt_source(recipe.seed, user_texts),
             layers=self._layers,
-            n_parallel=self._n_parallel(source),
+            n_parallel=n_parallel,
             n_ctx=_N_CTX,
             max_tokens=recipe.limits.answer,
             shard_tokens=recipe.limits.shard,
@@ -113,6 +115,6 @@ class DataStage:
 
     def _n_parallel(self, path: Path) -> int:
         model = Model(path, weights=False)
-        n = n_that_fit(model, _N_CTX, self._recipe.limits.n_parallel)
+        n = n_that_fit(model, _N_CTX, self._recipe.limits.n_parallel, self._recipe.offload)
         model.close()
         return n

@@ -9,6 +9,7 @@ import numpy as np
 from spec_local.core.calls import run
 from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import BackendError, InvalidRequest, ModelError
+from spec_local.llama.fitting import load_fitting
 from spec_local.llama.headers import open_header
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -30,6 +31,7 @@ from spec_local.training.shards import Document
 BUILT_IN = "built-in prompts"
 """Name of the answers to the prompts of `specdec bench`."""
 _MIN_TOKENS = 20_000  # the least data worth training on
+_N_TOKENS = 4 * 4096  # of the caches when answers to built-in prompts are generated, the largest ones here
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def check(recipe: Recipe) -> int:
             f"{format_size(recipe.max_bytes)} of disk space are too little for training data: "
             f"free some, or give `disk={1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g}` or more"
         )
-    model = Model(recipe.main, offload=recipe.offload)
+    model = load_fitting(recipe.main, recipe.offload, 64)
     row = open_sequence(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
     try:
         run(row.call([0] * 8, n_logits=1))
@@ -118,7 +120,7 @@ def gather(
         return lambda n_done, n: on_progress(Answering(what, n_done, n))
 
     threads, limits = recipe.threads, recipe.limits
-    model = Model(recipe.main, offload=recipe.offload)
+    model = load_fitting(recipe.main, recipe.offload, _N_TOKENS)
     built_in = answers_to_built_in(
         model,
         recipe.folder / "built-in",

@@ -11,6 +11,7 @@ from spec_local.bench.variants import PLAIN, Variant
 from spec_local.calibration.tuning import tune
 from spec_local.core.sampling_settings import SamplingSettings
 from spec_local.llama.devices import AUTO, OFFLOADED, Offload
+from spec_local.llama.fitting import load_fitting
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
 from spec_local.policies.cost_model import CallCosts
@@ -46,7 +47,7 @@ def measure_calls(
     Raises:
         SpecLocalError: the models cannot be loaded.
     """
-    model, draft = Model(main, offload=offload), Model(head, offload=offload)
+    model, draft = load_fitting(main, offload, N_CTX), Model(head, offload=offload)
     chosen = choose_head(model, draft)
     n_threads = threads or default_threads()
     (costs,) = tune(model, [n_threads], n_ctx=model.n_ctx(N_CTX), max_logits=_MAX_LOGITS, head=chosen)

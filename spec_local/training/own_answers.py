@@ -160,7 +160,7 @@ def answer_again(
             folder,
             prompt,
             layers=layers,
-            n_parallel=n_that_fit(model, n_ctx, limits.n_parallel),
+            n_parallel=n_that_fit(model, n_ctx, limits.n_parallel, model.offload),
             n_ctx=n_ctx,
             max_tokens=limits.answer,
             temperatures=_TEMPERATURES,

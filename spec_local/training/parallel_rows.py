@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from spec_local import bfloat16
 from spec_local.core.calls import together
+from spec_local.llama.devices import Offload
+from spec_local.llama.fitting import free_bytes
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
@@ -16,9 +17,9 @@ from spec_local.llama.sequence import LlamaSequence
 _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
 
 
-def n_that_fit(model: Model, n_ctx: int, most: int) -> int:
-    """Return how many texts of `n_ctx` tokens fit, with the model, into half of the free memory."""
-    n, room = most, 0.5 * psutil.virtual_memory().available - model.size
+def n_that_fit(model: Model, n_ctx: int, most: int, offload: Offload) -> int:
+    """Return how many texts of `n_ctx` tokens fit, with the model, into half of the free memory there."""
+    n, room = most, 0.5 * free_bytes(offload) - model.size
     while n > 1 and model.kv_bytes(n * n_ctx) > room:
         n //= 2
     return n

@@ -16,7 +16,7 @@ import psutil
 
 from spec_local.errors import SpecLocalError
 from spec_local.llama.devices import OFFLOADED, Offload
-from spec_local.llama.model import Model
+from spec_local.llama.fitting import load_fitting
 from spec_local.models.quantized_copy import quantize
 from spec_local.training.parallel_rows import next_outputs, open_parallel_rows
 
@@ -73,7 +73,7 @@ def fastest_copy(
 
 def rate(path: Path, n_parallel: int, threads: int | None, offload: Offload) -> float:
     """Return the tokens per second of the fastest of a few calls: interference only makes calls slower."""
-    model = Model(path, offload=offload)
+    model = load_fitting(path, offload, n_parallel * 256)
     rows = open_parallel_rows(model, n_parallel, 256, threads)
     tokens = np.random.default_rng(0).integers(model.vocabulary.n_tokens, size=(_CALLS, n_parallel)).tolist()
     times = []

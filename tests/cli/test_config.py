@@ -184,6 +184,7 @@ INVALID = [
         "line 2, models-pull.ofline: models pull has no such option (did you mean offline?)",
     ),
     ("top-k = 'many'", "line 1, top-k: input should be a valid integer"),
+    ("device = 'a GPU'", "line 1, device: 'a GPU' is unknown: give auto, gpu, cpu, or a name that specdec"),
     ("top-k = [1, 2]", "line 1, top-k: takes one value, not a list"),
     ("stop = [['a']]", "line 1, stop: takes a value"),
     ("top-k = {a = 1}", "line 1, top-k: there is no such command"),

@@ -82,7 +82,7 @@ def test_errors_come_before_a_model_is_loaded(inside, folder, tmp_path):
             done = generate("--image", path, *prompt, command=command)
             assert reason in inside.one_line(done, 2)
     many = [word for _ in range(33) for word in ("--image", "a.png")]
-    assert "give at most 32 images" in inside.one_line(generate(*many, "look"), 2)
+    assert "have 33 files: give at most 32" in inside.one_line(generate(*many, "look"), 2)
     twice = generate("--image", "-", "--image", "-", "look")
     assert "given twice" in inside.one_line(twice, 2)
     both = generate("--image", "-", "--file", "-", "look")
@@ -104,7 +104,7 @@ def test_a_model_without_a_projector(generate, inside):
     chat = generate("--mmproj", "none", "--no-stats", command="chat", stdin=lines)
     assert chat.returncode == 0
     assert chat.stderr.decode().splitlines()[1:3] == [BLIND, BLIND]
-    assert "no image is attached" in chat.stderr.decode()
+    assert "no file is attached" in chat.stderr.decode()
     assert chat.stdout.strip()
 
 
@@ -165,10 +165,10 @@ def test_images_in_a_chat(person, folder):
     p, seen = person("--image", "a.png")
     assert f"image a.png, 40 × 30 pixels, {SENT}" in seen
     p.say("what is this?")
-    assert "no image is attached" in p.say("/image")
+    assert "no file is attached" in p.say("/image")
     assert f"image b c.jpg, 64 × 48 pixels, {SENT}" in p.say("/image b c.jpg")
     assert "image b c.jpg, 64 × 48 pixels\n" in p.say("/image").replace("\r", "")
-    assert "no image is attached" in p.say("/image clear")
+    assert "no file is attached" in p.say("/image clear")
     assert f"image b c.jpg, 64 × 48 pixels, {SENT}" in p.say("/image 'b c.jpg' and this?")
     p.say("/read notes.txt")
     assert "image a.png, 40 × 30 pixels" in p.say("compare @a.png with @nothing")
@@ -190,7 +190,7 @@ def test_images_in_a_chat(person, folder):
     p.say("/regen")
     p.say("/image a.png")
     p.say("/clear")
-    assert "no image is attached" in p.say("/image")
+    assert "no file is attached" in p.say("/image")
     assert "loaded 10 messages" in p.say("/load chat.json")
     p.say("/undo")
     p.say("/undo")
@@ -212,7 +212,7 @@ def test_errors_in_a_chat(person, folder):
     ):
         assert reason in p.say(line)
     assert saved(p, folder) == []
-    assert "@FILE in a message stands for that image" in p.say("/help")
+    assert "@FILE in a message stands for that image or sound file" in p.say("/help")
 
 
 def test_too_large_for_the_context(person, folder):
@@ -224,7 +224,7 @@ def test_too_large_for_the_context(person, folder):
     p.type("n\r")
     seen = p.prompt()
     assert re.search("what was attached was discarded: attach less", seen)
-    assert "no image is attached" in p.say("/image")
+    assert "no file is attached" in p.say("/image")
     for _ in range(3):
         p.say("/image a.png")
     p.type("what is this?\r")

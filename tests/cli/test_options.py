@@ -118,6 +118,7 @@ VALID = [
     ["--ctx", "9" * 20, "-n", "2"],
     ["--gpu-layers", "9" * 20],
     ["--device", "cpu", "--gpu-layers", "0"],
+    ["--device", "CPU", "--draft-device", "cpu"],
     ["--device", "auto", "--gpu-layers", "0"],
     ["--draft-max", "0"],
     ["--draft-max", "64"],

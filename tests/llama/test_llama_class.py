@@ -18,12 +18,14 @@ from llama_cpp.llama_chat_format import Llava15ChatHandler
 from spec_local.chat.request import ChatRequest
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, ModelFileError
+from spec_local.images.audio import Audio
 from spec_local.images.image import Image
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.llama_cpp_python import Llama
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
-from tests.tiny_projectors import write_projector
+from tests.sounds import clip
+from tests.tiny_projectors import write_projector, write_sound_projector
 from tests.tiny_vision import write_vision_model
 
 pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
@@ -443,3 +445,21 @@ def test_images_in_messages(make, folder):
     blind = make(seeing, draft="none", mmproj="none")
     with pytest.raises(ModelError, match="no projector"):
         blind.create_chat_completion([{"role": "user", "content": content}])
+
+
+def test_sounds_in_messages(make, folder):
+    hearing = write_vision_model(folder / "hearing.gguf", "llama")
+    llama = make(hearing, draft="none", mmproj=write_sound_projector(folder / "for-sounds.gguf"))
+    sound, prompts, generate = Audio(clip(1)), [], llama.session.generate
+    part = {"data": base64.b64encode(sound.data).decode(), "format": "wav"}
+    llama.session.generate = lambda tokens, settings: (prompts.append(tokens), generate(tokens, settings))[1]
+
+    def ask(part):
+        content = [{"type": "text", "text": "listen"}, {"type": "input_audio", "input_audio": part}]
+        llama.create_chat_completion([{"role": "user", "content": content}], max_tokens=1)
+
+    ask(part)
+    cells = [token for token in llama.session.main.model.image_tokens(sound) if token < 0]
+    assert [token for token in prompts[0] if token < 0] == cells != []
+    with pytest.raises(InvalidRequest, match="the file is not a WAV, MP3 or FLAC sound"):
+        ask({"data": base64.b64encode(b"no sound").decode()})

@@ -6,7 +6,7 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
 from spec_local.llama.devices import OFFLOADED, ON_CPU, Offload
-from spec_local.llama.fitting import MARGIN
+from spec_local.llama.fitting import MARGIN, free_bytes
 from spec_local.llama.gguf_tensors import bytes_by_layer
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.model import Model
@@ -222,6 +222,31 @@ def test_layers_that_do_not_fit_stay_on_the_cpu(a_gpu, opened, opened_session, p
         assert session.device == ("metal (1 of 2 layers)" if n else "CPU")
     a_gpu(free=MARGIN + output + layer + caches)
     assert opened_session(device="gpu", draft=None).main.model.n_offloaded == -1
+
+
+@pytest.mark.parametrize("is_integrated", [False, True])
+def test_the_memory_of_a_separate_gpu_counts(a_gpu, opened_session, paths, is_integrated):
+    """In place of the machine's, of which a model on it needs none; an integrated one shares that."""
+    header = Model(paths[0], weights=False)
+    free = header.size + header.kv_bytes(128)
+    a_gpu(free=MARGIN + free, is_integrated=is_integrated)
+    assert (free_bytes(OFFLOADED) == free) is not is_integrated
+    assert free_bytes(ON_CPU) != free
+    for options, is_there in (
+        ({"device": "gpu"}, True),
+        ({"device": "cpu"}, False),
+        ({"gpu_layers": 1}, False),
+    ):
+        model = opened_session(draft=None, **options).main.model
+        assert model.has_own_memory is (is_there and not is_integrated)
+
+
+def test_answers_at_a_time_fit_into_the_memory_of_a_separate_gpu(a_gpu, paths):
+    cache = Model(paths[0], weights=False).kv_bytes(2048)
+    for n in (2, 5):
+        a_gpu(free=MARGIN + 2 * n * cache, is_integrated=False)
+        with Session.open(paths[0], n_ctx=2048, threads=1, device="gpu", parallel=None) as session:
+            assert session.n_parallel == n
 
 
 def test_a_draft_that_is_found(a_gpu, measured, opened, paths, monkeypatch):

@@ -1,15 +1,18 @@
 """Images on the page: pasted, dropped and chosen, scaled down, sent, kept, and freed."""
 
 import base64
+import dataclasses
 import io
 import json
 
 import pytest
 from PIL import Image as Pillow
 
+from spec_local.images.audio import Audio
 from spec_local.server.supervision.events import MarkedSpan
 from tests.page.conftest import ANSWERS, LOADED, ask, delta, give, picture, shown, text_of, until
 from tests.page.test_sharing import saved
+from tests.sounds import clip
 
 STORED = """() => new Promise((resolve) => {
   indexedDB.open("specdec").onsuccess = ({ target: { result } }) => {
@@ -397,3 +400,24 @@ def test_a_narrow_window_with_images(page):
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 320
     assert box["height"] <= 640
+
+
+def test_sounds_are_sent_and_played(open_page, served):
+    served.engine.loaded = dataclasses.replace(served.engine.loaded, reads=(Audio,))
+    page = open_page()
+    page.wait_for_selector("#attach-images")
+    assert page.get_attribute("#image-chooser", "accept") == "audio/*"
+    sound, others = clip(1), [("b.ogg", "audio/ogg", b"OggS"), ("c.png", "image/png", picture())]
+    give(page, "drop", ("a.wav", "audio/wav", sound), *others)
+    page.wait_for_selector("#files audio")
+    [notice] = text_of(page, "#notice")
+    assert "b.ogg is not WAV, MP3 or FLAC: convert it" in notice
+    assert "This model reads no images" in notice
+    [message] = asked(page, "What is it?")
+    url = f"data:audio/wav;base64,{base64.b64encode(sound).decode()}"
+    assert message["content"][0] == {"type": "audio_url", "audio_url": {"url": url}}
+    [message] = served.engine.requests[-1].messages
+    assert [(place, each.data) for place, each in message["images"]] == [(0, sound)]
+    until(lambda: page.locator("article audio").evaluate("player => player.duration") == 4)
+    page.reload()
+    until(lambda: page.locator("article audio").evaluate("player => player.duration") == 4)

@@ -62,7 +62,9 @@ def test_it_is_missing(folder):
     assert not mtmd.is_available()
     assert output(LOOKS) == "False\n"
     (line,) = output(TRIES).splitlines()
-    assert line.startswith("this llama.cpp was built without libmtmd, which reads pictures: run specdec")
+    assert line.startswith(
+        "this llama.cpp was built without libmtmd, which reads images and sound: run specdec"
+    )
 
 
 def test_llama_cpp_is_missing(monkeypatch):
@@ -80,5 +82,5 @@ def test_it_cannot_be_loaded(folder, kind):
         shutil.copy(machine.llama_cpp_folder() / "lib" / f"libggml-base{SUFFIX}", file)
     assert mtmd.is_available()
     (line,) = output(TRIES).splitlines()
-    assert line.startswith("libmtmd, which reads pictures, cannot be loaded (")
+    assert line.startswith("libmtmd, which reads images and sound, cannot be loaded (")
     assert line.endswith(f"): delete {file}, and run specdec doctor --fix pictures")

@@ -115,7 +115,8 @@ def test_with_a_gpu_the_fastest_device_is_found_out(a_gpu):
     assert fixed_offload("auto") is None
     assert candidates() == {"metal": OFFLOADED, "cpu": ON_CPU}
     assert fixed_offload("gpu") == OFFLOADED
-    assert fixed_offload("metal") == Offload(-1, "metal")
+    for name in ("metal", "METAL", "Metal:"):  # as others write it: CUDA0, cuda:0
+        assert fixed_offload(name) == Offload(-1, "metal")
     assert fixed_offload("cpu") == ON_CPU
 
 
@@ -152,7 +153,7 @@ def test_a_gpu_with_another_name(a_gpu):
         (("cpu", -1), "`device=cpu` contradicts `gpu_layers=-1`: remove one of them"),
         (("metal", 0), "`device=metal` contradicts `gpu_layers=0`: remove one of them"),
         (("cpu", None, ["10.0.0.2"]), "`device=cpu` is for models on this machine alone: remove it"),
-        (("a GPU",), "device 'a GPU' is unknown: give auto, gpu, cpu, or a name that specdec doctor shows"),
+        (("a GPU",), "`device='a gpu'` is unknown: give auto, gpu, cpu, or a name that specdec doctor shows"),
     ],
 )
 def test_contradictions(a_gpu, arguments, why):

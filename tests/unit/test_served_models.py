@@ -102,7 +102,7 @@ class World:
         self.planned.append(session["needed"])
         if session["how"] == "damaged":
             raise ModelFileError("damaged.gguf is not a GGUF file: give a model in GGUF format")
-        return MemoryPlan(2, session["needed"])
+        return MemoryPlan(2, session["needed"], 7 if memory is None else memory)
 
     @property
     def loaded(self):
@@ -157,7 +157,10 @@ def test_models_are_loaded_when_they_are_asked_for():
     run(test)
 
 
-def test_the_one_that_was_not_used_for_the_longest_time_is_unloaded():
+@pytest.mark.parametrize("memory", [7, None])
+def test_the_one_that_was_not_used_for_the_longest_time_is_unloaded(memory):
+    """Without a limit, that of the first plan counts."""
+
     async def test(world):
         await world.ask("b")
         await world.ask("a")
@@ -168,7 +171,7 @@ def test_the_one_that_was_not_used_for_the_longest_time_is_unloaded():
         await world.ask("a")
         assert world.loaded == "ab"
 
-    run(test, memory=7)
+    run(test, memory=memory)
 
 
 def test_no_more_are_unloaded_than_necessary():

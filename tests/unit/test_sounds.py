@@ -89,6 +89,8 @@ HOSTILE = {
     ),
     "2^36 samples": (flac(TONES, n_samples=(1 << 36) - 1), "more than 1800"),
     "no length": (flac(TONES, n_samples=0), "has no length"),
+    "many chunks": (b"RIFF\0\0\0\0WAVE" + bytes(8 * 100_001), "too many parts"),
+    "many blocks": (b"fLaC" + b"\1\0\0\0" * 100_001, "too many parts"),
     "endless metadata": (b"fLaC" + b"\1\xff\xff\xff" * 9, "ends too early"),
     "other metadata": (b"fLaC\x84\0\0\0" + TONES.tobytes(), "no header"),
     "no frames": (b"ID3\4\0\0\x7f\x7f\x7f\x7f" + mp3(100), "no frames"),

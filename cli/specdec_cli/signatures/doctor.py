@@ -23,8 +23,8 @@ class DoctorOptions:
         Argument(
             metavar="PART",
             help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. pictures: with --fix, "
-            "rebuild llama-cpp-python if it cannot read pictures. gpu: with --fix, rebuild it for a GPU. "
-            "rpc: also check llama.cpp's RPC backend, which --workers needs.",
+            "rebuild llama-cpp-python if it cannot read images and sound. gpu: with --fix, rebuild it for a "
+            "GPU. rpc: also check llama.cpp's RPC backend, which --workers needs.",
         ),
     ] = None
     fix: Annotated[

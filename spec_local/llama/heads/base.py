@@ -59,7 +59,8 @@ class HeadContext(NativeContext, ABC):
         **params: Any,
     ) -> None:
         self.n_ctx, self.max_tokens = main.n_ctx, max_tokens
-        check_free_memory(kv_bytes, f"for the cache of {model.path.name}")
+        if not model.has_own_memory:
+            check_free_memory(kv_bytes, f"for the cache of {model.path.name}")
         self._extensions = runtime.extensions()
         given = runtime.library().llama_context_default_params()
         given.n_ctx = n_cells

@@ -192,18 +192,17 @@ def _exercise(path: Path, offload: Offload, main: Path | None = None) -> None:
     """Use a model as a session does: evaluate single tokens and a batch, roll back, read and write text."""
     import numpy as np
 
-    from spec_local.llama.fitting import n_that_fit
+    from spec_local.llama.fitting import load_fitting
     from spec_local.llama.model import Model
     from spec_local.llama.open import open_sequence
 
     if main and read_metadata(path).get("general.architecture") == "clip":
         _exercise_projector(path, Model(main, weights=False))
         return
-    n_offloaded = n_that_fit(path, offload, lambda header: header.kv_bytes(_CONTEXT))
-    model = Model(path, offload=offload, n_offloaded=n_offloaded, load_mtp=True)
+    model = load_fitting(path, offload, _CONTEXT, load_mtp=True)
     if model.is_head:
-        if main:
-            _exercise_head(Model(main, offload=offload), model)
+        if main:  # the session has it on the same GPU, too
+            _exercise_head(load_fitting(main, offload, _CONTEXT), model)
         return
     vocabulary = model.vocabulary
     row = open_sequence(model, n_ctx=_CONTEXT, max_tokens=16, max_logits=16)
@@ -287,11 +286,11 @@ def _work(arguments: list[str]) -> dict[str, Any]:
             native.pack_ends()
         main = next((Path(a.removeprefix(_MAIN)) for a in arguments[2:] if a.startswith(_MAIN)), None)
         _exercise(Path(arguments[0]), Offload.parse(arguments[1]), main)
-    else:
-        kernels.use("off")  # the kernels have their own self-test
-        _exercise_build()
-    facts = {"system": runtime.system_info(), "gpus": [asdict(gpu) for gpu in gpus()]}
-    return facts if arguments else facts | {"pictures": _why_no_pictures()}
+        return {}
+    kernels.use("off")  # the kernels have their own self-test
+    _exercise_build()
+    found = [asdict(gpu) for gpu in gpus()]
+    return {"system": runtime.system_info(), "gpus": found, "pictures": _why_no_pictures()}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 import { bytesOf, chip, mostBytes, readFile } from "./files.js";
-import { isImage, isPicture, MOST_IMAGES, readImage } from "./images.js";
+import { isImage, isPicture, isSound, MOST_IMAGES, readImage, readSound } from "./images.js";
 import { notify, say } from "./notices.js";
 
 const SAFARI_MS = 50; // within which Safari reports the key that ended a composition
@@ -105,10 +105,11 @@ export class Composer {
   }
 
   read(file) {
-    if (!isPicture(file)) return readFile(file, bytesOf(this.files), mostBytes(this.server.n_ctx));
-    if (this.server.sees === false) throw new Error("This model reads no images: start the server with one that does.");
+    if (!isPicture(file) && !isSound(file)) return readFile(file, bytesOf(this.files), mostBytes(this.server.n_ctx));
+    const [isRead, what] = isSound(file) ? [this.server.hears, "sound"] : [this.server.sees, "images"];
+    if (isRead === false) throw new Error(`This model reads no ${what}: start the server with one that does.`);
     if (this.files.filter(isImage).length >= MOST_IMAGES) throw new Error(`A question has room for ${MOST_IMAGES} images.`);
-    return readImage(file);
+    return isSound(file) ? readSound(file) : readImage(file);
   }
 
   /** Add a file to the question that was written when the file was given: another one may be edited meanwhile. */

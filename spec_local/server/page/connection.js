@@ -11,10 +11,10 @@ const LEARNING_MS = 10_000; // between two looks at what a head has learned
 
 /**
  * What is known of the server. model: the chosen one if there are several, or null; names: of the model and its
- * draft, for people; n_ctx: tokens of its context; sees: whether it reads images, undefined: it is not known;
- * defaults: settings of an answer that sets none; costs, learning: what /costs and /learning returned.
+ * draft, for people; n_ctx: tokens of its context; sees, hears: whether it reads images and sound, undefined: it is not
+ * known; defaults: settings of an answer that sets none; costs, learning: what /costs and /learning returned.
  */
-export const server = { model: null, names: "", n_ctx: undefined, sees: undefined, defaults: {}, costs: null, learning: null };
+export const server = { model: null, names: "", defaults: {}, costs: null, learning: null };
 let onChange;
 
 /** changed: called when something is known that was not. */
@@ -51,7 +51,9 @@ async function look() {
   } else {
     byId("model").textContent = "is loaded when you ask";
   }
-  byId("attach-images").hidden = !server.sees;
+  const accepted = [server.sees && "image/*", server.hears && "audio/*"].filter(Boolean).join();
+  byId("image-chooser").accept = accepted;
+  byId("attach-images").hidden = !accepted;
   notify("");
 }
 
@@ -63,6 +65,7 @@ async function listModels() {
   const chosen = served.find(({ id }) => id === wanted) ?? served.find(isLoaded) ?? served[0];
   server.model = served.length > 1 ? chosen.id : null;
   server.sees = chosen.modalities?.vision ?? false;
+  server.hears = chosen.modalities?.audio ?? false;
   byId("models").hidden = !server.model;
   byId("models").replaceChildren(...served.map(({ id }) => element("option", { value: id }, id)));
   byId("models").value = chosen.id;
@@ -74,7 +77,7 @@ function chooseModel() {
   saveModel(server.model);
   server.costs = null;
   server.learning = null;
-  server.sees = undefined;
+  server.sees = server.hears = undefined;
   onChange();
   connect();
 }

@@ -52,8 +52,8 @@ export function jsonOf(conversation, system, uris) {
   return JSON.stringify({ ...conversation, ...images, messages: messagesOf(pathOf(conversation), system, uris) }, null, 2);
 }
 
-function picture({ name }, uri) {
-  return uri ? `![${name.replace(/[\\[\]]/g, "\\$&")}](${uri})` : `*${name} (no longer stored)*`;
+function picture({ name, isSound }, uri) {
+  return uri ? `${isSound ? "" : "!"}[${name.replace(/[\\[\]]/g, "\\$&")}](${uri})` : `*${name} (no longer stored)*`;
 }
 
 /** Markdown whose last code block ends: an answer may have been stopped in one. */

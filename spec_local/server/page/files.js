@@ -29,7 +29,7 @@ export async function readFile(file, n_bytes, most) {
   } catch {
     // It is not UTF-8.
   }
-  throw new Error(`${name} is not a text file in UTF-8: only text and images can be attached.`);
+  throw new Error(`${name} is not a text file in UTF-8: only text, images and sound can be attached.`);
 }
 
 /** Bytes of the texts among files. */
@@ -50,9 +50,9 @@ export function contentOf(turn, uris) {
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
-function imagePart({ name }, url) {
-  if (url) return { type: "image_url", image_url: { url } };
-  return { type: "text", text: `[The image ${name} is no longer available.]` }; // so that the model does not invent it
+function imagePart({ name, isSound }, url) {
+  if (url) return isSound ? { type: "audio_url", audio_url: { url } } : { type: "image_url", image_url: { url } };
+  return { type: "text", text: `[The ${isSound ? "sound" : "image"} ${name} is no longer available.]` }; // so that the model does not invent it
 }
 
 function fenced({ name, text }) {

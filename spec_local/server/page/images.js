@@ -1,4 +1,5 @@
 // Images of questions: {name, image, width, height} among the files of a turn, where `image` is an id in image_store.js.
+// So are sounds: {name, image, isSound}.
 
 import { byId, element } from "./dom.js";
 import { addImage, imageOf } from "./image_store.js";
@@ -10,6 +11,7 @@ const LONGEST_SIDE = 2048; // pixels
 const QUALITY = 0.9; // of JPEG
 const MOST_PNG = 1e6; // bytes: drawings and screenshots stay exact up to here; anything larger becomes JPEG
 
+const MOST_SOUND = 2 ** 25; // bytes of a file that the server takes
 export const MOST_IMAGES = 32; // of a question: the server takes no more in a conversation
 
 /** Whether a file that a user gave is an image of pixels; an SVG is text. */
@@ -17,7 +19,12 @@ export function isPicture({ type }) {
   return type.startsWith("image/") && !type.startsWith("image/svg");
 }
 
-/** Whether a file of a question is an image. */
+/** Whether a file that a user gave is sound. */
+export function isSound({ type }) {
+  return type.startsWith("audio/");
+}
+
+/** Whether a file of a question is an image or sound. */
 export function isImage(file) {
   return file.image !== undefined;
 }
@@ -43,6 +50,14 @@ export async function readImage(file) {
   bitmap.close();
   if (!blob) throw new Error(`${name} cannot be read: the browser has too little memory for it. Make it smaller.`);
   return { name, image: addImage(blob), width, height };
+}
+
+/** Read a sound that a user gave. Throws an error with a line for the user. */
+export async function readSound(file) {
+  const name = file.name.replace(/\s+/g, " ");
+  if (!/(wave?|mpeg|mp3|flac)$/.test(file.type)) throw new Error(`${name} is not WAV, MP3 or FLAC: convert it.`);
+  if (file.size > MOST_SOUND) throw new Error(`${name} has more than 32 MiB: attach a part of it.`);
+  return { name, image: addImage(await copied(file)), isSound: true };
 }
 
 /** The file on the disk may change or go. */
@@ -88,12 +103,16 @@ function dataUri(blob) {
   });
 }
 
-/** An image as a small button that shows it larger. */
+/** An image as a small button that shows it larger, or the player of a sound. */
 export function thumbnail(file) {
   const { name, width, height } = file;
-  const shown = element("img", { alt: name, width, height, draggable: "false" });
+  const shown = file.isSound
+    ? element("audio", { controls: true, "aria-label": name })
+    : element("img", { alt: name, width, height, draggable: "false" });
   const properties = { type: "button", class: "thumbnail", title: name, "aria-label": `Show ${name} larger` };
-  const button = element("button", { ...properties, click: () => showLarger(file) }, shown);
+  const button = file.isSound
+    ? element("span", { class: "sound" }, name, shown)
+    : element("button", { ...properties, click: () => showLarger(file) }, shown);
   load(shown, file).then((isStored) => {
     if (!isStored) button.replaceWith(element("span", { class: "note" }, `${name} (no longer stored)`));
   });

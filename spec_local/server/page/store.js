@@ -2,8 +2,8 @@
 //
 // A conversation is {id, name, changed, deleted, turns, last}; a turn is {id, changed, question, files, reasoning,
 // answer, statistics, model, ended, error, parent}. `parent` is the index in `turns` of the turn before it, -1: none, and
-// `last` that of the last turn that is shown: see conversation.js. `files` are {name, text}, or images, {name, image,
-// width, height}, whose data image_store.js keeps. `reasoning` and `answer` are
+// `last` that of the last turn that is shown: see conversation.js. `files` are {name, text}, images, {name, image,
+// width, height}, or sounds, {name, image, isSound}; image_store.js keeps their data. `reasoning` and `answer` are
 // lists of spans {text, kind, rejected}, as the server sends them. `changed` and `deleted` (0: it is not) are in
 // milliseconds. Each conversation has a key of its own, and what two tabs add to one of them is merged.
 
@@ -191,7 +191,8 @@ function isSpan(span) {
 
 function isFile(file) {
   if (!isObject(file) || typeof file.name !== "string") return false;
-  return typeof file.text === "string" || (typeof file.image === "string" && [file.width, file.height].every(Number.isFinite));
+  if (typeof file.image !== "string") return typeof file.text === "string";
+  return file.isSound === true || [file.width, file.height].every(Number.isFinite);
 }
 
 function isStatistics(value) {

@@ -9,13 +9,10 @@ from spec_local.errors import InvalidRequest
 from spec_local.images.audio import Audio
 from spec_local.images.image import Image
 from spec_local.images.media import Media
-from spec_local.server.protocols.left_out import left_out_beside_images
+from spec_local.server.protocols.left_out import MEDIA, left_out_beside_images
 
-_KINDS: Mapping[object, type[Media]] = {
-    **dict.fromkeys(("image", "image_url", "input_image", "image_file", "computer_screenshot"), Image),
-    **dict.fromkeys(("audio", "audio_url", "input_audio"), Audio),
-}
-_MEDIA_OF: Mapping[str, type[Media]] = {"image/": Image, "audio/": Audio}  # by the beginning of a media type
+_READ: Mapping[str, type[Media]] = {"image": Image, "audio": Audio}
+_KINDS = {kind: _READ[what] for kind, what in MEDIA.items() if what in _READ}
 _FILES = ("file", "input_file", "media")
 _DATA = ("data", "base64", "image", "blob", "file_data")
 """Names of base64 in parts: of MCP and Anthropic, LangChain, AI SDK, MCP's resources, OpenAI's files."""
@@ -67,9 +64,8 @@ def with_marks(item: Mapping[str, Any], where: str, keeper: Keeper) -> Mapping[s
     if sees and item.get("type") == "image_generation_call" and isinstance(result := item.get("result"), str):
         return {"role": "assistant", "content": keeper.put(ImageSource("base64", result), f"{where}.result")}
     found = _with_marked_content(item, where, keeper)
-    if sees and isinstance(
-        images := found.get("images"), list
-    ):  # of Ollama, where they stand before the text
+    images = found.get("images") if sees else None  # of Ollama, where they stand before the text
+    if isinstance(images, list):
         marks = [keeper.put(_of_item(image, name), name) for image, name in _named(images, f"{where}.images")]
         content = found.get("content")
         rest = content if isinstance(content, list) else [] if content is None else [content]
@@ -120,7 +116,7 @@ def _media_of(part: Mapping[str, Any]) -> type[Media] | None:
 
 
 def _kind_of(media_type: str) -> type[Media] | None:
-    return _MEDIA_OF.get(media_type[:6].lower())
+    return _READ.get(media_type[:6].lower().removesuffix("/"))
 
 
 def _found(part: Mapping[str, Any], where: str, media: type[Media]) -> ImageSource:

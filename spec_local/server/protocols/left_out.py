@@ -14,7 +14,7 @@ _TEXTS = {
     "refusal": "refusal",
 }
 """The kinds of parts that have text, and where."""
-_MEDIA = {
+MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image", "image_file", "computer_screenshot"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
@@ -22,6 +22,7 @@ _MEDIA = {
         ("document", "file", "input_file", "document_url", "container_upload", "resource"), "document"
     ),
 }
+"""What parts of these types are."""
 _NAMES = ("title", "filename", "name")
 _NOTE = "left out: this model reads text only"
 _NOTES_BESIDE: Mapping[frozenset[type[Media]], str] = {  # what a model reads, and the note
@@ -30,7 +31,7 @@ _NOTES_BESIDE: Mapping[frozenset[type[Media]], str] = {  # what a model reads, a
     frozenset([Image, Audio]): "left out: this model reads text, images and sound only",
 }
 _PLACEHOLDER = re.compile(
-    rf"\[(?:{'|'.join({*_MEDIA.values()})})(?: \S.*)? (?:{'|'.join([_NOTE, *_NOTES_BESIDE.values()])})\]"
+    rf"\[(?:{'|'.join({*MEDIA.values()})})(?: \S.*)? (?:{'|'.join([_NOTE, *_NOTES_BESIDE.values()])})\]"
 )
 _CALL = re.compile(r"\w+_(?:call|tool_use)|mcp_approval_request")
 _RESULT = re.compile(r"\w+_(?:call_output|tool_result)|mcp_approval_response")
@@ -67,9 +68,9 @@ def text_of(part: object) -> str:
     match part:
         case {"type": "resource", "resource": {"text": str(text)} as resource}:  # of MCP
             return "\n".join([*_strings(resource, "uri"), text])
-    if kind not in _MEDIA and isinstance(text := part.get("text"), str):
+    if kind not in MEDIA and isinstance(text := part.get("text"), str):
         return text
-    if kind not in _MEDIA:
+    if kind not in MEDIA:
         raise ValueError(f"content of the type {kind[:40]} is not supported: give text")
     match part.get("source"):
         case {"type": "text", "data": str(text)}:
@@ -78,12 +79,12 @@ def text_of(part: object) -> str:
             return "\n".join([*_strings(part, "title", "context"), readable(content)])
     inner = part.get(kind)
     names = [*_strings(part, *_NAMES), *_strings(inner if isinstance(inner, dict) else {}, *_NAMES)]
-    return f"[{' '.join([_MEDIA[kind], *names[:1]])} {_NOTE}]"
+    return f"[{' '.join([MEDIA[kind], *names[:1]])} {_NOTE}]"
 
 
 def left_out_beside_images(part: Mapping[str, Any], reads: Iterable[type[Media]]) -> str | None:
     """The note in place of a part that a model of such files cannot read; None: it is no such part."""
-    if part.get("type") not in _MEDIA or not _PLACEHOLDER.fullmatch(text := text_of(part)):
+    if part.get("type") not in MEDIA or not _PLACEHOLDER.fullmatch(text := text_of(part)):
         return None
     return text.replace(_NOTE, _NOTES_BESIDE[frozenset(reads)])
 
@@ -151,7 +152,7 @@ def _told(value: Any) -> Any:
         return [_told(each) for each in value]
     if not isinstance(value, dict):
         return value
-    if _is_part(value) and value["type"] in _MEDIA:
+    if _is_part(value) and value["type"] in MEDIA:
         return text_of(value)
     kept = {key: _told(each) for key, each in value.items() if key not in _UNSAID}
     return {key: each for key, each in kept.items() if each not in (None, "", [], {})}

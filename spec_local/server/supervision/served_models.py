@@ -89,7 +89,8 @@ class ServedModels:
 
     Args:
         models: the first one is loaded at the start.
-        memory: bytes that models may take together; one that needs more is loaded alone.
+        memory: bytes that models may take together; one that needs more is loaded alone. None: half of those
+            that are free at the start, where the first one runs.
         keep_alive: seconds after its last use when a model is unloaded, unless a request says otherwise;
             None: it stays until another one needs its memory.
         max_waiting: requests that may wait for a model, and answers that may wait for their turn in each.
@@ -109,13 +110,13 @@ class ServedModels:
         self,
         models: Sequence[ServedModel],
         *,
-        memory: int = 0,
+        memory: int | None = None,
         keep_alive: float | None = None,
         max_waiting: int = 64,
         keep_headers: bool = False,
         log: Callable[[str], None] = lambda line: None,
         create: Callable[..., Supervisor] = Supervisor,
-        plan: Callable[[Mapping[str, Any], int], MemoryPlan] = plan_memory,
+        plan: Callable[[Mapping[str, Any], int | None], MemoryPlan] = plan_memory,
         call_later: Callable[..., asyncio.TimerHandle] | None = None,
     ) -> None:
         self.models = list(models)
@@ -378,6 +379,7 @@ class ServedModels:
             try:
                 await self._until(planning)
                 model.plan = planning.result()
+                self._memory = model.plan.memory if self._memory is None else self._memory
             except NotReady:
                 raise
             except SpecLocalError as error:
@@ -405,7 +407,7 @@ class ServedModels:
         if model.process:  # it is being unloaded
             return False
         taken = sum(other.plan.needed for other in self.models if other.process and other.plan)
-        return not plan or not taken or taken + plan.needed <= self._memory
+        return not plan or not taken or taken + plan.needed <= (self._memory or 0)
 
     def _begin_to_load(
         self, model: ServedModel, session: Mapping[str, Any], *, persist: bool = False
