@@ -93,7 +93,7 @@ def convert(
     if output is None and ollama.keeps(main):
         raise InvalidRequest(
             f"{main.name} belongs to ollama, which deletes files beside its own: give the head another place "
-            f"with specdec draft convert {name} --output FILE"
+            f"with specdec draft convert {name} and `output`"
         )
     return convert_head(folder, main, output, kind, name=Path(name).absolute().name, force=force, log=log)
 
