@@ -165,7 +165,7 @@ class _Eagle:
     def _norm_before_residual(self) -> bool:
         found = self._settings.norm_before_residual
         if found is None and self._is_speculator:  # its versions have different defaults
-            raise self._damaged("config.json has no `norm_before_residual`")
+            raise self._damaged("config.json has no norm_before_residual")
         return bool(found)
 
     def _size(self, plain: str, axis: int) -> int:

@@ -298,8 +298,8 @@ def test_the_library_names_settings_and_the_command_its_options():
         if not {"server", "conversion"} & set(file.parts):
             for text in _texts(ast.parse(file.read_text(encoding="utf-8"))):
                 settings.update(re.findall(r"`(\w+)(?:=[^`]*)?`", text))
-                own = re.sub(r"specdec (doctor|generate|draft convert \{\}) --[a-z]+", "", text)
-                assert not re.search("[ (]--(?!outfile)[a-z]", own), text
+                own = re.sub(r"specdec (doctor|generate|draft convert \S+) --[a-z]+", "", text)
+                assert not re.search("[ (]--(?!outfile|mtp)[a-z]", own), text
     known = {key for _, command in runnable(typer.main.get_command(app)) for key in keys(command)}
     for setting in settings:
         option = names.with_options(f"`{setting}`")

@@ -231,7 +231,7 @@ def test_a_name_that_is_not_unicode(tmp_path, main_path):
 
 
 def test_speculators_must_state_what_has_several_defaults(tmp_path, header):
-    with pytest.raises(ModelFileError, match="has no `norm_before_residual`"):
+    with pytest.raises(ModelFileError, match="has no norm_before_residual"):
         convert(tmp_path, header, HEADS["speculators"], {"norm_before_residual": None})
 
 
