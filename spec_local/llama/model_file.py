@@ -87,5 +87,6 @@ def _no_model(path: Path) -> str | None:
 def _not_converted(path: Path, folder: Path) -> str:
     return (
         f"{path} has weights in safetensors format, not GGUF: convert it with llama.cpp's "
-        f"convert_hf_to_gguf.py {folder} --outfile model.gguf, or pull a GGUF file of this model from the Hub"
+        f"convert_hf_to_gguf.py {folder} --outfile model.gguf, a head with specdec draft convert {folder}, "
+        "or pull a GGUF file of this model from the Hub"
     )

@@ -288,7 +288,7 @@ def unknown(name: str) -> InvalidRequest:
     if is_repository(name):
         return InvalidRequest(
             f"there is no file {name}: for a repository of the Hugging Face Hub, add the quantization, "
-            f"as in {name}:Q4_K_M"
+            f"as in {name}:Q4_K_M; specdec draft convert makes a file of a head in safetensors"
         )
     nearest = ", ".join(_nearest(name))
     similar = f"similar names are {nearest}; " if nearest else ""

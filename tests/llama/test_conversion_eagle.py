@@ -223,6 +223,13 @@ def test_values_that_are_not_numbers(tmp_path, main_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_name_that_is_not_unicode(tmp_path, main_path):
+    """That of a folder on Linux can be any bytes."""
+    folder = write_checkpoint(tmp_path / "folder", HEADS["SafeAILab"].config, HEADS["SafeAILab"].tensors)
+    path = convert_head(folder, main_path, tmp_path / "head.gguf", name="a\udcff")
+    assert gguf.GGUFReader(path).fields["general.name"].contents() == "a?"
+
+
 def test_speculators_must_state_what_has_several_defaults(tmp_path, header):
     with pytest.raises(ModelFileError, match="has no norm_before_residual"):
         convert(tmp_path, header, HEADS["speculators"], {"norm_before_residual": None})

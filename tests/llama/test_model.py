@@ -56,7 +56,7 @@ UNUSABLE = {  # how a path is made, and what the error says
     "empty": (lambda path: path.touch(), "is empty: download it again"),
     "safetensors": (
         lambda path: path.write_bytes((2).to_bytes(8, "little") + b"{}"),
-        r"safetensors format, not GGUF: convert it with llama.cpp's convert_hf_to_gguf.py \S+ --outfile",
+        r"not GGUF: convert it .*_hf_to_gguf.py \S+ --outfile .*head with specdec draft convert",
     ),
     "a folder of safetensors": (
         lambda path: (path.mkdir(), (path / "model-00001-of-00002.safetensors").touch()),

@@ -77,7 +77,7 @@ def test_a_missing_download_names_the_command_for_it(main, draft, command):
 def test_a_name_that_is_not_known():
     with pytest.raises(InvalidRequest, match="there is no model or file 'bigg': similar names are big"):
         resolve("bigg")
-    with pytest.raises(InvalidRequest, match="add the quantization, as in user/repo:Q4_K_M"):
+    with pytest.raises(InvalidRequest, match="as in user/repo:Q4_K_M; specdec draft convert makes"):
         resolve("user/repo")
 
 
