@@ -117,7 +117,7 @@ def test_in_bash(specdec, fresh):
     assert "complete -o default" in bash.before
     assert "u001b" not in bash.before
     bash.expect("% ")
-    bash.send("specdec models pull qwen3-hu\t")
+    bash.send("specdec models pull starter-p\t")
     time.sleep(0.1)
-    bash.expect("qwen3-huge")
+    bash.expect("starter-pair")
     bash.close(force=True)
