@@ -19,6 +19,7 @@ from spec_local.system.machine import OtherPrograms, is_busy
 
 # Sizes timed at first use: the main model's calls of few tokens show most about whether drafts can pay.
 FIRST_MAIN, FIRST_DRAFT = (1, 4), (1,)
+_SIZES_ON_GPU = (1, 2, 4, 8, 16, 9, 3, 5, 32, 64)  # many of its kernels are for at most eight tokens
 _CHECKED_FOR = 86_400.0  # seconds; a machine that is hot, say, does not spoil the costs for longer than a day
 _BUSY_CHECKED_FOR = 600.0  # the same for costs that were measured while other programs were busy
 
@@ -120,5 +121,7 @@ def _measured(sequence: LlamaSequence | HeadSequence, n_logits: int | None, **op
     """`measure` a context; a head evaluates tokens as it does those whose states it has received."""
     if sequence.n_ctx - len(sequence.cached) < MAX_DRAFT:
         sequence.truncate(0)  # too little room for a good measurement; the history is evaluated again
+    if sequence.model.is_on_gpu:
+        options = {"sizes": _SIZES_ON_GPU} | options
     with sequence.known_states() if isinstance(sequence, HeadSequence) else nullcontext():
         return measure(sequence, n_logits=n_logits, text=sample_tokens(sequence), **options)

@@ -44,11 +44,12 @@ FASTEST = {
 @pytest.fixture
 def measured(measure_calls):
     """Let calls take given times; returns a function to set them, and a list of what is measured."""
-    times, calls = {}, []
+    times, calls, sizes = {}, [], {}
 
     def measure(row, *args, **options):
         role = "draft" if isinstance(row, HeadSequence) or "draft" in row.model.path.name else "main"
         calls.append((role, row.model.offload))
+        sizes.setdefault(row.model.offload, set()).update(options.get("sizes", ()))
         seconds = times[role][row.model.offload]
         if isinstance(seconds, Exception):
             raise seconds
@@ -56,7 +57,10 @@ def measured(measure_calls):
         return CostModel({1: one, 17: several})
 
     measure_calls(measure)
-    return times, calls
+    yield times, calls
+    if 64 in sizes.get(METAL, ()):  # kernels for more than eight tokens begin with 9
+        assert 9 in sizes[METAL]
+        assert 9 not in sizes.get(CPU, ())
 
 
 def layers(session):
