@@ -112,5 +112,5 @@ def test_messages_can_be_read(folder):
 
 
 def test_given_too_often(folder):
-    with pytest.raises(InvalidRequest, match="give at most 32 images"):
+    with pytest.raises(InvalidRequest, match="have 33 files: give at most 32"):
         given_images.given_images([folder / "missing.png"] * 33)
