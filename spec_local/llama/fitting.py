@@ -59,7 +59,7 @@ def fit_easily(paths: Sequence[Path], offload: Offload) -> bool:
 
 def size_of_files(paths: Sequence[Path]) -> int:
     """Bytes of models, whose files may be split; a missing file has none."""
-    return sum(part.stat().st_size for path in paths for part in parts(path))
+    return sum(part.stat().st_size for path in paths if path.is_file() for part in parts(path))
 
 
 def _free(used: Sequence[Gpu]) -> int:

@@ -237,9 +237,7 @@ def test_speculators_must_state_what_has_several_defaults(tmp_path, header):
 
 def test_other_folders(tmp_path, main_path):
     folder = write_checkpoint(tmp_path / "x", {"architectures": ["LlamaForCausalLM"]}, {"a": ONES})
-    with pytest.raises(
-        ModelError, match=r"x has no layout that can be converted .`architectures`: .'LlamaFor"
-    ):
+    with pytest.raises(ModelError, match=r"x has no layout that can be converted .architectures: .'LlamaFor"):
         convert_head(folder, main_path, tmp_path / "head.gguf")
 
 

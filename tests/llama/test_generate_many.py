@@ -247,7 +247,7 @@ def test_too_little_memory_for_so_many(paths, free_memory):
 
 @pytest.mark.parametrize(("free", "expected"), [(1 << 40, 8), (1 << 10, 1)])
 def test_the_number_of_rows_that_fit(paths, monkeypatch, free, expected):
-    monkeypatch.setattr("spec_local.opening.loading.free_memory", lambda: free)
+    monkeypatch.setattr("spec_local.llama.fitting.free_memory", lambda: free)
     with Session.open(paths[0], n_ctx=128, threads=1, parallel=None) as session:
         assert session.n_parallel == expected
         assert 1 <= session.best_parallel() <= expected
