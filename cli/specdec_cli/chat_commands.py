@@ -251,7 +251,7 @@ COMMANDS = {
     "/stats": _SlashCommand(_stats, "show statistics of the last answer, and its time"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
     "/image": _SlashCommand(
-        _image, "attach an image or sound to the next message", "[FILE [TEXT]|clear]", None
+        _image, "attach an image or sound, and send TEXT with it", "[FILE [TEXT]|clear]", None
     ),
     "/save": _SlashCommand(_save, "save the conversation", "FILE", None),
     "/load": _SlashCommand(_load, "continue a saved conversation", "FILE", None),
