@@ -207,6 +207,8 @@ def test_settings_reach_the_server(open_page, served):
     page.uncheck("[name=speculative]")
     page.click("#settings button.main")
     page.wait_for_selector("#settings", state="hidden")
+    # A dialog is hidden before its `close` event, with which the settings are read.
+    page.wait_for_function("Object.values(localStorage).some((text) => text.includes('Be brief.'))")
     ask(page, "hi")
     request = served.engine.requests[-1]
     assert request.messages[0] == {"role": "system", "content": "Be brief."}
