@@ -25,3 +25,13 @@ def counted(session, prompt, **settings):
             read = [sum(call.n_tokens for call in seen) for seen in calls]
     assert read[0] == events[-1].statistics.prompt_n
     return events, read
+
+
+def drafts_of(session):
+    """The text of a greedy answer with chains of two draft tokens, its steps, and the tokens accepted."""
+    how = GenerationSettings(
+        SamplingSettings(temperature=0), max_tokens=40, policy="fixed", proposer="draft", draft_max=2
+    )
+    events = list(session.generate("the of and to in is you", how))
+    statistics = events[-1].statistics
+    return text_of(events), statistics.n_steps, statistics.draft_n_accepted

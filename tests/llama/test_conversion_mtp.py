@@ -9,13 +9,11 @@ import pytest
 from spec_local.conversion import mtp
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.writer import write_head
-from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
 from spec_local.session import Session
-from spec_local.settings import GenerationSettings
 from tests.checkpoints import write_checkpoint
-from tests.llama.answers import text_of
+from tests.llama.answers import drafts_of
 from tests.tiny_mtp import write_tiny_mtp
 
 N_LAYERS, WIDTH, N_HEADS, N_KEY = 3, 64, 2, 16  # of the tiny models; of keys, the part without a position
@@ -150,12 +148,7 @@ def test_a_converted_layer_drafts(files, folder):
     found = []
     for head in (alone, path):
         with Session.open(main, head, n_ctx=256, threads=1) as session:
-            how = GenerationSettings(
-                SamplingSettings(temperature=0), max_tokens=40, policy="fixed", proposer="draft", draft_max=2
-            )
-            events = list(session.generate("the of and to in is you", how))
-            statistics = events[-1].statistics
-            found.append((text_of(events), statistics.n_steps, statistics.draft_n_accepted))
+            found.append(drafts_of(session))
     assert found[0] == found[1]
     assert found[0][2] > 0
 

@@ -23,7 +23,7 @@ from spec_local.llama.open import open_sequences
 from spec_local.models import pairs
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
-from tests.llama.answers import text_of
+from tests.llama.answers import drafts_of, text_of
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, answers, walk_together
 from tests.tiny_architectures import write_tiny
 from tests.tiny_mtp import MTP_ARCHITECTURES, write_tiny_mtp
@@ -284,12 +284,7 @@ def test_layers_in_a_file_of_their_own_draft_the_same(two_files, architecture, n
     found = []
     for paths in ((main, layers), (both, None)):
         with Session.open(*paths, n_ctx=256, threads=1, parallel=1) as session:
-            how = GenerationSettings(
-                SamplingSettings(temperature=0), max_tokens=40, policy="fixed", proposer="draft", draft_max=2
-            )
-            events = list(session.generate("the of and to in is you", how))
-            statistics = events[-1].statistics
-            found.append((text_of(events), statistics.n_steps, statistics.draft_n_accepted))
+            found.append(drafts_of(session))
     assert found[0] == found[1]
     assert found[0][2] > 0
 
