@@ -503,7 +503,7 @@ def _recovered(content: bytes) -> list[KeptAnswer]:
             if digest not in found:
                 found[digest] = _decoded(number, seconds, temperature, n_prompt, digest, tokens)
     # The digest does not cover the number. A wrong one must not be higher than those of later answers.
-    latest, answers = time.time_ns() // 1_000_000, dict[int, KeptAnswer]()
+    latest, answers = _first_number(), dict[int, KeptAnswer]()
     for answer in sorted(found.values(), key=lambda each: (each.number > latest, each.number)):
         number = answer.number
         if not 0 < number <= latest or number in answers:
@@ -517,12 +517,15 @@ def _prepare(connection: sqlite3.Connection, model: str) -> None:
     for statement in _SCHEMA:
         connection.execute(statement)
     if not connection.execute("SELECT 1 FROM sqlite_sequence WHERE name = 'answers'").fetchone():
-        # Milliseconds since 1970: the numbers of a file that was deleted are lower, and not used again.
-        start = time.time_ns() // 1_000_000
-        connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('answers', ?)", [start])
+        connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('answers', ?)", [_first_number()])
     name = model.encode("utf-8", "surrogateescape")
     if name and _model_name(connection) != model:
         connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('model', ?)", [name])
+
+
+def _first_number() -> int:
+    """Microseconds since 1970. An addition takes longer, so the numbers of a deleted file are lower."""
+    return time.time_ns() // 1000
 
 
 def _insert(connection: sqlite3.Connection, answer: KeptAnswer, number: int | None) -> None:
