@@ -213,8 +213,8 @@ class Session:
                 `datastore`. A head that has been trained from the draft is used in its place; without a
                 draft, the head whose training began without one. See docs/learning.md.
             reproducible: make the same seed give the same text whatever is drafted, with any draft model,
-                proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU
-                only. See `spec_local.llama.reproducible`.
+                proposer, policy and shape, and with none; slower without specdec's CPU kernels. With
+                `device` ``auto``, on the CPU. See `spec_local.llama.reproducible`.
             parallel: maximum number of answers at the same time, each with a context of its own; None: up to
                 8, as many as fit into half of the free memory.
             draft_vocab: number of first tokens of the vocabulary that a draft model always drafts, beside

@@ -334,7 +334,7 @@ class ModelOptions:
         bool,
         _Speculation(
             "--reproducible",
-            help="Give the same output for a seed with any draft or none (CPU only; may be slower).",
+            help="Give the same output for a seed with any draft or none (may be slower).",
         ),
     ] = False
 

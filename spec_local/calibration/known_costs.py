@@ -19,7 +19,8 @@ from spec_local.system.machine import OtherPrograms, is_busy
 
 # Sizes timed at first use: the main model's calls of few tokens show most about whether drafts can pay.
 FIRST_MAIN, FIRST_DRAFT = (1, 4), (1,)
-_SIZES_ON_GPU = (1, 2, 4, 8, 16, 9, 3, 5, 32, 64)  # many of its kernels are for at most eight tokens
+SIZES_ON_GPU = (1, 2, 4, 8, 16, 9, 3, 5, 32, 64)
+"""Sizes timed next where a GPU computes: many of its kernels are for at most eight tokens."""
 _CHECKED_FOR = 86_400.0  # seconds; a machine that is hot, say, does not spoil the costs for longer than a day
 _BUSY_CHECKED_FOR = 600.0  # the same for costs that were measured while other programs were busy
 
@@ -122,6 +123,6 @@ def _measured(sequence: LlamaSequence | HeadSequence, n_logits: int | None, **op
     if sequence.n_ctx - len(sequence.cached) < MAX_DRAFT:
         sequence.truncate(0)  # too little room for a good measurement; the history is evaluated again
     if sequence.model.is_on_gpu:
-        options = {"sizes": _SIZES_ON_GPU} | options
+        options = {"sizes": SIZES_ON_GPU} | options
     with sequence.known_states() if isinstance(sequence, HeadSequence) else nullcontext():
         return measure(sequence, n_logits=n_logits, text=sample_tokens(sequence), **options)

@@ -4,6 +4,9 @@ Usually they also depend on the number of tokens in the call, because llama.cpp 
 seed then gives another text when other tokens are drafted. In calls of certain sizes, filled up with dummy
 tokens, all outputs are computed alike. Which sizes these are depends on the processor and on the model's
 types, and is found by trying.
+
+On a GPU, kernels for other sizes even divide their sums differently, and what they do differs between
+backends, drivers and devices: there, all calls have one size.
 """
 
 from collections.abc import Sequence
@@ -24,6 +27,13 @@ from spec_local.llama.sequence import LlamaSequence
 # The maximum number of tokens per call. Apple's BLAS is used from 32 tokens on; attention differs from 64 on.
 _MOST = 24
 _MULTIPLE = 8  # to fill calls up to
+# Tokens of every call on a GPU: many of its kernels are for at most eight.
+_ON_GPU = (8, 16)
+# Tokens before those of the trial there. Attention may be divided by the number of cells that it reads, which
+# llama.cpp rounds up to a multiple of 256: some calls end before the first, others after it. A tree's path is
+# then on both sides of it, as it may be divided by the cells' places, too.
+_BEFORE, _BEFORE_TREE = 244, 252
+_CELLS = 512
 _CALLS = (1, 2, 3, 5, 8, 5)  # sizes of the trial's calls, which put tokens at various places in a call
 _N = sum(_CALLS)
 # Texts of the trial for a mixture of experts: tokens are computed together if they select the same expert,
@@ -39,20 +49,18 @@ def open_reproducible_sequences(
     Each sequence is a llama.cpp context of its own: in a shared cache, llama.cpp's attention would add up in
     another order. Several therefore take as long as one after another.
 
-    The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600).
+    The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600; a GPU: 350).
 
     Args:
         options: of `LlamaContext`; `max_tokens` and `max_logits` are not used, as they are chosen here.
 
     Raises:
-        InvalidRequest: layers are on a GPU, or trees need other kernels.
-        ModelError: no size of calls works for this model.
+        InvalidRequest: trees need other kernels.
+        ModelError: no size of calls works for this model where it runs.
         SpecLocalError: see `LlamaContext`.
     """
-    if model.is_on_gpu:
-        raise InvalidRequest("reproducible output is supported on the CPU only: add `device=cpu`")
     options = {name: value for name, value in options.items() if name not in ("max_tokens", "max_logits")}
-    for pad_to, max_tokens in _sizes():
+    for pad_to, max_tokens, more in _sizes(model, options.get("cache_type", "f16")):
         # With llama.cpp's kernels, attention differs for a single token after 512 others, which is more than
         # the trial has. Padding does not determine the number of tokens that select an expert.
         # Nor do a recurrent model's calls with dummy tokens: llama.cpp divides them by sequence.
@@ -60,17 +68,21 @@ def open_reproducible_sequences(
             pad_to > 1 and (model.n_experts or model.is_recurrent)
         ):
             continue
-        create = partial(
-            open_sequence, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
-        )
-        trial = create(n_ctx=4 * _N)
+        sizes = {"pad_to": pad_to, "max_tokens": max_tokens, "max_branches": max_branches}
+        create = partial(open_sequence, model, **sizes, **options | more)
+        n_before, n_before_tree = (_BEFORE, _BEFORE_TREE) if model.is_on_gpu else (0, 0)
+        trial = create(n_ctx=_CELLS if n_before else 4 * _N)
         try:
             texts = np.random.default_rng(0).integers(
                 0, trial.limits.n_vocab, (_EXPERT_TEXTS if model.n_experts else 1, _N)
             )
-            if not all(_same_logits(trial, text.tolist()) for text in texts):
+            while len(trial.cached) < n_before:
+                run(trial.call(texts[0].tolist()[:_MULTIPLE], n_logits=0))
+            if not all(_same_logits(trial, text.tolist(), n_before) for text in texts):
                 continue
-            if trial.limits.max_branches > 1 and not _same_in_tree(trial, texts[0].tolist()):
+            if trial.limits.max_branches > 1 and not _same_in_tree(trial, texts[0].tolist(), n_before_tree):
+                if model.is_on_gpu:
+                    continue
                 raise InvalidRequest(
                     f"reproducible trees are not possible with a {trial.cache_type} cache and specdec's "
                     "kernels: add `kernels=off`, `cache_type=f16` or `shape=chain`"
@@ -80,34 +92,49 @@ def open_reproducible_sequences(
         return [create(n_ctx=n_ctx) for _ in range(n_parallel)]
     if model.is_recurrent:  # sequences that cannot roll back, for which nothing is drafted
         return [open_sequence(model, n_ctx=n_ctx, unified=False, **options) for _ in range(n_parallel)]
+    if model.is_on_gpu:
+        what = "the expert's other tokens" if model.n_experts else "places in a call and its cache"
+        advice = "`shape=chain` or " if max_branches > 1 and not model.n_experts else ""
+        raise ModelError(
+            f"the output of {model.path.name} cannot be made reproducible on {model.device}, where logits "
+            f"depend on {what}: add {advice}`device=cpu`"
+        )
     raise ModelError(
         f"the output of {model.path.name} cannot be made reproducible on this machine: use Q4_K_M, Q6_K or "
         "Q8_0 weights, with specdec's CPU kernels (see specdec doctor)"
     )
 
 
-def _sizes() -> list[tuple[int, int]]:
-    """Return multiples to fill calls up to, and the maximum number of tokens per call; the cheapest first.
+def _sizes(model: Model, cache_type: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """Return multiples to fill calls up to, the maximum number of tokens per call, and other options.
 
-    Calls that are not filled up are no larger than specdec's kernels compute for all of the model's types.
+    The cheapest come first. Calls that are not filled up are no larger than specdec's kernels compute for all
+    of the model's types.
     """
+    if model.is_on_gpu:
+        ways: list[dict[str, Any]] = [{}, {"flash_attention": False}] if cache_type == "f16" else [{}]
+        return [(n, n, options) for n in _ON_GPU for options in ways]
     limits = {most for most in kernels.status().limits.values() if _MULTIPLE <= most < _MOST}
-    return [*((1, most) for most in sorted({_MOST, *limits}, reverse=True)), (_MULTIPLE, _MOST)]
+    whole = sorted({_MOST, *limits}, reverse=True)
+    return [*((1, most, {}) for most in whole), (_MULTIPLE, _MOST, {})]
 
 
-def _same_logits(sequence: LlamaSequence, text: list[int]) -> bool:
-    """Return whether calls of the largest size and of various sizes give the same logits."""
-    calls = [0, *accumulate(_CALLS)]
-    return _same(_logits(sequence, text, calls), _logits(sequence, text, _largest_calls(sequence, 0)))
+def _same_logits(sequence: LlamaSequence, text: list[int], n_before: int) -> bool:
+    """Return whether calls of the largest size and of various sizes give the same logits.
+
+    n_before: tokens of the history.
+    """
+    calls, largest = [0, *accumulate(_CALLS)], _largest_calls(sequence, 0)
+    return _same(_logits(sequence, text, calls, n_before), _logits(sequence, text, largest, n_before))
 
 
-def _same_in_tree(sequence: LlamaSequence, text: list[int]) -> bool:
+def _same_in_tree(sequence: LlamaSequence, text: list[int], n_before: int) -> bool:
     """Return whether a path through a tree, and the tokens after it, have the same logits as a chain.
 
     The path's nodes have 1, 2, 0, 1, 2, 0 … siblings.
     """
-    expected = _logits(sequence, text, _largest_calls(sequence, 0))
-    sequence.truncate(0)
+    expected = _logits(sequence, text, _largest_calls(sequence, 0), n_before)
+    sequence.truncate(n_before)
     tokens: list[int] = []
     parents: list[int] = []
     path: list[int] = []
@@ -126,7 +153,7 @@ def _same_in_tree(sequence: LlamaSequence, text: list[int]) -> bool:
     found = [run(sequence.call(tokens, parents))[path].copy()]
     sequence.commit(path)
     if len(path) < _N:
-        found.append(_logits(sequence, text, _largest_calls(sequence, len(path))))
+        found.append(_logits(sequence, text, _largest_calls(sequence, len(path)), n_before))
     return _same(np.concatenate(found), expected)
 
 
@@ -134,9 +161,12 @@ def _largest_calls(sequence: LlamaSequence, start: int) -> list[int]:
     return [*range(start, _N, sequence.limits.max_tokens), _N]
 
 
-def _logits(sequence: LlamaSequence, text: list[int], ends: list[int]) -> NDArray[np.float32]:
-    """Return the logits after each token from ends[0] on, from calls that end at the other lengths."""
-    sequence.truncate(ends[0])
+def _logits(sequence: LlamaSequence, text: list[int], ends: list[int], n_before: int) -> NDArray[np.float32]:
+    """Return the logits after each token from ends[0] on, from calls that end at the other lengths.
+
+    n_before: tokens of the history before the text.
+    """
+    sequence.truncate(n_before + ends[0])
     return np.concatenate([run(sequence.call(text[a:b])).copy() for a, b in pairwise(ends)])
 
 

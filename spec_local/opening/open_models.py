@@ -72,7 +72,7 @@ def open_models(
     options.check()
     fixed = fixed_offload(options.device, options.gpu_layers, options.workers)
     if fixed is None and options.reproducible:
-        fixed = ON_CPU  # works on no other device
+        fixed = ON_CPU  # its calls on a GPU are larger than those that are measured
     of_draft = (
         None if options.draft_device == AUTO else fixed_offload(options.draft_device, setting="draft_device")
     )

@@ -76,6 +76,10 @@ def files(folder):
             write_tiny_model(folder / "gpu-main.gguf", tensor_type="F32"),
             write_tiny_model(folder / "gpu-draft.gguf", tensor_type="F32", noise=0.05),
         ),
+        "quantized": (
+            quantize(write_tiny_model(folder / "gpu-f16.gguf", n_embd=256), folder / "gpu-q4.gguf", "Q4_K_M"),
+            write_tiny_model(folder / "gpu-small.gguf", n_embd=256, noise=0.05),
+        ),
         "eagle": (write_tiny_main(folder / "gpu-m.gguf"), write_tiny_eagle(folder / "gpu-eagle.gguf")),
         "mtp": (write_tiny(folder / "gpu-own.gguf", "qwen35", n_mtp=1), None),
         "chained": (write_tiny_mtp(folder / "gpu-three.gguf", "step35", n_mtp=3), None),
@@ -130,6 +134,36 @@ def test_the_text_is_that_without_drafts(files, kind, place, f32_caches):
         for number, event in session.generate_many(["the of and to", "water people"], DRAFT):
             found[number] += getattr(event, "text", "")
         assert found[0] == expected
+
+
+@pytest.mark.skipif(not kernels.status().instruction_set, reason="the CPU kernels are not used")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_draft_on_the_cpu_computes_a_part_of_the_vocabulary(files, place, f32_caches):
+    main, draft = PLACES[place]
+    settings = replace(SETTINGS, offload=main, draft_offload=draft, draft_vocab=48)
+    sequences, resources = load(*files["model"], settings, lambda line: None)
+    with resources, Session(*sequences[0], (), None) as session:
+        assert (session.draft.limits.draft_tokens is not None) == (draft == ON_CPU)
+        text, statistics = answer(session, DRAFT)
+        assert text == answer(session, PLAIN)[0]
+        assert statistics.draft_n
+
+
+@pytest.mark.parametrize("kind", ["model", "quantized", "eagle", "dflash", "dspark", "assistant"])
+def test_reproducible_text_is_that_without_drafts(files, kind):
+    """With caches in F16, whose logits otherwise depend on the size of a call, and sampled."""
+    settings = replace(SETTINGS, reproducible=True, parallel=1)
+    sequences, resources = load(*files[kind], settings, lambda line: None)
+    with resources, Session(*sequences[0], (), None) as session:
+        assert session.logits_vary == []
+        sampled = GenerationSettings(
+            SamplingSettings(temperature=1), seed=3, max_tokens=24, verifier="exact-match"
+        )
+        expected, _ = answer(session, replace(sampled, policy="off"))
+        for more in ({"draft_max": 2}, {"draft_max": 7}, {"shape": "tree", "tree_nodes": 6}):
+            text, statistics = answer(session, replace(sampled, policy="fixed", proposer="draft", **more))
+            assert text == expected, more
+            assert statistics.draft_n
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash", "dspark", "assistant"])

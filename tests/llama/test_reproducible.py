@@ -7,7 +7,7 @@ from spec_local import GenerationSettings, SamplingSettings, Session, kernels
 from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import reproducible
-from spec_local.llama.devices import ON_CPU
+from spec_local.llama.devices import OFFLOADED, ON_CPU
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.reproducible import open_reproducible_sequences
@@ -180,6 +180,23 @@ def test_until_the_context_is_full(path_of, draft_of):
         assert len(texts[0]) == session.main.n_ctx + 1 - 20
 
 
+def test_calls_on_a_gpu_have_one_size(path_of, draft_of, a_gpu):
+    """Without a device, the model is on the CPU."""
+    options = {"n_ctx": 400, "threads": 1, "branches": 8, "reproducible": True}
+    with Session.open(path_of("Q4_K_M"), draft_of("Q4_K_M"), device="gpu", **options) as session:
+        assert session.main.model.is_on_gpu
+        assert (session.main.pad_to, session.main.limits.max_tokens) == (8, 8)
+        greedy = unfiltered(temperature=0)
+        plain, _ = answer(session, text_of(75), sampling=greedy, policy="off")
+        drafted, n_steps = answer(
+            session, text_of(75), sampling=greedy, proposer="draft", policy="fixed", draft_max=23
+        )
+        assert drafted == plain
+        assert n_steps < 24
+    with Session.open(path_of("Q4_K_M"), **options) as session:
+        assert not session.main.model.is_on_gpu
+
+
 # ---- what is refused ----
 
 
@@ -192,11 +209,9 @@ def test_drawn_drafts_are_refused_above_temperature_0(path_of):
         list(session.generate(text_of(9), greedy))
 
 
-def test_a_gpu_is_refused(path_of, a_gpu):
-    with pytest.raises(InvalidRequest, match="`device=cpu`"):
-        Session.open(path_of("Q4_K_M"), reproducible=True, device="gpu")
-    Session.open(path_of("Q4_K_M"), reproducible=True).close()
-    Session.open(path_of("Q4_K_M"), reproducible=True, gpu_layers=0).close()
+def test_experts_on_a_gpu_are_refused(path_of, a_gpu):
+    with pytest.raises(ModelError, match=r"on metal, .* the expert's other tokens: add `device=cpu`"):
+        Session.open(path_of("experts Q4_K_M"), reproducible=True, device="gpu")
 
 
 def test_experts_are_refused_with_the_kernels_of_llama_cpp(path_of):
@@ -213,7 +228,8 @@ def test_nothing_is_drafted_for_a_recurrent_model_whose_logits_depend_on_the_cal
         assert done.statistics.draft_n == 0
 
 
-def test_differences_are_noticed(path_of, make_context, monkeypatch):
+@pytest.mark.parametrize(("offload", "sizes"), [(ON_CPU, [8]), (OFFLOADED, [8, 8, 16, 16])])
+def test_differences_are_noticed(path_of, make_context, monkeypatch, a_gpu, offload, sizes):
     """The trial passes for the sizes that work, and for no size without padding."""
     made = []
 
@@ -223,5 +239,5 @@ def test_differences_are_noticed(path_of, make_context, monkeypatch):
 
     monkeypatch.setattr(reproducible, "open_sequence", unpadded)
     with pytest.raises(ModelError, match="cannot be made reproducible"):
-        open_sequence(Model(path_of("Q4_K_M"), offload=ON_CPU), n_ctx=64)
-    assert made == [8]
+        open_sequence(Model(path_of("Q4_K_M"), offload=offload), n_ctx=64)
+    assert made == sizes

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.calibration.known_costs import SIZES_ON_GPU
 from spec_local.calibration.measure import measure, measure_prefill
+from spec_local.calibration.tuning import SIZES, chain_plans
 from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
@@ -409,6 +411,25 @@ def test_twice_as_many_tokens_are_never_faster(seconds):
     assert without_falls(costs) == costs
     smooth = list(without_falls(seconds, seconds).values())
     assert smooth == sorted(smooth)
+
+
+# Kernels for up to eight tokens, and others, in calls of one token.
+JUMP = {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4, 9: 2.2, 16: 2.3, 32: 3.4, 65: 6.0}
+
+
+@pytest.mark.parametrize(("sizes", "budget"), [(SIZES, math.inf), (SIZES_ON_GPU, 1.5)])
+@pytest.mark.parametrize(("rate", "longest"), [(0.8, 7), (0.9, 7), (0.99, 16)])
+def test_a_jump_between_kernels_is_where_it_is(sizes, budget, rate, longest):
+    """Drafts end before it, unless they are good enough for the kernels beyond."""
+
+    def seconds(n, call=0):
+        return 0.05 * float(np.interp(n, list(JUMP), list(JUMP.values())))
+
+    model = TimedModel(seconds, max_tokens=65, max_logits=65)
+    costs = measure(model, sizes, budget=budget, clock=model.clock)
+    assert [costs.seconds(n) for n in range(1, 17)] == pytest.approx([seconds(n) for n in range(1, 17)])
+    (plan,) = chain_plans(costs, CostModel({1: 0.0001}), [rate])
+    assert len(plan.parents) == longest
 
 
 def test_measuring_one_row_of_logits():
