@@ -26,6 +26,7 @@ from spec_local.verifiers import VERIFIERS
 from tests.reference_block_head import ReferenceBlockHead
 from tests.reference_dflash2 import ReferenceDFlash2
 from tests.reference_head import ReferenceAssistant, ReferenceHead
+from tests.rounding import limit
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
@@ -34,7 +35,7 @@ from tools.record_llama_drafts import DATA, N_DRAFT, write_models
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
-NOISE = 0.001
+NOISE = limit(0.001)
 PROMPT = [1, *range(300, 340), 77, 400]
 
 
@@ -168,8 +169,8 @@ def test_states_belong_to_their_tokens(pair):
     a.truncate(0)
     calls = [a.call(PROMPT[5:7], (-1, 0), 1), b.call(PROMPT[:8], range(-1, 7), 0)]
     a.context.decode(calls)
-    assert np.allclose(b.states(range(8)), expected, atol=1e-4)
-    assert np.allclose(b.states([6, 2]), [expected[6], expected[2]], atol=1e-4)
+    np.testing.assert_allclose(b.states(range(8)), expected, atol=limit(1e-4), rtol=1e-5)
+    np.testing.assert_allclose(b.states([6, 2]), [expected[6], expected[2]], atol=limit(1e-4), rtol=1e-5)
     width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_state
     assert a.states([1]).shape == (1, width)
     assert a.states([1]).dtype == np.float32
@@ -182,10 +183,10 @@ def test_states_of_a_tree(eagle):
     states = main.states([0, 2])
     main.commit([])
     run(main.call([11, 12], n_logits=0))
-    assert np.allclose(main.states([1])[0], states[1], atol=1e-4)
+    np.testing.assert_allclose(main.states([1])[0], states[1], atol=limit(1e-4), rtol=1e-5)
     main.truncate(3)
     run(main.call([10], n_logits=0))
-    assert np.allclose(main.states([0])[0], states[0], atol=1e-4)
+    np.testing.assert_allclose(main.states([0])[0], states[0], atol=limit(1e-4), rtol=1e-5)
 
 
 @pytest.mark.parametrize("error", [ValueError("lost"), KeyboardInterrupt()])
@@ -207,7 +208,7 @@ def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, erro
     monkeypatch.undo()
     assert a.cached == b.cached == PROMPT[:6]
     for row in (a, b):
-        assert np.allclose(run(row.call(PROMPT[6:12], n_logits=6)), fresh[6:], atol=NOISE)
+        np.testing.assert_allclose(run(row.call(PROMPT[6:12], n_logits=6)), fresh[6:], atol=NOISE, rtol=1e-5)
 
 
 def test_states_that_a_context_does_not_have(eagle):
@@ -265,7 +266,7 @@ class Walk:
         for a, b in zip(found, self.expected(), strict=True):
             assert np.array_equal(np.isfinite(a), np.isfinite(b))
             known = np.isfinite(a)
-            assert np.allclose(a[known], b[known], atol=NOISE)
+            np.testing.assert_allclose(a[known], b[known], atol=NOISE, rtol=1e-5)
 
     def expected(self):
         """The logits after the history and each draft token but the last."""
@@ -291,7 +292,7 @@ class LatticeWalk(Walk):
         for place, (logits, token) in enumerate(zip(found, before, strict=True)):
             known = np.isfinite(logits).nonzero()[0]
             assert len(known) == self.reference.k
-            assert np.allclose(logits[known], score(place, token)[known], atol=NOISE)
+            np.testing.assert_allclose(logits[known], score(place, token)[known], atol=NOISE, rtol=1e-5)
             assert unary[place][known].min() > np.sort(unary[place])[-self.reference.k] - NOISE
 
 

@@ -23,8 +23,9 @@ from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
 from spec_local.prompt_cache.cache import PromptCache
 from tests import tiny_architectures
 from tests.broken_llama import FAILURES, Broken
+from tests.rounding import limit
 
-NOISE = 0.005  # at most 0.001; logits have a standard deviation of 3
+NOISE = limit(0.005)  # on a CPU at most 0.001; logits have a standard deviation of 3
 N_CTX, N_ROWS = 48, 8
 N_STEPS = int(os.environ.get("SPECDEC_STEPS", "150"))
 MAX_DEPTH = SLIDING_WINDOW - 1  # of a tree: real windows are longer than any draft
@@ -181,7 +182,7 @@ class Walk:
     def check(self, text, logits):
         self.n_checked += 1
         self.largest = max(self.largest, float(np.abs(logits - self.reference(text)).max()))
-        assert self.largest <= NOISE
+        assert self.largest <= NOISE, self.largest
 
     def change(self, each):
         """Commit, roll back, leave or join."""
@@ -380,5 +381,6 @@ def test_states_of_layers_belong_to_their_tokens(model, make_rows, unified):
             alone.truncate(0)
             run(alone.call([*history, *text], n_logits=0))
             expected = alone.states(range(len(history), len(history) + len(text)))
-            assert np.allclose(found[: len(text)], expected, atol=2e-4 * np.abs(expected).max())
+            most = limit(2e-4, 5e-3) * np.abs(expected).max()
+            np.testing.assert_allclose(found[: len(text)], expected, atol=most, rtol=1e-5)
             found = found[len(text) :]

@@ -469,6 +469,25 @@ def test_prompt_processing_speed():
         measure_prefill(full)
 
 
+class AsynchronousModel(TimedModel):
+    """As on a GPU: reading logits waits for this call, and for those before it."""
+
+    late = 0.0
+
+    def fill(self, call, rows):
+        started = self.now
+        super().fill(call, rows)
+        self.late += self.now - started
+        self.now = started
+        if call.n_logits:
+            self.now, self.late = started + self.late, 0.0
+
+
+def test_prompt_processing_on_a_gpu_is_timed_to_its_end():
+    model = AsynchronousModel(lambda n, call: 0.5, max_tokens=8)
+    assert measure_prefill(model, clock=model.clock) == 16
+
+
 @pytest.mark.parametrize(
     ("limits", "sizes"),
     [
