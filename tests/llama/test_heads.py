@@ -14,6 +14,7 @@ from spec_local.engine.engine import Engine
 from spec_local.engine.events import Finished, Step
 from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest
+from spec_local.llama.gguf_tensors import has_tensor
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.dflash import block_format
 from spec_local.llama.heads.mtp import HIDDEN_STATES
@@ -241,6 +242,7 @@ class Walk:
     def __init__(self, main, head, prompt, reference):
         self.main, self.head, self.reference = main, head, reference
         self.tokens, self.states, self.drafted = list(prompt), [], []
+        self.is_markov = has_tensor(head.model.path, "markov_w1.weight")
 
     def read(self, call, path):
         """Commit nodes of a call, and hand their states to the head."""
@@ -267,6 +269,9 @@ class Walk:
             assert np.array_equal(np.isfinite(a), np.isfinite(b))
             known = np.isfinite(a)
             np.testing.assert_allclose(a[known], b[known], atol=NOISE, rtol=1e-5)
+            second, best = np.sort(b[known])[-2:]
+            if self.is_markov and best - second < 2 * NOISE:
+                return  # the head may go on from either
 
     def expected(self):
         """The logits after the history and each draft token but the last."""
@@ -322,7 +327,8 @@ def walk_together(pair, n_parallel, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind
         reference.n_drafted = max(n_drafted)  # those of a call are equally long
         tasks = [walk.draft(n, rng) for walk, n in zip(active, n_drafted, strict=True)]
         for result in together(tasks):
-            assert result is None, result
+            if result is not None:
+                raise result
         for walk, n in zip(active, n_drafted, strict=True):
             walk.drafted = walk.drafted[:n] if n else []
         calls = [walk.verify_call() for walk in active]

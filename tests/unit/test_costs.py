@@ -432,6 +432,17 @@ def test_a_jump_between_kernels_is_where_it_is(sizes, budget, rate, longest):
     assert len(plan.parents) == longest
 
 
+# Measured on lavapipe, in processor time: 1 to 16 tokens of an F16 model, whose kernels change at 2 and at 9.
+LAVAPIPE = (1.0, 2.76, 2.95, 3.57, 4.27, 4.96, 6.2, 6.14, 6.38, 6.94, 7.21, 7.48, 7.85, 8.55, 9.02, 8.99)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SIZES_ON_GPU])
+def test_sizes_between_those_that_are_timed_cost_what_they_take(sizes):
+    model = TimedModel(lambda n, call: LAVAPIPE[n - 1] if n <= 16 else 0.56 * n, max_tokens=65, max_logits=65)
+    costs = measure(model, sizes, clock=model.clock)
+    assert [costs.seconds(n) for n in range(1, 17)] == pytest.approx(LAVAPIPE, rel=0.12)
+
+
 def test_measuring_one_row_of_logits():
     model = TimedModel(lambda n, call: F16.get(n, 2.0), max_logits=1)
     assert tuple(measure(model, tuple(F16), n_logits=1, clock=model.clock).costs) == tuple(F16)
