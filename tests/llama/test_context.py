@@ -11,6 +11,7 @@ import pytest
 from spec_local.core.calls import run
 from spec_local.core.sequence import prefill
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
+from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from tests.broken_llama import FAILURES, Broken
@@ -47,13 +48,14 @@ def test_invalid_arguments(make_context, tiny_model, wrong):
         make_context(tiny_model, **wrong)
 
 
-def test_too_little_memory(make_context, tiny_model, monkeypatch):
-    n_ctx = 1 << 20
-    need = tiny_model.kv_bytes(n_ctx)
+def test_too_little_memory(make_context, tiny_path, monkeypatch):
+    """Of the CPU: llama.cpp knows that of a separate GPU."""
+    n_ctx, model = 1 << 20, Model(tiny_path, offload=ON_CPU)
+    need = model.kv_bytes(n_ctx)
     assert need == 2 * 2 * 32 * 2 * n_ctx  # keys and values, layers, width, bytes
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": need}))
     with pytest.raises(ContextOverflow, match="smaller `n_ctx`"):
-        make_context(tiny_model, n_ctx=n_ctx)
+        make_context(model, n_ctx=n_ctx)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from spec_local.llama.tiny import write_tiny_model
 from tests.rounding import limit
 from tests.sequences import sequence_ends
 
-CLOSE = {"atol": limit(0.05), "rtol": 0}  # see `check_next`
+CLOSE = {"atol": limit(0.05, 0.08), "rtol": 0}  # see `check_next`
 NEAR = {"atol": 1.0, "rtol": 0}  # for Q4_1 weights, where single tokens use another kernel: at most 0.42
 
 TEXT = [random.Random(0).randrange(5, 300) for _ in range(40)]  # longer than several sliding windows
