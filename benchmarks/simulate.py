@@ -31,10 +31,11 @@ from spec_local.core.calls import Call, Logits
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.core.sequence import Limits, RollsBack
+from spec_local.core.sequence import Limits
 from spec_local.engine.engine import Engine, Planner
 from spec_local.engine.events import Failed, Prefilled
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
+from spec_local.llama.rollback import RollsBack
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
@@ -44,8 +45,7 @@ from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel, Window
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel, Window
 from spec_local.verifiers import VERIFIERS
 
 Role = Literal["main", "draft"]
@@ -334,13 +334,15 @@ def serve(
             request = Request(
                 main,
                 trace.prompt,
-                sampler=GREEDY,
-                rng=SeededRng(0),
-                proposer=variant(draft),
-                verifier=VERIFIERS["exact-match"],
-                draft_max=draft_max,
-                max_tokens=len(trace.answer),
-                clock=machine.clock,
+                RequestOptions(
+                    sampler=GREEDY,
+                    rng=SeededRng(0),
+                    proposer=variant(draft),
+                    verifier=VERIFIERS["exact-match"],
+                    draft_max=draft_max,
+                    max_tokens=len(trace.answer),
+                    clock=machine.clock,
+                ),
             )
             engine.add(request)
             running[request] = served, variant

@@ -23,7 +23,7 @@ from spec_local.core.span import text_of
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.errors import InvalidRequest, as_failure
 from spec_local.llama.breakers import breaker_tokens
 from spec_local.reasoning.markers import Markers, Splitter, markers_of, splitter_after
@@ -172,17 +172,19 @@ class RunningAnswers:
         request = Request(
             slot.main,
             prompt.tokens,
-            sampler=sampler,
-            rng=SeededRng(settings.seed),
-            proposer=proposer,
-            verifier=VERIFIERS[settings.rule],
-            draft_max=settings.longest_path,
-            max_tokens=settings.max_tokens,
-            is_end=vocabulary.is_end,
-            cancelled=prompt.cancelled,
-            clock=clock,
-            logprobs=settings.logprobs,
-            sampled_logprobs=settings.sampled_logprobs,
+            RequestOptions(
+                sampler=sampler,
+                rng=SeededRng(settings.seed),
+                proposer=proposer,
+                verifier=VERIFIERS[settings.rule],
+                draft_max=settings.longest_path,
+                max_tokens=settings.max_tokens,
+                is_end=vocabulary.is_end,
+                cancelled=prompt.cancelled,
+                clock=clock,
+                logprobs=settings.logprobs,
+                sampled_logprobs=settings.sampled_logprobs,
+            ),
         )
         if request.plain_s is not None:
             request.statistics.saved_s["measuring"] = started - measured

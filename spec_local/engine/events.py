@@ -108,21 +108,6 @@ class Statistics:
             saved_s=summed(self.saved_s, later.saved_s),
         )
 
-    def count_step(self, n_tokens: int, proposal: Proposal, n_accepted: int) -> None:
-        """Add a step of `n_tokens` tokens."""
-        self.n_steps += 1
-        self.predicted_n += n_tokens
-        self.draft_n += len(proposal.tokens)
-        self.draft_n_accepted += n_accepted
-        self.steps_by[proposal.source if proposal.tokens else "none"] += 1
-        if not proposal.tokens:
-            return
-        depth = proposal.depth
-        for counts, n in ((self.tested_at, depth), (self.accepted_at, n_accepted)):
-            counts.extend([0] * (depth - len(counts)))
-            for position in range(n):
-                counts[position] += 1
-
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:

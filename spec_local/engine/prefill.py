@@ -178,7 +178,8 @@ class Prefill:
                 self._draft.resume(logits)
         if self._draft.call:
             return False
-        self._draft.result()  # raises its error, if it failed
+        if isinstance(failure := self._draft.outcome, Exception):
+            raise failure
         return True
 
     @property

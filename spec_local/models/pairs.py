@@ -16,10 +16,10 @@ from spec_local.llama.fitting import free_bytes
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.llama.vocabulary_map import VocabularyMap
 from spec_local.models.projectors import find_projector, projector_bytes
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import ON_CPU, ON_GPU, CallCosts, CostModel
-from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.system.files import format_size
 from spec_local.system.machine import default_threads, is_busy
 

@@ -246,20 +246,6 @@ def _median(several: Collection[float]) -> float:
     return sorted(several)[(len(several) - 1) // 2]
 
 
-def without_falls(costs: Mapping[int, float], uncertain: Collection[int] = ()) -> dict[int, float]:
-    """The costs, by ascending number of tokens, reduced where a call of twice as many tokens is faster.
-
-    A call may be slower than one of a few more tokens, which fill a tile of the kernels, but not than one of
-    twice as many: such a measurement was disturbed.
-
-    uncertain: sizes that are also reduced where a call of any larger size is faster.
-    """
-    return {
-        n: min([costs[n], *(costs[m] for m in costs if m >= 2 * n or (m > n and n in uncertain))])
-        for n in sorted(costs)
-    }
-
-
 _TOLERANCE = 1.6  # Q8_0: 7 tokens take 1.5 times as long as 8, and 2 tokens as two calls of one
 
 

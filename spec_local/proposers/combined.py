@@ -5,14 +5,12 @@ from dataclasses import replace
 
 from spec_local.core.calls import Logits
 from spec_local.core.constraint import Constraint
-from spec_local.core.proposal import EMPTY, Proposal
+from spec_local.core.proposal import EMPTY, Limit, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.span import GrowingText
 from spec_local.lookups.base import Lookup
 from spec_local.policies.base import Offer, Policy
-from spec_local.proposers.base import Limit
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Shape
+from spec_local.proposers.draft_model import DraftModel, Shape
 
 
 class CombinedProposer:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 VERIFIERS: LazyTable["Verifier"] = LazyTable(
     {
-        "token": "spec_local.verifiers.token:VERIFIER",
-        "block": "spec_local.verifiers.block:VERIFIER",
+        "token": "spec_local.verifiers.chain:TOKEN",
+        "block": "spec_local.verifiers.chain:BLOCK",
         "exact-match": "spec_local.verifiers.base:EXACT_MATCH",
         "spectr": "spec_local.verifiers.spectr:VERIFIER",
         "traversal": "spec_local.verifiers.traversal:VERIFIER",

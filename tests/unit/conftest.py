@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spec_local.core.fake import FakeModel
 from spec_local.core.sampling import Sampler
 from spec_local.models import catalog, program_folders
+from spec_local.testing import FakeModel
 from spec_local.verifiers import spectr
 from tests.hub_server import HubServer
 

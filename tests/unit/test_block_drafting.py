@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
@@ -17,8 +16,9 @@ from spec_local.policies.cost_model import CostModel, chain_seconds
 from spec_local.policies.planner import plan
 from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import BestFirst, Coupled, Drawn
+from spec_local.testing import enumerate_outcomes
 from tests.exact import assert_main_distribution
 from tests.proposers import adaptive, main_model
 from tests.unfiltered import unfiltered

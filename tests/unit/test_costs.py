@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.calibration.measure import measure, measure_prefill
+from spec_local.calibration.measure import measure, measure_prefill, without_falls
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.policies.cost_model import CostModel, without_falls
+from spec_local.policies.cost_model import CostModel
+from spec_local.testing import FakeModel
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores, in calls of one token
 POSITIVE = st.floats(1e-6, 1e3)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT
 from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import best_trees, plan, plan_chain
+from spec_local.testing import enumerate_outcomes
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
 SMALL = {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.2, 16: 3.4}  # 0.5B Q4_K_M, the draft model

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.sampling import Distribution
+from spec_local.testing import enumerate_outcomes
 from spec_local.verifiers import VERIFIERS
 from spec_local.verifiers.base import residual
 from spec_local.verifiers.tree import normalized, ratio, tree_verifier, without

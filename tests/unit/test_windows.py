@@ -5,14 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.calls import run
+from spec_local.core.proposal import Limit
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.policies.base import WINDOWS, Decision, DraftReading, Offer, Policy
 from spec_local.policies.experience import Experience
-from spec_local.proposers.base import Limit
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel, Window
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel, Window
 from tests.proposers import adaptive, main_model
 from tests.unit.generation import GREEDY, generate
 
