@@ -217,7 +217,8 @@ class NativeContext:
 
     def _decode(self, batch: Batch) -> int:
         """Call llama_decode, with as many threads as the processor has cores for; returns its code."""
-        runtime.clear_log()
+        if runtime.log.lines or runtime.log.n_dropping:
+            runtime.clear_log()
         if not self._thread_count:
             return int(self.lib.llama_decode(self.native.pointer, batch.native))
         with self._thread_count.call() as n:

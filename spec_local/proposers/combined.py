@@ -65,7 +65,7 @@ class CombinedProposer:
         draft, policy = self._draft, self._policy
         if not self._has_begun:
             self._begin(history)
-        text = self._text.of(history) if self._text else history
+        text, position = self._text.of(history) if self._text else history, len(history)
         found, history = self._find(text, limit), history if self.head else text
         offer = Offer(limit, found, draft.readings(history) if draft else ())
         decision = policy.choose(offer)
@@ -74,7 +74,7 @@ class CombinedProposer:
             self._draft_used = True
             shape = self._tree if decision.source == "tree" else None
             drafted = await draft.propose(
-                history, decision.limit or limit, rng, shape, policy, decision.reading
+                history, decision.limit or limit, rng, shape, policy, decision.reading, position
             )
             proposal = policy.trim(replace(drafted, source=decision.source))
             draft.shorten(proposal)

@@ -87,7 +87,7 @@ class Chain(Shape):
                 q = output.distribution
                 distributions.append(q)
                 if self._selection == "coupled":
-                    token = q.draw(rng, tree.n_history + len(tree.tokens))
+                    token = q.draw(rng, tree.position + len(tree.tokens))
                 else:
                     token = (q.most_probable() if self._selection == "greedy" else q).draw(rng)
                 node = tree.add(token, node)
@@ -210,6 +210,7 @@ class DraftModel:
         shape: Shape | None = None,
         policy: Policy = ALWAYS,
         reading: DraftReading | None = None,
+        position: int | None = None,
     ) -> Proposal:
         """See `Proposer.propose`.
 
@@ -217,6 +218,8 @@ class DraftModel:
             shape: of this draft; None: the usual one.
             policy: decides on the length of a chain.
             reading: see `prefill`.
+            position: index of the first draft token in the main model's history, of which this one may be
+                the text alone; None: they are equally long.
         """
         self._use(reading, len(history))
         model, whole = self.model, self._readable(history)
@@ -233,6 +236,8 @@ class DraftModel:
         self._is_prefix = False
         self._used = shape or self.shape
         self._tree = DraftTree(self, whole, history, limit)
+        if position is not None:
+            self._tree.position = position
         proposal = await self._used.build(self._tree, limit, rng, policy)
         self._proposal = replace(proposal, source="draft")
         return self._proposal
@@ -299,14 +304,15 @@ class DraftTree:
 
     Attributes:
         tokens, parents: of each node.
-        n_history: number of tokens before the tree.
+        n_history: number of tokens before the tree that the draft model reads.
+        position: index of its first level in the main model's history, which draws there with the same rng.
         is_end: whether nothing can follow a token.
     """
 
     def __init__(self, draft: DraftModel, whole: Sequence[int], history: Sequence[int], limit: Limit) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.n_history = len(history)
+        self.n_history, self.position = len(history), len(whole)
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
         self._lookups, self._max_staged = draft.lookups, draft.n_staged

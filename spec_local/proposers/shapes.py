@@ -56,7 +56,7 @@ class _Divided(Shape):
                         distributions[parent] = q
                     chain = self._rate ** np.arange(min(budget, limit.depth - depth))
                     by_token: dict[int, int] = {}
-                    for token, share in self._children(q, budget, chain, rng, tree.n_history + depth):
+                    for token, share in self._children(q, budget, chain, rng, tree.position + depth):
                         if token not in by_token:
                             by_token[token] = tree.add(token, parent)
                         node = by_token[token]

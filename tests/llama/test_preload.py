@@ -48,7 +48,7 @@ def test_a_failure_is_reported_where_the_model_is_taken(tmp_path, tiny_path):
 
 def test_a_model_is_loaded_without_its_log(tiny_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(runtime._log, "lines", lines)
+    monkeypatch.setattr(runtime.log, "lines", lines)
     monkeypatch.setattr(runtime, "_WARN", 0)  # keep all
     Model(tiny_path).close()
     assert lines == []
