@@ -27,6 +27,7 @@ from common import geometric_mean, note, parser, table
 from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
+from spec_local.calibration.estimates import CPU_ESTIMATES
 from spec_local.core.calls import Call, Logits
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
@@ -40,7 +41,7 @@ from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import DraftReading, Policy, PolicyOptions
-from spec_local.policies.cost_model import ON_CPU, CostModel
+from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Proposer
@@ -175,7 +176,7 @@ class Machine:
 
         error: ratio of the time of a one-token call to the real one; the estimates of others are wrong, too.
         """
-        return CostModel({1: error * float(self.pair.seconds(role)[1])}, ON_CPU)
+        return CostModel({1: error * float(self.pair.seconds(role)[1])}, CPU_ESTIMATES)
 
 
 @dataclass

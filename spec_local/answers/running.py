@@ -280,8 +280,9 @@ class RunningAnswers:
                         if not running:
                             self._saver.end()
                 for request, answer in running.items():
-                    if not (prefill := request.prefill).is_done and prefill.n_new:
-                        on_read(answer.prompt.index, prefill.n_read, prefill.n_read - prefill.n_new)
+                    prefill, n_new = request.prefill, request.statistics.prompt_n
+                    if n_new and not prefill.is_done:
+                        on_read(answer.prompt.index, prefill.n_read, prefill.n_read - n_new)
         finally:
             engine.close()
             self._saver.end()

@@ -147,7 +147,9 @@ class Engine:
                 self._planner.observe(load, n_drafted, timer.clock() - started)
 
         self._count_time(decoding, calls, events)
-        self._remove_ended(events)
+        for request, event in events:
+            if isinstance(event, Failed | Finished):
+                self.remove(request)
         return events
 
     def _end_finished(self) -> Events:
@@ -273,11 +275,6 @@ class Engine:
             except Exception as error:  # such as a picture that cannot be encoded
                 events.append(_failure(request, error))
         return left
-
-    def _remove_ended(self, events: Events) -> None:
-        for request, event in events:
-            if isinstance(event, Failed | Finished):
-                self.remove(request)
 
     def _count_time(self, decoding: Sequence[Request], calls: list[tuple[int, int]], events: Events) -> None:
         """Add the time of a step to its requests, their ledgers, and the totals; calls: see `book`."""

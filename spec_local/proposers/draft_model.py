@@ -181,9 +181,8 @@ class DraftModel:
         if start >= n or (start and 2 * n_read <= n - start):  # of an earlier text, mostly
             start = n_read = 0
         n_part = n - start + (start > 0)
-        own = DraftReading(
-            max(1, n_part - n_read), n - start if start else None
-        )  # the last is always read again
+        # The last one is always read again.
+        own = DraftReading(max(1, n_part - n_read), n - start if start else None)
         fits = n_part <= n_ctx
         if self.head or (fits and own.n_unread <= WINDOWS[0]):
             return [own] * fits

@@ -18,7 +18,7 @@ VERIFIERS: LazyTable["Verifier"] = LazyTable(
         "token": "spec_local.verifiers.chain:TOKEN",
         "block": "spec_local.verifiers.chain:BLOCK",
         "exact-match": "spec_local.verifiers.base:EXACT_MATCH",
-        "spectr": "spec_local.verifiers.spectr:VERIFIER",
+        "spectr": "spec_local.verifiers.tree:SPECTR",
         "traversal": "spec_local.verifiers.traversal:VERIFIER",
     }
 )
