@@ -1,9 +1,6 @@
 """The options of `specdec cache`."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from typer import Option
 
 from specdec_cli import options
 
@@ -20,9 +17,7 @@ class CacheShowOptions:
       specdec cache show
     """
 
-    prompt_cache: Annotated[str | None, Option(**options.PROMPT_CACHE, hidden=True)] = (
-        None  # as it is set elsewhere
-    )
+    prompt_cache: str | None = options.prompt_cache_option(hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,4 +32,4 @@ class CacheClearOptions:
       specdec cache clear --yes
     """
 
-    yes: options.YesOption = False
+    yes: bool = options.yes_option()

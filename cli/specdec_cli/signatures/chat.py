@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
-
-from typer import Option
+from typing import Literal
 
 from specdec_cli import options
+from specdec_cli.parameters import option
 
-_Chat = partial(Option, rich_help_panel="Chat")
+_chat = partial(option, rich_help_panel="Chat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,33 +27,28 @@ class ChatOptions:
 
     models: options.ModelOptions
     sampling: options.SamplingOptions
-    model: options.ModelArgument = None
-    draft_model: options.DraftArgument = None
-    image: Annotated[
-        list[Path] | None,
-        Option(
-            "--image",
-            "--audio",
-            metavar="FILE",
-            help="Image or sound to send with the first message; repeatable.",
-        ),
-    ] = None
-    system: options.SystemOption = None
-    load: Annotated[
-        Path | None, _Chat(metavar="FILE", help="Continue a conversation that was saved with /save.")
-    ] = None
-    continue_: Annotated[
-        bool, Option("--continue", "-C", help="Continue the last conversation on a terminal.")
-    ] = False
-    when_full: Annotated[
-        Literal["stop", "drop-oldest"],
-        _Chat(help="When the context is full, stop, or drop the oldest messages except the system message."),
-    ] = "stop"
-    show_drafts: options.ShowDraftsOption = False
-    hide_thinking: Annotated[bool, options.HideThinkingOption(rich_help_panel="Chat")] = False
-    markdown: Annotated[
-        bool, _Chat("--markdown", help="Render Markdown; each block is shown when it is complete.")
-    ] = False
-    no_wrap: Annotated[bool, options.NoWrapOption(rich_help_panel="Chat")] = False
-    no_stats: Annotated[bool, _Chat("--no-stats", help="Do not print statistics after each answer.")] = False
-    verbose: options.VerboseOption = 0
+    model: str | None = options.model_argument()
+    draft_model: str | None = options.draft_argument()
+    image: list[Path] | None = option(
+        "--image",
+        "--audio",
+        metavar="FILE",
+        help="Image or sound to send with the first message; repeatable.",
+    )
+    system: str | None = options.system_option()
+    load: Path | None = _chat(metavar="FILE", help="Continue a conversation that was saved with /save.")
+    continue_: bool = option(
+        "--continue", "-C", default=False, help="Continue the last conversation on a terminal."
+    )
+    when_full: Literal["stop", "drop-oldest"] = _chat(
+        default="stop",
+        help="When the context is full, stop, or drop the oldest messages except the system message.",
+    )
+    show_drafts: bool = options.show_drafts_option()
+    hide_thinking: bool = options.hide_thinking_option(rich_help_panel="Chat")
+    markdown: bool = _chat(
+        "--markdown", default=False, help="Render Markdown; each block is shown when it is complete."
+    )
+    no_wrap: bool = options.no_wrap_option(rich_help_panel="Chat")
+    no_stats: bool = _chat("--no-stats", default=False, help="Do not print statistics after each answer.")
+    verbose: int = options.verbose_option()

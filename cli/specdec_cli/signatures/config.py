@@ -1,15 +1,19 @@
 """The options of `specdec config`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
 
-from typer import Argument, Context, Option
+from typer import Context
 
-from specdec_cli.commands import ConfigOption
+from specdec_cli.commands import config_option
+from specdec_cli.parameters import REQUIRED, argument, option
 
-_Name = Annotated[
-    str, Argument(metavar="NAME", help="Option, such as top-k; for one command, such as chat.top-k.")
-]
+_name = partial(
+    argument,
+    default=REQUIRED,
+    metavar="NAME",
+    help="Option, such as top-k; for one command, such as chat.top-k.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,7 @@ class ConfigPathOptions:
       $EDITOR "$(specdec config path)"
     """
 
-    config: ConfigOption = None
+    config: str | None = config_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +39,9 @@ class ConfigShowOptions:
     """
 
     ctx: Context
-    command: Annotated[
-        list[str] | None, Argument(help="Command, such as chat or models pull (default: all).")
-    ] = None
-    all_: Annotated[bool, Option("--all", help="Also show options that have their default value.")] = False
-    config: ConfigOption = None
+    command: list[str] | None = argument(help="Command, such as chat or models pull (default: all).")
+    all_: bool = option("--all", default=False, help="Also show options that have their default value.")
+    config: str | None = config_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +56,11 @@ class ConfigSetOptions:
     """
 
     ctx: Context
-    name: _Name
-    values: Annotated[list[str], Argument(metavar="VALUE", help="Value; a repeatable option takes several.")]
-    config: ConfigOption = None
+    name: str = _name()
+    values: list[str] = argument(
+        default=REQUIRED, metavar="VALUE", help="Value; a repeatable option takes several."
+    )
+    config: str | None = config_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,5 +73,5 @@ class ConfigUnsetOptions:
     """
 
     ctx: Context
-    name: _Name
-    config: ConfigOption = None
+    name: str = _name()
+    config: str | None = config_option()

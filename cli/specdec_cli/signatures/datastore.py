@@ -1,9 +1,9 @@
 """The options of `specdec datastore`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from specdec_cli import options
+from specdec_cli.parameters import REQUIRED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,13 @@ class DatastoreAddOptions:
       specdec datastore add --main main.gguf notes.txt
     """
 
-    arguments: Annotated[
-        list[str],
-        options.NamedModel(
-            metavar="[MAIN] FILES",
-            help="Main model, followed by text files or folders of text files.",
-            show_default=False,
-        ),
-    ]
-    main: options.NeededMainOption = None
+    arguments: list[str] = options.named_model(
+        default=REQUIRED,
+        metavar="[MAIN] FILES",
+        help="Main model, followed by text files or folders of text files.",
+        show_default=False,
+    )
+    main: str | None = options.needed_main_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,4 +53,4 @@ class DatastoreClearOptions:
       specdec datastore clear --yes
     """
 
-    yes: options.YesOption = False
+    yes: bool = options.yes_option()

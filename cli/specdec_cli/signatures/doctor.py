@@ -1,9 +1,9 @@
 """The options of `specdec doctor`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from typer import Argument, Option
+from specdec_cli.parameters import argument, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,22 +18,17 @@ class DoctorOptions:
       specdec doctor --report > my-laptop.toml
     """
 
-    part: Annotated[
-        Literal["kernels", "pictures", "gpu", "rpc"] | None,
-        Argument(
-            metavar="PART",
-            help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. pictures: with --fix, "
-            "rebuild llama-cpp-python if it cannot read images and sound. gpu: with --fix, rebuild it for a "
-            "GPU. rpc: also check llama.cpp's RPC backend, which --workers needs.",
-        ),
-    ] = None
-    fix: Annotated[
-        bool,
-        Option(
-            "--fix",
-            help="Rebuild llama-cpp-python if it crashes (takes minutes), and compile missing CPU kernels.",
-        ),
-    ] = False
-    report: Annotated[
-        bool, Option("--report", help="Print only a TOML report: this processor and its measurements.")
-    ] = False
+    part: Literal["kernels", "pictures", "gpu", "rpc"] | None = argument(
+        metavar="PART",
+        help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. pictures: with --fix, "
+        "rebuild llama-cpp-python if it cannot read images and sound. gpu: with --fix, rebuild it for a "
+        "GPU. rpc: also check llama.cpp's RPC backend, which --workers needs.",
+    )
+    fix: bool = option(
+        "--fix",
+        default=False,
+        help="Rebuild llama-cpp-python if it crashes (takes minutes), and compile missing CPU kernels.",
+    )
+    report: bool = option(
+        "--report", default=False, help="Print only a TOML report: this processor and its measurements."
+    )

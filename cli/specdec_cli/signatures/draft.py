@@ -1,19 +1,18 @@
 """The options of `specdec draft`."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
-
-from typer import Argument, Option
+from typing import Literal
 
 from specdec_cli import completion, options
+from specdec_cli.parameters import REQUIRED, argument, option
 
 HeadKindChoice = Literal["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0"]
 KindChoice = Literal["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16"]
-_HeadMain = Annotated[
-    str | None,
-    options.NamedModel(metavar="MAIN", help="Main model that the head drafts for: a file or a name."),
-]
+_head_main = partial(
+    options.named_model, metavar="MAIN", help="Main model that the head drafts for: a file or a name."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,39 +30,29 @@ class DraftQuantizeOptions:
       specdec draft quantize main-f16.gguf --type Q2_K --output main-q2.gguf
     """
 
-    model: Annotated[
-        str, options.NamedModel(metavar="MODEL", help="Model to quantize, main or draft: a file or a name.")
-    ]
-    main: Annotated[
-        str | None,
-        Option(
-            "--for",
-            metavar="MAIN",
-            help="Main model that the copy will draft for (default: MODEL itself).",
-            autocompletion=completion.models,
-        ),
-    ] = None
-    kind: Annotated[KindChoice, Option("--type", case_sensitive=False, help="Precision of the copy.")] = (
-        "Q4_0"
+    model: str = options.named_model(
+        default=REQUIRED, metavar="MODEL", help="Model to quantize, main or draft: a file or a name."
     )
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Output file (default: beside the model).")
-    ] = None
-    yes: Annotated[bool, Option("--yes", "-y", help="Make the copy even if it would not pay off.")] = False
-    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False
-    ctx: options.LaterContextOption = 4096
-    threads: Annotated[
-        int | None,
-        Option(
-            min=1,
-            max=512,
-            help="Number of threads, now and in later sessions (default: one per usable core).",
-        ),
-    ] = None
-    device: options.DeviceOption = "auto"
-    gpu_layers: options.GpuLayersOption = None
-    cache_type: options.CacheTypeOption = "f16"
-    kernels: options.KernelsOption = "auto"
+    main: str | None = option(
+        "--for",
+        metavar="MAIN",
+        help="Main model that the copy will draft for (default: MODEL itself).",
+        autocompletion=completion.models,
+    )
+    kind: KindChoice = option("--type", default="Q4_0", case_sensitive=False, help="Precision of the copy.")
+    output: Path | None = option(
+        "--output", "-o", metavar="FILE", help="Output file (default: beside the model)."
+    )
+    yes: bool = option("--yes", "-y", default=False, help="Make the copy even if it would not pay off.")
+    force: bool = option("--force", default=False, help="Replace an existing file.")
+    ctx: int = options.later_context_option()
+    threads: int | None = option(
+        min=1, max=512, help="Number of threads, now and in later sessions (default: one per usable core)."
+    )
+    device: str = options.device_option()
+    gpu_layers: int | None = options.gpu_layers_option()
+    cache_type: options.CacheChoice = options.cache_type_option()
+    kernels: options.KernelsChoice = options.kernels_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,75 +74,52 @@ class DraftTrainOptions:
       specdec draft train main.gguf --continue head.gguf --from datastore
     """
 
-    main: Annotated[
-        str | None,
-        options.NamedModel(metavar="MAIN", help="Main model to train a head for: a file or a name."),
-    ] = None
-    main_option: options.NeededMainOption = None
-    output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="Output file (default: beside the main model or the head to continue; for a model name, in "
-            "the current folder).",
-        ),
-    ] = None
-    sources: Annotated[
-        list[str] | None,
-        Option(
-            "--from",
-            metavar="datastore|FILE",
-            help="Learn from the answers that --learn has kept, or from your own prompts (.toml, .jsonl), "
-            "texts or code: a file or folder; repeatable.",
-        ),
-    ] = None
-    continued: Annotated[
-        Path | None,
-        Option(
-            "--continue",
-            metavar="HEAD",
-            help="Train a head further, instead of a new one; the new file is HEAD-learned.gguf.",
-        ),
-    ] = None
-    minutes: Annotated[
-        float | None,
-        Option(
-            help="Time for everything except the report, including data generation in earlier runs "
-            "(default: 60)."
-        ),
-    ] = None
-    tokens: Annotated[
-        int | None,
-        Option(
-            min=1000,
-            max=10**9,
-            help="Tokens of training data, instead of --minutes; training then takes as long as it needs.",
-        ),
-    ] = None
-    vocabulary: Annotated[
-        int | None,
-        Option(
-            min=256,
-            max=1 << 20,
-            help="Number of tokens that the head can draft (default: 4,096 to 32,768, as many as cover 96 % "
-            "of the main model's output).",
-        ),
-    ] = None
-    disk: Annotated[
-        float | None,
-        Option(help="Maximum size of the training data in GB (default: 20, or half of the free space)."),
-    ] = None
-    torch_device: Annotated[Literal["cpu", "cuda", "mps"], Option(help="PyTorch device to train on.")] = "cpu"
-    seed: Annotated[int, Option(min=0, help="Random seed for prompts, sampling and training.")] = 0
-    plot: Annotated[Path | None, Option(help="Save a PNG of the training curve (needs matplotlib).")] = None
-    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False
-    threads: Annotated[
-        int | None, Option(min=1, max=512, help="Number of threads (default: one per usable core).")
-    ] = None
-    device: options.DeviceOption = "auto"
-    gpu_layers: options.GpuLayersOption = None
-    kernels: options.KernelsOption = "auto"
+    main: str | None = options.named_model(
+        metavar="MAIN", help="Main model to train a head for: a file or a name."
+    )
+    main_option: str | None = options.needed_main_option()
+    output: Path | None = option(
+        "--output",
+        "-o",
+        help="Output file (default: beside the main model or the head to continue; for a model name, in "
+        "the current folder).",
+    )
+    sources: list[str] | None = option(
+        "--from",
+        metavar="datastore|FILE",
+        help="Learn from the answers that --learn has kept, or from your own prompts (.toml, .jsonl), "
+        "texts or code: a file or folder; repeatable.",
+    )
+    continued: Path | None = option(
+        "--continue",
+        metavar="HEAD",
+        help="Train a head further, instead of a new one; the new file is HEAD-learned.gguf.",
+    )
+    minutes: float | None = option(
+        help="Time for everything except the report, including data generation in earlier runs (default: 60)."
+    )
+    tokens: int | None = option(
+        min=1000,
+        max=10**9,
+        help="Tokens of training data, instead of --minutes; training then takes as long as it needs.",
+    )
+    vocabulary: int | None = option(
+        min=256,
+        max=1 << 20,
+        help="Number of tokens that the head can draft (default: 4,096 to 32,768, as many as cover 96 % "
+        "of the main model's output).",
+    )
+    disk: float | None = option(
+        help="Maximum size of the training data in GB (default: 20, or half of the free space)."
+    )
+    torch_device: Literal["cpu", "cuda", "mps"] = option(default="cpu", help="PyTorch device to train on.")
+    seed: int = option(default=0, min=0, help="Random seed for prompts, sampling and training.")
+    plot: Path | None = option(help="Save a PNG of the training curve (needs matplotlib).")
+    force: bool = option("--force", default=False, help="Replace an existing file.")
+    threads: int | None = option(min=1, max=512, help="Number of threads (default: one per usable core).")
+    device: str = options.device_option()
+    gpu_layers: int | None = options.gpu_layers_option()
+    kernels: options.KernelsChoice = options.kernels_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,26 +136,22 @@ class DraftConvertOptions:
       specdec draft convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B -m llama.gguf
     """
 
-    head: Annotated[str, Argument(metavar="HEAD", help="Head to convert: a folder, or user/repo.")]
-    main: Annotated[
-        str | None,
-        Option(
-            "--main",
-            "-m",
-            metavar="MAIN",
-            help="Main model that the head was trained for (default: the one beside HEAD, or the one that "
-            "its config.json names, if it is on this machine).",
-            autocompletion=completion.models,
-        ),
-    ] = None
-    kind: Annotated[HeadKindChoice, Option("--type", case_sensitive=False, help="Precision of the file.")] = (
-        "Q8_0"
+    head: str = argument(default=REQUIRED, metavar="HEAD", help="Head to convert: a folder, or user/repo.")
+    main: str | None = option(
+        "--main",
+        "-m",
+        metavar="MAIN",
+        help="Main model that the head was trained for (default: the one beside HEAD, or the one that "
+        "its config.json names, if it is on this machine).",
+        autocompletion=completion.models,
     )
-    output: Annotated[
-        Path | None,
-        Option("--output", "-o", metavar="FILE", help="Output file (default: beside the main model)."),
-    ] = None
-    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False
+    kind: HeadKindChoice = option(
+        "--type", default="Q8_0", case_sensitive=False, help="Precision of the file."
+    )
+    output: Path | None = option(
+        "--output", "-o", metavar="FILE", help="Output file (default: beside the main model)."
+    )
+    force: bool = option("--force", default=False, help="Replace an existing file.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +167,8 @@ class DraftVersionsOptions:
       specdec draft versions main.gguf
     """
 
-    main: _HeadMain = None
-    main_option: options.NeededMainOption = None
+    main: str | None = _head_main()
+    main_option: str | None = options.needed_main_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,5 +182,5 @@ class DraftRollbackOptions:
       specdec draft rollback main.gguf
     """
 
-    main: _HeadMain = None
-    main_option: options.NeededMainOption = None
+    main: str | None = _head_main()
+    main_option: str | None = options.needed_main_option()

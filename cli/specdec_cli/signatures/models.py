@@ -1,20 +1,18 @@
 """The options of `specdec models`."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from typer import Argument, Option
+from functools import partial
 
 from specdec_cli import completion, options
+from specdec_cli.parameters import REQUIRED, argument, option
 
-_Name = Annotated[
-    str,
-    Argument(
-        metavar="NAME",
-        help="Name of a model or pair, user/repo:quant, or a name in ollama.",
-        autocompletion=completion.names,
-    ),
-]
+_name = partial(
+    argument,
+    default="starter",
+    metavar="NAME",
+    help="Name of a model or pair, user/repo:quant, or a name in ollama.",
+    autocompletion=completion.names,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class ModelsListOptions:
       specdec models list | grep coder
     """
 
-    local: Annotated[bool, Option("--local", help="List only what is on this machine.")] = False
+    local: bool = option("--local", default=False, help="List only what is on this machine.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +46,10 @@ class ModelsPullOptions:
       specdec models pull bartowski/Llama-3.2-3B-Instruct-GGUF:Q5_K_M
     """
 
-    name: _Name = "starter"
-    offline: Annotated[
-        bool, Option("--offline", help="Do not use the network: only verify downloaded files.")
-    ] = False
+    name: str = _name()
+    offline: bool = option(
+        "--offline", default=False, help="Do not use the network: only verify downloaded files."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class ModelsPathOptions:
       ls -lh "$(specdec models path starter)"
     """
 
-    name: _Name = "starter"
+    name: str = _name()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ class ModelsShowOptions:
       specdec models show coder-7b
     """
 
-    name: _Name = "starter"
+    name: str = _name()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +85,8 @@ class ModelsRmOptions:
       specdec models rm qwen3-4b --yes
     """
 
-    name: _Name
-    yes: options.YesOption = False
+    name: str = _name(default=REQUIRED)
+    yes: bool = options.yes_option()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +103,15 @@ class ModelsCheckOptions:
       specdec models check main.gguf draft.gguf --ctx 16384
     """
 
-    main: options.ModelArgument = None
-    draft: options.DraftArgument = None
-    main_option: options.MainOption = None
-    draft_option: options.DraftOption = None
-    ctx: options.LaterContextOption = 4096
-    threads: Annotated[
-        int | None,
-        Option(min=1, max=512, help="Number of threads in later sessions (default: one per usable core)."),
-    ] = None
-    device: options.DeviceOption = "auto"
-    gpu_layers: options.GpuLayersOption = None
-    cache_type: options.CacheTypeOption = "f16"
-    kernels: options.KernelsOption = "auto"
+    main: str | None = options.model_argument()
+    draft: str | None = options.draft_argument()
+    main_option: str | None = options.main_option()
+    draft_option: str | None = options.draft_option()
+    ctx: int = options.later_context_option()
+    threads: int | None = option(
+        min=1, max=512, help="Number of threads in later sessions (default: one per usable core)."
+    )
+    device: str = options.device_option()
+    gpu_layers: int | None = options.gpu_layers_option()
+    cache_type: options.CacheChoice = options.cache_type_option()
+    kernels: options.KernelsChoice = options.kernels_option()

@@ -1,11 +1,10 @@
 """The options of `specdec run`."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from typer import Argument
+from pathlib import Path
 
 from specdec_cli import options
+from specdec_cli.parameters import argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +25,11 @@ class RunOptions:
 
     models: options.ModelOptions
     sampling: options.SamplingOptions
-    model: options.ModelArgument = None
-    prompt: Annotated[
-        str | None, Argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
-    ] = None
-    prompt_option: options.PromptOption = None
-    image: options.ImageOption = None
-    system: options.SystemOption = None
-    show_drafts: options.ShowDraftsOption = False
-    hide_thinking: Annotated[bool, options.HideThinkingOption(rich_help_panel="Output")] = False
-    verbose: options.VerboseOption = 0
+    model: str | None = options.model_argument()
+    prompt: str | None = argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
+    prompt_option: str | None = options.prompt_option()
+    image: list[Path] | None = options.image_option()
+    system: str | None = options.system_option()
+    show_drafts: bool = options.show_drafts_option()
+    hide_thinking: bool = options.hide_thinking_option(rich_help_panel="Output")
+    verbose: int = options.verbose_option()

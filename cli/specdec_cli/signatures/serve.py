@@ -3,13 +3,13 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
-from typer import BadParameter, Option
+from typer import BadParameter
 
 from specdec_cli import options
+from specdec_cli.parameters import option
 
-_Server = functools.partial(Option, rich_help_panel="Server")
+_server = functools.partial(option, rich_help_panel="Server")
 
 
 def _gibibytes(value: float | None) -> float | None:
@@ -39,84 +39,53 @@ class ServeOptions:
 
     models: options.ModelOptions
     sampler: options.SamplerOptions
-    model: Annotated[
-        list[str] | None,
-        options.NamedModel(
-            metavar="MODEL",
-            help="Main model: a file, a name or user/repo:quant. With several, each request names one.",
-        ),
-    ] = None
-    host: Annotated[
-        str, Option(metavar="ADDRESS", help="Address to listen on; any but loopback needs --api-key.")
-    ] = "127.0.0.1"
-    port: Annotated[int, Option(min=0, max=65535, metavar="<int>", help="Port; 0 takes any free port.")] = (
-        8080
+    model: list[str] | None = options.named_model(
+        metavar="MODEL",
+        help="Main model: a file, a name or user/repo:quant. With several, each request names one.",
     )
-    api_key: Annotated[
-        str | None, Option(metavar="KEY", help="Key that clients must send; safer in SPECDEC_API_KEY.")
-    ] = None
-    alias: Annotated[
-        str | None, _Server(metavar="NAME", help="Name of the model for clients (default: that of its file).")
-    ] = None
-    parallel: Annotated[
-        int | None,
-        Option(
-            min=1,
-            metavar="<int>",
-            help="Maximum number of answers at the same time (default: 8, or as memory allows).",
-        ),
-    ] = None
-    memory: Annotated[
-        float | None,
-        Option(
-            metavar="GiB",
-            callback=_gibibytes,
-            help="Memory for several models together (default: half of the free memory).",
-        ),
-    ] = None
-    keep_alive: Annotated[
-        str | None,
-        _Server(
-            metavar="TIME",
-            help="Unload a model after it is idle for this time, such as 10m; 0: at once (default: never).",
-        ),
-    ] = None
-    queue: Annotated[
-        int, _Server(min=0, metavar="<int>", help="Maximum number of requests that wait for their turn.")
-    ] = 64
-    cors: Annotated[
-        list[str] | None,
-        _Server(
-            metavar="ORIGIN",
-            help="Origin whose web pages may use the server, such as https://HOST, or * for all; repeatable.",
-        ),
-    ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        _Server(
-            metavar="NAME",
-            help="Another host name, or *.DOMAIN, that clients without a key may use; repeatable.",
-        ),
-    ] = None
-    image_urls: Annotated[
-        str | None,
-        _Server(
-            metavar="HOST[,HOST]",
-            help="Hosts, with or without :PORT, from whose URLs images are fetched (default: none).",
-        ),
-    ] = None
-    max_body: Annotated[
-        int | None,
-        _Server(
-            min=1,
-            metavar="<int>",
-            help="Maximum size of a request in MiB (default: 16, or 64 for a model that reads images).",
-        ),
-    ] = None
-    keep_headers: Annotated[
-        bool,
-        _Server(
-            "--keep-headers",
-            help="Leave billing headers and times of day in system messages as clients send them.",
-        ),
-    ] = False
+    host: str = option(
+        default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; any but loopback needs --api-key."
+    )
+    port: int = option(default=8080, min=0, max=65535, metavar="<int>", help="Port; 0 takes any free port.")
+    api_key: str | None = option(metavar="KEY", help="Key that clients must send; safer in SPECDEC_API_KEY.")
+    alias: str | None = _server(
+        metavar="NAME", help="Name of the model for clients (default: that of its file)."
+    )
+    parallel: int | None = option(
+        min=1,
+        metavar="<int>",
+        help="Maximum number of answers at the same time (default: 8, or as memory allows).",
+    )
+    memory: float | None = option(
+        metavar="GiB",
+        callback=_gibibytes,
+        help="Memory for several models together (default: half of the free memory).",
+    )
+    keep_alive: str | None = _server(
+        metavar="TIME",
+        help="Unload a model after it is idle for this time, such as 10m; 0: at once (default: never).",
+    )
+    queue: int = _server(
+        default=64, min=0, metavar="<int>", help="Maximum number of requests that wait for their turn."
+    )
+    cors: list[str] | None = _server(
+        metavar="ORIGIN",
+        help="Origin whose web pages may use the server, such as https://HOST, or * for all; repeatable.",
+    )
+    allow_host: list[str] | None = _server(
+        metavar="NAME", help="Another host name, or *.DOMAIN, that clients without a key may use; repeatable."
+    )
+    image_urls: str | None = _server(
+        metavar="HOST[,HOST]",
+        help="Hosts, with or without :PORT, from whose URLs images are fetched (default: none).",
+    )
+    max_body: int | None = _server(
+        min=1,
+        metavar="<int>",
+        help="Maximum size of a request in MiB (default: 16, or 64 for a model that reads images).",
+    )
+    keep_headers: bool = _server(
+        "--keep-headers",
+        default=False,
+        help="Leave billing headers and times of day in system messages as clients send them.",
+    )

@@ -1,11 +1,9 @@
 """The options of `specdec tune`."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from typer import Option
 
 from specdec_cli import options
+from specdec_cli.parameters import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,28 +20,23 @@ class TuneOptions:
       specdec tune main.gguf --threads 4 --threads 8
     """
 
-    main: options.ModelArgument = None
-    draft: options.DraftArgument = None
-    main_option: options.MainOption = None
-    draft_option: options.DraftOption = None
-    ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096
-    threads: Annotated[
-        list[int] | None,
-        Option(
-            metavar="<int>",
-            help="Number of threads to measure; repeatable (default: those that are likely to be fastest).",
-        ),
-    ] = None
-    device: options.DeviceOption = "auto"
-    gpu_layers: options.GpuLayersOption = None
-    cache_type: options.CacheTypeOption = "f16"
-    kernels: options.KernelsOption = "auto"
-    rounds: Annotated[
-        int,
-        Option(
-            min=1,
-            max=100,
-            metavar="<int>",
-            help="Number of measurements per size; unclear ones are repeated.",
-        ),
-    ] = 5
+    main: str | None = options.model_argument()
+    draft: str | None = options.draft_argument()
+    main_option: str | None = options.main_option()
+    draft_option: str | None = options.draft_option()
+    ctx: int = option(default=4096, help="Context size of later sessions, in tokens.")
+    threads: list[int] | None = option(
+        metavar="<int>",
+        help="Number of threads to measure; repeatable (default: those that are likely to be fastest).",
+    )
+    device: str = options.device_option()
+    gpu_layers: int | None = options.gpu_layers_option()
+    cache_type: options.CacheChoice = options.cache_type_option()
+    kernels: options.KernelsChoice = options.kernels_option()
+    rounds: int = option(
+        default=5,
+        min=1,
+        max=100,
+        metavar="<int>",
+        help="Number of measurements per size; unclear ones are repeated.",
+    )

@@ -1,9 +1,8 @@
 """The options of `specdec worker`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from typer import Option
+from specdec_cli.parameters import option
 
 _PORT = 50052  # that of llama.cpp's rpc-server
 
@@ -23,10 +22,12 @@ class WorkerOptions:
       specdec worker --host 192.168.1.7
     """
 
-    host: Annotated[
-        str, Option(metavar="ADDRESS", help="Address to listen on: loopback, or one of a private network.")
-    ] = "127.0.0.1"
-    port: Annotated[int, Option(min=1, max=65535, metavar="<int>", help="Port to listen on.")] = _PORT
-    threads: Annotated[
-        int | None, Option("--threads", "-t", min=1, help="Number of threads (default: one per usable core).")
-    ] = None
+    host: str = option(
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="Address to listen on: loopback, or one of a private network.",
+    )
+    port: int = option(default=_PORT, min=1, max=65535, metavar="<int>", help="Port to listen on.")
+    threads: int | None = option(
+        "--threads", "-t", min=1, help="Number of threads (default: one per usable core)."
+    )
