@@ -173,7 +173,7 @@ def _stats(view: "ChatView", rest: str) -> None:
 
 def _save(view: "ChatView", rest: str) -> None:
     if option := re.search(r"(?:^|\s)--(\w\S*)", "" if rest[:1] in ("'", '"') else rest):
-        raise InvalidRequest(f"/save has no option --{option[1]}{nearest(option[1], ())}: give /save FILE")
+        raise InvalidRequest(f"/save has no option --{option[1]}: give /save FILE")
     path = _path(rest)
     if path.is_dir() or rest.rstrip("\"' ").endswith(os.sep):
         raise InvalidRequest(f"{path} is a folder: give the name of a file")

@@ -24,9 +24,6 @@ from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import commands, completion
 from specdec_cli.parameters import argument, option
 
-if TYPE_CHECKING:
-    from spec_local.core.sampling_settings import SamplingSettings
-
 named_model = functools.partial(argument, autocompletion=completion.models)
 model_argument = functools.partial(
     named_model,

@@ -140,9 +140,10 @@ def restoration() -> Callable[[], None]:
     modes = termios.tcgetattr(number)
 
     def restore() -> None:
-        if os.tcgetpgrp(number) == os.getpgrp():  # otherwise another program has the terminal
-            termios.tcsetattr(number, termios.TCSANOW, modes)
-            os.write(number, b"\x1b[0m\x1b[J\x1b[?25h")
+        with contextlib.suppress(OSError, termios.error):  # the terminal was closed
+            if os.tcgetpgrp(number) == os.getpgrp():  # otherwise another program has the terminal
+                termios.tcsetattr(number, termios.TCSANOW, modes)
+                os.write(number, b"\x1b[0m\x1b[J\x1b[?25h")
 
     return restore
 
