@@ -11,7 +11,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.protocols.openai_exchange import MAX_CHOICES, OpenAIBody, OpenAIExchange
 from spec_local.server.protocols.request_images import RequestImages
-from spec_local.server.protocols.sampling_body import choices, limit, read, schema_of, whole
+from spec_local.server.protocols.sampling_body import choices, limit, schema_of, whole
 from spec_local.server.supervision.events import AnswerRequest, Delta, Loaded, Prompt, Token
 
 _MAX_TOKEN = 2**31 - 1  # llama.cpp's tokens are 32-bit integers
@@ -34,13 +34,13 @@ class _Body(OpenAIBody):
     best_of: int | None = None
     logprobs: Annotated[int | None, BeforeValidator(_number)] = None
 
-    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
         n = self.n or 1
         if self.echo:
             raise InvalidRequest("echo is not supported: leave it out, and put the prompt before the answer")
         if self.best_of not in (None, n):
             raise InvalidRequest("best_of is not supported: leave it out, and choose among n answers")
-        prompts = prompts_of(self.prompt, images=images)
+        prompts = prompts_of(self.prompt, images=RequestImages.of(loaded))
         if self.suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
             raise InvalidRequest("suffix needs a prompt of text: give text, or remove suffix")
         if len(prompts) * n > MAX_CHOICES:
@@ -108,9 +108,7 @@ class Completions(OpenAIExchange):
     body = _Body
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        given = read(_Body, body)
-        requests = given.requests(RequestImages.of(loaded))
-        super().__init__(given, requests, loaded.name, with_logprobs=given.logprobs is not None)
+        super().__init__(body, loaded)
         self._offsets = [_Offsets() for _ in self.requests]
 
     def _part(self, answer: AnswerSoFar, added: Delta) -> str:

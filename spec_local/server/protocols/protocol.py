@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel
-
 from spec_local.errors import SpecLocalError
+from spec_local.server.protocols.answer_so_far import AnswerSoFar
+from spec_local.server.protocols.sampling_body import Part, read
 from spec_local.server.supervision.events import AnswerRequest, Event, Loaded, Reading
 
 
@@ -17,15 +17,15 @@ class Exchange(ABC):
         InvalidRequest: the body asks for something that does not exist or is not supported.
 
     Attributes:
-        body: the model that checks bodies.
+        body: the model that checks bodies; its method `requests` makes the requests of a body.
         requests: the answers to generate; all at the same time, if there are slots for them.
         streams: whether the client wants a stream.
         media_type: of a stream. Events are those of this type: server-sent ones, unless it is another.
         has_chunks: each event is a chunk of HTTP of its own, for clients that do not look for its end.
-        model: its name in signs of life. waited_s: seconds from the request until it was loaded.
+        model: its name in the response. waited_s: seconds from the request until it was loaded.
     """
 
-    body: ClassVar[type[BaseModel]]
+    body: ClassVar[type[Part]]
     media_type: ClassVar[str] = "text/event-stream"
     has_chunks: ClassVar[bool] = False
     requests: Sequence[AnswerRequest]
@@ -33,8 +33,11 @@ class Exchange(ABC):
     model: str = ""
     waited_s: float = 0.0
 
-    @abstractmethod
-    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None: ...
+    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
+        self._given: Any = read(self.body, body)
+        self.requests = self._given.requests(loaded)
+        self.streams, self.model = self.wants_stream(body), self._given.model or loaded.name
+        self._answers = [AnswerSoFar() for _ in self.requests]
 
     def begin(self) -> Iterable[str]:
         """The server-sent events before those of the answers, each with its empty line."""
