@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_local.bench import parallel, parallel_report, prompts, report, runner
@@ -18,11 +17,11 @@ from spec_local.bench.runner import Outcome, TokenizedPrompt
 from spec_local.bench.variants import Variant, parse_list, parse_sweep, variants
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
-from spec_local.system.files import expanded
+from spec_local.system.files import saving
 from spec_local.system.machine import OtherPrograms, default_threads, is_busy
 from spec_local.text import counted
 from specdec_cli import plots, progress, render, waiting
-from specdec_cli.bench_output import Sink, file_format, replacing, shows_lines, sink
+from specdec_cli.bench_output import Sink, output_path, shows_lines, sink
 from specdec_cli.options import ModelOptions
 from specdec_cli.sessions import generation_settings, open_session
 from specdec_cli.signatures.bench import BenchOptions
@@ -38,15 +37,12 @@ def bench(options: BenchOptions) -> None:
     selected = prompts.select(prompts.load(options.prompts), options.category or [], options.per_category)
     compared = _variants(options, models)
     rows = _rows(options, selected)
-    output, plot = _writable(options.output), _writable(options.plot)
-    if output:
-        file_format(output, options.form)
+    output, plot = output_path(options.output), output_path(options.plot)
+    target = sink(parallel_report if rows else report, output, options.form)
     if plot:
         plots.check()
     runtime.set_verbose(options.verbose > 1)
     with (
-        replacing(plot) as picture,
-        sink(parallel_report if rows else report, output, options.form) as target,
         open_session(_session_options(models, compared), parallel=max(rows, default=1)) as session,
         render.interruptible() as cancelled,
     ):
@@ -66,8 +62,9 @@ def bench(options: BenchOptions) -> None:
             render.note(f"interrupted before the first {what} was finished: nothing to report")
             raise KeyboardInterrupt
         target.finish(results)
-        if picture and isinstance(results, Results):
-            plots.draw(results.figures()[1:], picture)
+        if plot and isinstance(results, Results):
+            with saving(plot) as picture:
+                plots.draw(results.figures()[1:], picture)
     if results.interrupted or cancelled():
         raise KeyboardInterrupt
 
@@ -105,16 +102,6 @@ def _rows(options: BenchOptions, selected: Sequence[Prompt]) -> list[int]:
     rows = parallel.parse_rows(options.parallel)
     check_prompts(selected, rows)
     return rows
-
-
-def _writable(path: Path | None) -> Path | None:
-    """A path that a user gave for a file, with ~ expanded."""
-    if not path:
-        return None
-    path = expanded(path)
-    if path.exists() and not path.is_file():
-        raise InvalidRequest(f"{path} is not a regular file: give another path")
-    return path
 
 
 def _session_options(models: ModelOptions, variants: Sequence[Variant]) -> ModelOptions:

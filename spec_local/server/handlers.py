@@ -60,12 +60,12 @@ class Handlers:
             self._metrics.add_learning(lambda: learning.learner(served.current), lambda: learning.is_training)
         served.observe = self._metrics.observe
 
-    def _name_in(self, request: Request, body: Mapping[str, Any] | None = None) -> Any:
+    def _name_in(self, request: Request, body: Mapping[str, Any] = {}) -> Any:
         """The model that a question is about: the one that was used last, unless it names another."""
-        return request.query_params.get("model") or (body or {}).get("model") or self._served.current.name
+        return request.query_params.get("model") or body.get("model") or self._served.current.name
 
     async def use(
-        self, request: Request, body: Mapping[str, Any] | None = None
+        self, request: Request, body: Mapping[str, Any] = {}
     ) -> contextlib.AbstractContextManager[Supervisor]:
         return await self._served.use(self._name_in(request, body))
 
