@@ -73,17 +73,15 @@ image_option = functools.partial(
     option, "--image", "--audio", metavar="FILE", help="Image or sound, repeatable; - is standard input."
 )
 show_drafts_option = functools.partial(
-    option, "--show-drafts", default=False, help="Mark accepted draft tokens, and list rejected ones."
+    option, default=False, help="Mark accepted draft tokens, and list rejected ones."
 )
 hide_thinking_option = functools.partial(
     option,
-    "--hide-thinking",
     default=False,
     help="Hide the reasoning of a model that thinks first; show only how long it takes.",
 )
 no_wrap_option = functools.partial(
     option,
-    "--no-wrap",
     default=False,
     help="Do not break lines between words; leave line breaks to the terminal.",
 )
@@ -233,7 +231,7 @@ class ModelOptions:
     ctx: int | None = option(
         "--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."
     )
-    no_spec: bool = option("--no-spec", default=False, help="Decode without speculation.")
+    no_spec: bool = option(default=False, help="Decode without speculation.")
     threads: int | None = _machine(
         "--threads", "-t", help="Number of threads (default: one per usable core)."
     )
@@ -300,15 +298,16 @@ class ModelOptions:
         "Acceptance rule", VERIFIER_NAMES, "all are exact; auto selects the best", default="auto"
     )
     datastore: bool = _speculation(
+        "--datastore/--no-datastore",
         default=False,
         help="Keep answers and the ends of their prompts on disk for lookups in later sessions.",
     )
     learn: bool = _speculation(
+        "--learn/--no-learn",
         default=False,
         help="Keep whole prompts and answers on disk to train a head on them; implies --datastore.",
     )
     reproducible: bool = _speculation(
-        "--reproducible",
         default=False,
         help="Give the same output for a seed with any draft or none (CPU only; may be slower).",
     )

@@ -13,7 +13,11 @@ _PARAMETER = "parameter"  # in the metadata of a field
 
 
 def option(*names: str, default: Any = None, **more: Any) -> Any:
-    """Return a field that is an option; names, more: as of `typer.Option`."""
+    """Return a field that is an option; more: as of `typer.Option`.
+
+    Args:
+        names: as of `typer.Option`; but without them, a switch has no negation.
+    """
     return dataclasses.field(default=default, metadata={_PARAMETER: typer.Option(*names, **more)})
 
 
@@ -30,7 +34,10 @@ def parameters(options: Any) -> Iterator[inspect.Parameter]:
         if dataclasses.is_dataclass(kind):
             yield from parameters(kind)
         else:
-            more = field.metadata.values()
+            more = list(field.metadata.values())
+            for each in more:
+                if kind is bool and not each.param_decls:
+                    each.param_decls = [f"--{field.name.replace('_', '-')}"]
             yield inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,

@@ -46,9 +46,7 @@ class ChatOptions:
     )
     show_drafts: bool = options.show_drafts_option()
     hide_thinking: bool = options.hide_thinking_option(rich_help_panel="Chat")
-    markdown: bool = _chat(
-        "--markdown", default=False, help="Render Markdown; each block is shown when it is complete."
-    )
+    markdown: bool = _chat(default=False, help="Render Markdown; each block is shown when it is complete.")
     no_wrap: bool = options.no_wrap_option(rich_help_panel="Chat")
-    no_stats: bool = _chat("--no-stats", default=False, help="Do not print statistics after each answer.")
+    no_stats: bool = _chat(default=False, help="Do not print statistics after each answer.")
     verbose: int = options.verbose_option()

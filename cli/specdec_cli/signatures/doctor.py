@@ -25,10 +25,9 @@ class DoctorOptions:
         "GPU. rpc: also check llama.cpp's RPC backend, which --workers needs.",
     )
     fix: bool = option(
-        "--fix",
         default=False,
         help="Rebuild llama-cpp-python if it crashes (takes minutes), and compile missing CPU kernels.",
     )
     report: bool = option(
-        "--report", default=False, help="Print only a TOML report: this processor and its measurements."
+        default=False, help="Print only a TOML report: this processor and its measurements."
     )

@@ -44,7 +44,7 @@ class DraftQuantizeOptions:
         "--output", "-o", metavar="FILE", help="Output file (default: beside the model)."
     )
     yes: bool = option("--yes", "-y", default=False, help="Make the copy even if it would not pay off.")
-    force: bool = option("--force", default=False, help="Replace an existing file.")
+    force: bool = option(default=False, help="Replace an existing file.")
     ctx: int = options.later_context_option()
     threads: int | None = option(
         min=1, max=512, help="Number of threads, now and in later sessions (default: one per usable core)."
@@ -115,7 +115,7 @@ class DraftTrainOptions:
     torch_device: Literal["cpu", "cuda", "mps"] = option(default="cpu", help="PyTorch device to train on.")
     seed: int = option(default=0, min=0, help="Random seed for prompts, sampling and training.")
     plot: Path | None = option(help="Save a PNG of the training curve (needs matplotlib).")
-    force: bool = option("--force", default=False, help="Replace an existing file.")
+    force: bool = option(default=False, help="Replace an existing file.")
     threads: int | None = option(min=1, max=512, help="Number of threads (default: one per usable core).")
     device: str = options.device_option()
     gpu_layers: int | None = options.gpu_layers_option()
@@ -151,7 +151,7 @@ class DraftConvertOptions:
     output: Path | None = option(
         "--output", "-o", metavar="FILE", help="Output file (default: beside the main model)."
     )
-    force: bool = option("--force", default=False, help="Replace an existing file.")
+    force: bool = option(default=False, help="Replace an existing file.")
 
 
 @dataclass(frozen=True, kw_only=True)

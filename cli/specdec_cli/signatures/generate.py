@@ -43,16 +43,12 @@ class GenerateOptions:
     )
     image: list[Path] | None = options.image_option()
     system: str | None = options.system_option()
-    raw: bool = _text(
-        "--raw", default=False, help="Continue the text exactly as it is, without the chat template."
-    )
+    raw: bool = _text(default=False, help="Continue the text exactly as it is, without the chat template.")
     suffix: str | None = _text(
         metavar="TEXT", help="Fill the gap between the prompt and this text (for code models)."
     )
     suffix_file: Path | None = _text(metavar="FILE", help="File that contains the suffix.")
-    echo: bool = _text(
-        "--echo", default=False, help="Print the prompt before the answer, and the suffix after it."
-    )
+    echo: bool = _text(default=False, help="Print the prompt before the answer, and the suffix after it.")
     as_json: bool = option("--json", default=False, help="Print one JSON object at the end.")
     as_jsonl: bool = _output(
         "--jsonl", default=False, help="Print a JSON object for each step as it completes."
@@ -88,9 +84,7 @@ class GenerateOptions:
     hide_thinking: bool = options.hide_thinking_option(rich_help_panel="Output")
     no_wrap: bool = options.no_wrap_option(rich_help_panel="Output")
     no_newline: bool = _output(
-        "--no-newline", default=False, help="Print the exact answer, without adding a newline at the end."
+        default=False, help="Print the exact answer, without adding a newline at the end."
     )
-    profile: bool = _output(
-        "--profile", default=False, help="Show where the time goes, and how much of it drafts save."
-    )
+    profile: bool = _output(default=False, help="Show where the time goes, and how much of it drafts save.")
     verbose: int = options.verbose_option()

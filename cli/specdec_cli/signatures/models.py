@@ -29,7 +29,7 @@ class ModelsListOptions:
       specdec models list | grep coder
     """
 
-    local: bool = option("--local", default=False, help="List only what is on this machine.")
+    local: bool = option(default=False, help="List only what is on this machine.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,7 @@ class ModelsPullOptions:
     """
 
     name: str = _name()
-    offline: bool = option(
-        "--offline", default=False, help="Do not use the network: only verify downloaded files."
-    )
+    offline: bool = option(default=False, help="Do not use the network: only verify downloaded files.")
 
 
 @dataclass(frozen=True, kw_only=True)

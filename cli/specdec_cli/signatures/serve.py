@@ -85,7 +85,6 @@ class ServeOptions:
         help="Maximum size of a request in MiB (default: 16, or 64 for a model that reads images).",
     )
     keep_headers: bool = _server(
-        "--keep-headers",
         default=False,
         help="Leave billing headers and times of day in system messages as clients send them.",
     )
