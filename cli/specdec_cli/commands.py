@@ -115,7 +115,8 @@ class ConfigurableCommand(PlainCommand):
 
             option.name, option.opts, option.callback = "help_all", ["--help-all"], show_all
             option.hidden = not self._panels()
-            option.help = f"Show all {len(settings.options(self)) + 1} options."
+            n_options = len({each.name for each in settings.options(self).values()})
+            option.help = f"Show all {n_options + 1} options."
         return self._help_all
 
 
@@ -156,7 +157,7 @@ def _use_default_as_it_is(param: Any) -> None:
     convert = param.process_value
 
     def process(ctx: Any, value: Any) -> Any:
-        if param.required or getattr(ctx.get_parameter_source(param.name), "name", "") != "DEFAULT":
+        if param.required or settings.kind_of_source(ctx, param.name) != "DEFAULT":
             return convert(ctx, value)
         if value is None and param.multiple:
             value = ()

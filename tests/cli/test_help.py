@@ -196,7 +196,7 @@ def test_names_of_other_programs_do_not_exist():
     """Otherwise a hint would hide an option."""
     known = dict(settings.runnable(typer.main.get_command(app)))
     for command, name, _ in OF_OTHERS:
-        assert name not in settings.keys(known[command.replace(" ", "-")])
+        assert name not in settings.options(known[command.replace(" ", "-")])
 
 
 def test_a_prompt_in_place_of_a_command(inside):
