@@ -142,12 +142,9 @@ class DraftsView(AnswerView):
 
 
 def _quoted(text: str) -> str:
-    return f"“{_on_one_line(text)}”"
-
-
-def _on_one_line(text: str) -> str:
-    """Replace characters of a rejected draft that would move the cursor."""
-    return "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
+    """Quote a rejected draft, and replace the characters in it that would move the cursor."""
+    line = "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
+    return f"“{line}”"
 
 
 class MarkdownView(AnswerView):

@@ -164,7 +164,7 @@ def _copy(view: "ChatView", rest: str) -> None:
 def _stats(view: "ChatView", rest: str) -> None:
     if not view.last:
         raise InvalidRequest("there is no answer yet: send a message first")
-    render.note(view.statistics_line(view.last))
+    render.note(facts.statistics_line(view.last, view.gain(view.last)))
     render.notes(facts.profile_lines(view.last))
     n = len(view.session.main.cached)
     messages = len(view.conversation.messages)

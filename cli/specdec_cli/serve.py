@@ -86,8 +86,6 @@ def _served(
     models: ModelOptions, sampler: SamplerOptions, parallel: int | None, alias: str | None
 ) -> ServedModel:
     """A model as clients know it: by the name that was given, or that of its file."""
-    from spec_local.server.supervision.served_models import ServedModel
-
     files = models.files()
     check_header(files[0])
     projector = resolve_projector(files[0], models.mmproj)

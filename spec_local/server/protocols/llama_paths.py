@@ -21,6 +21,11 @@ from spec_local.server.supervision.supervisor import Supervisor
 from spec_local.settings import GenerationSettings
 from spec_local.text import printable
 
+_NOT_HERE = (
+    "this server only generates text: embeddings, ranking and saved slots need another server, such as "
+    "llama-server"
+)
+_FIXED = "this server cannot be changed while it runs: choose models and adapters at its start"
 Use = Callable[[Request, Mapping[str, Any]], Awaitable[AbstractContextManager[Supervisor]]]
 """Chooses the model that a request is about, by its body; it stays loaded until the end of the context."""
 
@@ -71,18 +76,10 @@ def routes(use: Use, max_body: int) -> list[Route]:
             ]
         )
 
-    async def not_here(request: Request) -> Response:
-        message = "this server only generates text: embeddings, ranking and saved slots need another server, "
-        message += "such as llama-server"
-        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
-
     async def no_adapters(request: Request) -> Response:
         return JSONResponse([])
 
-    async def fixed(request: Request) -> Response:
-        message = "this server cannot be changed while it runs: choose models and adapters at its start"
-        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
-
+    not_here, fixed = (errors.refusing(message, "not_supported") for message in (_NOT_HERE, _FIXED))
     elsewhere = ["/v1/embeddings", "/embeddings", "/embedding", "/slots/{id}"]
     both = ("rerank", "reranking", "audio/transcriptions")
     elsewhere += [f"{version}/{name}" for version in ("", "/v1") for name in both]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from spec_local.errors import SpecLocalError
-from spec_local.server.protocols import openai_json
+from spec_local.server.protocols import errors, openai_json
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.sampling_body import Part, ResponseFormat, SamplingBody, Stops
@@ -102,7 +102,7 @@ class OpenAIExchange(Exchange):
 
     @classmethod
     def refused(cls, error: SpecLocalError) -> str:
-        return openai_json.failure(error)
+        return openai_json.data(errors.body_for("", error))
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
         for answer, events in zip(self._answers, answers, strict=True):
