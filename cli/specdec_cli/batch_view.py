@@ -17,7 +17,7 @@ from spec_local.text import counted
 from specdec_cli import exits, progress, render
 from specdec_cli.given_files import STANDARD, read_given
 from specdec_cli.sessions import n_parallel, opened_for
-from specdec_cli.signatures.generate import GenerateOptions
+from specdec_cli.signatures.answers import GenerateOptions
 
 if TYPE_CHECKING:
     from spec_local.session import Session

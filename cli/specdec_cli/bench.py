@@ -24,7 +24,7 @@ from specdec_cli import plots, progress, render, waiting
 from specdec_cli.bench_output import Sink, output_path, shows_lines, sink
 from specdec_cli.options import ModelOptions
 from specdec_cli.sessions import generation_settings, open_session
-from specdec_cli.signatures.bench import BenchOptions
+from specdec_cli.signatures.drafts import BenchOptions
 
 if TYPE_CHECKING:
     from spec_local.session import Session

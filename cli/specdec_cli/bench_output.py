@@ -14,7 +14,7 @@ from spec_local.bench.variants import Variant
 from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded, replacing
 from specdec_cli import render
-from specdec_cli.signatures.bench import FormatChoice
+from specdec_cli.signatures.drafts import FormatChoice
 
 
 class Sink:

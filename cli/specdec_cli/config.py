@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import config_edit, render, settings
-from specdec_cli.signatures.config import (
+from specdec_cli.signatures.machine import (
     ConfigPathOptions,
     ConfigSetOptions,
     ConfigShowOptions,

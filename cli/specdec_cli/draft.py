@@ -12,7 +12,7 @@ from spec_local.models.quantized_copy import CopyPlan
 from spec_local.system.files import expanded, format_size
 from spec_local.text import counted
 from specdec_cli import exits, progress, render
-from specdec_cli.signatures.draft import DraftQuantizeOptions
+from specdec_cli.signatures.drafts import DraftQuantizeOptions
 
 
 def quantize(options: DraftQuantizeOptions) -> None:

@@ -5,7 +5,7 @@ from spec_local.models.names import resolve
 from spec_local.system.files import expanded
 from specdec_cli import render
 from specdec_cli.models import download_progress
-from specdec_cli.signatures.draft import DraftConvertOptions
+from specdec_cli.signatures.drafts import DraftConvertOptions
 
 
 def convert(options: DraftConvertOptions) -> None:

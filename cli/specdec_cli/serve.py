@@ -14,7 +14,7 @@ from spec_local.text import printable
 from specdec_cli import render, settings
 from specdec_cli.options import ModelOptions, SamplerOptions, SamplingOptions
 from specdec_cli.sessions import generation_settings, session_arguments
-from specdec_cli.signatures.serve import ServeOptions
+from specdec_cli.signatures.answers import ServeOptions
 
 try:
     from spec_local.server import run

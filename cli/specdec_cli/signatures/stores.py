@@ -1,4 +1,4 @@
-"""The options of `specdec models`."""
+"""The options of the commands about what is kept: models, datastore and cache."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -113,3 +113,83 @@ class ModelsCheckOptions:
     gpu_layers: int | None = options.gpu_layers_option()
     cache_type: options.CacheChoice = options.cache_type_option()
     kernels: options.KernelsChoice = options.kernels_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatastoreShowOptions:
+    """Show the contents of the datastore, by vocabulary.
+
+    The lines "answers" are what --learn keeps, by model.
+
+    Example:
+
+      specdec datastore show
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatastoreAddOptions:
+    """Add text files that the model will quote or edit.
+
+    Adding a file again replaces its older version. No weights are loaded. With
+    --main, the first argument is also a file, unless it can only be a model.
+
+    Examples:
+
+      specdec datastore add coder-7b src README.md
+      specdec datastore add --main main.gguf notes.txt
+    """
+
+    arguments: list[str] = options.named_model(
+        default=REQUIRED,
+        metavar="[MAIN] FILES",
+        help="Main model, followed by text files or folders of text files.",
+        show_default=False,
+    )
+    main: str | None = options.needed_main_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatastoreClearOptions:
+    """Delete the texts of all vocabularies, and the answers that --learn has kept.
+
+    Asks for confirmation on a terminal. Also deletes damaged files that were set
+    aside, and the data that trainings have made from these answers; running
+    trainings end. Heads trained on these answers are kept and listed.
+
+    Example:
+
+      specdec datastore clear --yes
+    """
+
+    yes: bool = options.yes_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheShowOptions:
+    """Show how much is kept for each model, and when it was last used.
+
+    A model has several lines if it was used with different settings. In a file or
+    a pipe, each line has tabs between model, files, bytes and date.
+
+    Example:
+
+      specdec cache show
+    """
+
+    prompt_cache: str | None = options.prompt_cache_option(hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheClearOptions:
+    """Delete what is kept for all models. Running programs are not interrupted.
+
+    Asks for confirmation on a terminal. Running programs keep what they have read
+    in memory, and go on writing what they read from now on.
+
+    Example:
+
+      specdec cache clear --yes
+    """
+
+    yes: bool = options.yes_option()
