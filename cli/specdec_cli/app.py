@@ -52,7 +52,7 @@ commands.add(_draft, "train", drafts.DraftTrainOptions, "draft_train:train")
 commands.add(_draft, "versions", drafts.DraftVersionsOptions, "draft_versions:versions")
 commands.add(_draft, "rollback", drafts.DraftRollbackOptions, "draft_versions:rollback")
 commands.add(_draft, "quantize", drafts.DraftQuantizeOptions, "draft:quantize")
-commands.add(_draft, "convert", drafts.DraftConvertOptions, "draft_convert:convert")
+commands.add(_draft, "convert", drafts.DraftConvertOptions, "draft:convert")
 
 _datastore = _group("datastore", "Show, add and delete what --datastore and --learn keep across sessions.")
 commands.add(_datastore, "show", stores.DatastoreShowOptions, "datastore:show")

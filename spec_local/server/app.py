@@ -14,10 +14,9 @@ from starlette.routing import Route
 from spec_local.core.lazy_table import LazyTable
 from spec_local.errors import SpecLocalError
 from spec_local.server.guard import Access, Guard
-from spec_local.server.handlers import Handlers
+from spec_local.server.handlers import PROMPTS, Handlers
 from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.protocols import errors, llama_paths, ollama_paths
-from spec_local.server.protocols.prompts import PROMPTS
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.work import until_gone
 from spec_local.server.supervision.served_models import ServedModels
