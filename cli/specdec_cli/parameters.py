@@ -36,7 +36,7 @@ def parameters(options: Any) -> Iterator[inspect.Parameter]:
         else:
             more = list(field.metadata.values())
             for each in more:
-                if kind is bool and not each.param_decls:
+                if kind is bool and each.default is ...:  # where Typer has the first name
                     each.param_decls = [f"--{field.name.replace('_', '-')}"]
             yield inspect.Parameter(
                 field.name,
