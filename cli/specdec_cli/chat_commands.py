@@ -223,7 +223,7 @@ def _set(view: "ChatView", rest: str) -> None:
 def _path(rest: str) -> Path:
     """The path in a command's arguments, which may be quoted, or escaped as that of a dropped file."""
     name = rest.strip()
-    if "\\" in name and os.name == "posix" and not os.path.exists(name):
+    if "\\" in name and not os.path.exists(name):
         name = re.sub(r"\\(.)", r"\1", name)
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
         name = name[1:-1]

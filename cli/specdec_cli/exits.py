@@ -58,9 +58,9 @@ def _unwinding() -> Iterator[None]:
 
     def on_signal(signum: int, frame: object) -> None:
         last_resort.notice()
-        if signum == render.HANGUP:  # a closed terminal sends it twice, at any time until the end
+        if signum == signal.SIGHUP:  # a closed terminal sends it twice, at any time until the end
             del previous[signum]
-        signal.signal(signum, signal.SIG_IGN if signum == render.HANGUP else signal.SIG_DFL)
+        signal.signal(signum, signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL)
         raise SystemExit(_BY_SIGNAL + signum)
 
     handled = [s for s in render.ENDING if signal.getsignal(s) == signal.SIG_DFL]

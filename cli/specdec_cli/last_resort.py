@@ -58,7 +58,7 @@ def end(code: int, message: str = "") -> None:
 @contextlib.contextmanager
 def counting_signals() -> Iterator[None]:
     """Let the second signal in the block end the process. A loop of asyncio in the block ends that."""
-    if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     reading, writing = socket.socketpair()

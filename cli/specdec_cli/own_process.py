@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -66,7 +67,5 @@ def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 def _prevent_core_dumps() -> None:
     """Let a child that dies write no copy of the model's memory to disk."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -188,9 +188,8 @@ def console(stream: TextIO, **options: Any) -> "Console":
     return Console(file=terminal.raw(stream), markup=False, emoji=False, highlight=False, **options)
 
 
-# Signals that end a process. A closed terminal sends SIGHUP, which Windows does not have.
-HANGUP = getattr(signal, "SIGHUP", None)
-ENDING = (signal.SIGTERM, *([HANGUP] if HANGUP else []))
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a process. A closed terminal sends SIGHUP."""
 
 
 @contextlib.contextmanager
@@ -205,7 +204,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     def on_signal(signum: int, frame: object) -> None:
         last_resort.notice()
-        if received and signum != HANGUP:
+        if received and signum != signal.SIGHUP:
             received.clear()
             restore()
             signal.raise_signal(signum)

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import sys
+import termios
 import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
@@ -135,8 +136,6 @@ def restoration() -> Callable[[], None]:
     number = next(filter(os.isatty, (0, 1, 2)), None)
     if number is None:
         return lambda: None
-    import termios
-
     modes = termios.tcgetattr(number)
 
     def restore() -> None:
