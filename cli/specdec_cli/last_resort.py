@@ -11,7 +11,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from specdec_cli import terminal
 
@@ -26,11 +27,22 @@ _acts: list[Callable[[], None]] = []
 _writing: list[socket.socket] = []  # to the threads that count, of which the last one counts now
 
 
-def notice() -> None:
-    """Say that the main thread handles a signal; its handlers call this."""
-    with contextlib.suppress(OSError):
-        for writing in _writing[-1:]:
-            writing.send(_NOTICED)
+@contextlib.contextmanager
+def handling(signums: Iterable[int], handler: Callable[[int], None]) -> Iterator[dict[int, Any]]:
+    """Handle signals in the block. Yields the handlers before, which are in use again after it."""
+
+    def handle(signum: int, frame: object) -> None:
+        with contextlib.suppress(OSError):
+            for writing in _writing[-1:]:
+                writing.send(_NOTICED)
+        handler(signum)
+
+    previous = {signum: signal.signal(signum, handle) for signum in signums}
+    try:
+        yield previous
+    finally:
+        for signum, before in list(previous.items()):
+            signal.signal(signum, before)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 from spec_local.errors import BackendCrash
 from specdec_cli import exits, last_resort, render, terminal
@@ -34,8 +32,14 @@ def run(workers: str) -> int | None:
     environment = os.environ | {_MARK: "1", "GGML_NO_BACKTRACE": "1"}
     restore_terminal = terminal.restoration()
     _prevent_core_dumps()
-    with subprocess.Popen(command, env=environment) as child, _signals_passed_on(child):
-        code = child.wait()
+    with subprocess.Popen(command, env=environment) as child:
+
+        def pass_on(signum: int) -> None:
+            if signum != signal.SIGINT or not sys.stdin.isatty():  # a terminal sends Ctrl-C to both
+                child.send_signal(signum)
+
+        with last_resort.handling((*render.ENDING, signal.SIGINT), pass_on):
+            code = child.wait()
     if code >= 0:
         return code
     restore_terminal()
@@ -45,24 +49,6 @@ def run(workers: str) -> int | None:
         raise BackendCrash(f"no worker answers at {', '.join(missing)} any more: start it, and repeat this")
     name = signal.Signals(-code).name
     raise BackendCrash(f"llama.cpp ended ({name}); all workers answer now: try again, or without --workers")
-
-
-@contextlib.contextmanager
-def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Let the child alone handle signals. A terminal sends Ctrl-C to both."""
-
-    def pass_on(signum: int, frame: object) -> None:
-        last_resort.notice()
-        if signum != signal.SIGINT or not sys.stdin.isatty():
-            child.send_signal(signum)
-
-    kinds = [*render.ENDING, signal.SIGINT]
-    previous: dict[int, Any] = {signum: signal.signal(signum, pass_on) for signum in kinds}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
 
 
 def _prevent_core_dumps() -> None:
