@@ -1,5 +1,6 @@
 """Counters for Prometheus; those of speculative decoding are named as vLLM names them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import get_args
 
@@ -88,8 +89,7 @@ class Metrics:
         text = "Acceptance of this version's first draft token, on held-out answers and on built-in prompts."
         accepted = self._gauge("draft_head_acceptance", text, ["data"])
         for data in get_args(Data):
-            of_data = of_current(lambda version, data=data: version.after.get(data, 0.0))
-            accepted.labels(data).set_function(of_data)
+            accepted.labels(data).set_function(of_current(functools.partial(_acceptance, data)))
         text = "1 while a head is trained, 0 also while that is paused."
         self._gauge("training_running", text).set_function(is_training)
 
@@ -126,3 +126,7 @@ class Metrics:
     def text(self) -> bytes:
         """All counters in Prometheus's text format."""
         return generate_latest(self._registry)
+
+
+def _acceptance(data: Data, version: HeadVersion) -> float:
+    return version.after.get(data, 0.0)

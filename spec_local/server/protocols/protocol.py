@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from spec_local.errors import SpecLocalError
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
-from spec_local.server.protocols.sampling_body import Part, read
+from spec_local.server.protocols.sampling_body import read
 from spec_local.server.supervision.events import AnswerRequest, Event, Loaded, Reading
 
 
@@ -25,7 +25,7 @@ class Exchange(ABC):
         model: its name in the response. waited_s: seconds from the request until it was loaded.
     """
 
-    body: ClassVar[type[Part]]
+    body: ClassVar[type[Any]]
     media_type: ClassVar[str] = "text/event-stream"
     has_chunks: ClassVar[bool] = False
     requests: Sequence[AnswerRequest]
@@ -34,7 +34,7 @@ class Exchange(ABC):
     waited_s: float = 0.0
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        self._given: Any = read(self.body, body)
+        self._given = read(self.body, body)
         self.requests = self._given.requests(loaded)
         self.streams, self.model = self.wants_stream(body), self._given.model or loaded.name
         self._answers = [AnswerSoFar() for _ in self.requests]
