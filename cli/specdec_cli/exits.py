@@ -12,7 +12,6 @@ from spec_local.system.files import is_full
 from specdec_cli import last_resort, render
 
 OK, FAILURE, USAGE, CUT_SHORT, INTERRUPTED = 0, 1, 2, 3, 130
-_BY_SIGNAL = 128  # plus its number: 129 for SIGHUP, 143 for SIGTERM
 
 
 @contextlib.contextmanager
@@ -57,7 +56,7 @@ def _unwinding() -> Iterator[None]:
         if signum == signal.SIGHUP:  # a closed terminal sends it twice, at any time until the end
             del previous[signum]
         signal.signal(signum, signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL)
-        raise SystemExit(_BY_SIGNAL + signum)
+        raise SystemExit(last_resort.BY_SIGNAL + signum)
 
     usual = (signal.SIG_DFL, signal.default_int_handler)
     handled = [s for s in (signal.SIGINT, *render.ENDING) if signal.getsignal(s) in usual]

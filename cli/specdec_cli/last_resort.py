@@ -19,7 +19,7 @@ from specdec_cli import terminal
 _NOTICE_S = 0.5  # for the main thread to handle a signal
 _TOGETHER_S = 60.0  # after which a signal is a first one again
 _ENDING = (signal.SIGINT, signal.SIGTERM)  # not SIGHUP, which a closed terminal sends twice
-_BY_SIGNAL = 128  # plus its number
+BY_SIGNAL = 128  # plus its number: 129 for SIGHUP, 143 for SIGTERM
 
 _NOTICED = b"\0"  # follows the numbers of the signals that the main thread has noticed
 
@@ -95,7 +95,7 @@ def _count(reading: socket.socket) -> None:
             if received[0] in _ENDING:
                 now = time.monotonic()
                 if now - earlier < _TOGETHER_S and not _is_noticed(reading):
-                    end(_BY_SIGNAL + received[0])
+                    end(BY_SIGNAL + received[0])
                 earlier = now
 
 

@@ -44,7 +44,7 @@ def run(workers: str) -> int | None:
         return code
     restore_terminal()
     if -code in render.ENDING:
-        return 128 - code
+        return last_resort.BY_SIGNAL - code
     if missing := silent(addresses):
         raise BackendCrash(f"no worker answers at {', '.join(missing)} any more: start it, and repeat this")
     name = signal.Signals(-code).name

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from spec_local import kernels
-from spec_local.errors import ConfigError, InvalidRequest
+from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded
 from specdec_cli.names import nearest
 
@@ -46,15 +46,7 @@ class FileDefaults(dict[str, Any]):
 
     def __init__(self, file: "ConfigFile", locations: "dict[str, Location]") -> None:
         super().__init__()
-        self._file, self.locations = file, locations
-
-    def place(self, param: str) -> str:
-        """Return where a value is set, as ``file:line``."""
-        return self._file.place(self.locations[param])
-
-    def error(self, param: str, what: str) -> ConfigError:
-        """Return an error about a value, which names file, line and key."""
-        return self._file.error(self.locations[param], what)
+        self.file, self.locations = file, locations
 
 
 def read(root: TyperGroup, given: str | None = None) -> "Config | None":
@@ -103,16 +95,17 @@ class Config:
         locations |= {each.name: (name, key) for key, each in known.items() if key in own}
         defaults = FileDefaults(self._file, locations)
         for param, (*table, key) in locations.items():
-            defaults[param] = self._texts(known[key], (own if table else top)[key], defaults)
+            value = (own if table else top)[key]
+            defaults[param] = self._texts(known[key], value, locations[param])
         return defaults
 
-    def _texts(self, option: Any, value: Any, defaults: FileDefaults) -> str | list[str]:
+    def _texts(self, option: Any, value: Any, location: "Location") -> str | list[str]:
         """Return what to type on the command line for a value: a list if the option is repeatable."""
         values = value if isinstance(value, list) else [value]
         if any(isinstance(each, (list, dict)) for each in values):
-            raise defaults.error(option.name, "takes a value, not a table or a nested list")
+            raise self._file.error(location, "takes a value, not a table or a nested list")
         if isinstance(value, list) and not option.multiple:
-            raise defaults.error(option.name, "takes one value, not a list")
+            raise self._file.error(location, "takes one value, not a list")
         texts = [_text(each) for each in values]
         if may_be_file(option):
             texts = [self._resolved(text, takes_path(option)) for text in texts]
@@ -161,7 +154,8 @@ def source(ctx: typer.Context, option: Any) -> str:
         case "ENVIRONMENT":
             return _set_variable(option)
         case "DEFAULT_MAP":
-            return typing.cast(FileDefaults, ctx.default_map).place(option.name)
+            defaults = typing.cast(FileDefaults, ctx.default_map)
+            return defaults.file.place(defaults.locations[option.name])
     return "default"
 
 
@@ -173,7 +167,8 @@ def explained(ctx: typer.Context, error: typer.BadParameter) -> Exception:
         case "ENVIRONMENT":
             return InvalidRequest(f"{_set_variable(option)}: {what}; correct it, or unset it")
         case "DEFAULT_MAP":
-            return typing.cast(FileDefaults, ctx.default_map).error(option.name, what)
+            defaults = typing.cast(FileDefaults, ctx.default_map)
+            return defaults.file.error(defaults.locations[option.name], what)
     return error
 
 

@@ -13,6 +13,7 @@ from spec_local.server.protocols.openai_exchange import MAX_CHOICES, OpenAIBody,
 from spec_local.server.protocols.request_images import RequestImages
 from spec_local.server.protocols.sampling_body import choices, limit, schema_of, whole
 from spec_local.server.supervision.events import AnswerRequest, Delta, Loaded, Prompt, Token
+from spec_local.settings import GenerationSettings
 
 _MAX_TOKEN = 2**31 - 1  # llama.cpp's tokens are 32-bit integers
 _TEXT, _TOKEN = {"type": "string"}, {"type": "integer", "minimum": 0, "maximum": _MAX_TOKEN}
@@ -43,22 +44,28 @@ class _Body(OpenAIBody):
         prompts = prompts_of(self.prompt, images=RequestImages.of(loaded))
         if self.suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
             raise InvalidRequest("suffix needs a prompt of text: give text, or remove suffix")
-        if len(prompts) * n > MAX_CHOICES:
-            raise InvalidRequest(
-                f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
-            )
         settings = self.settings(
             max_tokens=limit(self.most),
             stops=self.stop,
             logprobs=self.logprobs,
             json_schema=schema_of(self.response_format),
         )
-        warnings, more = self.warnings(self.response_format), self.more()
-        return [
-            AnswerRequest(each, prompt=prompt, suffix=self.suffix, warnings=warnings, **more)
-            for prompt in prompts
-            for each in choices(settings, n)
-        ]
+        warnings = self.warnings(self.response_format)
+        return text_requests(prompts, settings, n, suffix=self.suffix, warnings=warnings, **self.more())
+
+
+def text_requests(
+    prompts: Sequence[Prompt], settings: GenerationSettings, n: int, **more: Any
+) -> list[AnswerRequest]:
+    """The requests of n answers to each prompt; more: their other fields.
+
+    Raises:
+        InvalidRequest: they are too many.
+    """
+    if (n_all := len(prompts) * n) > MAX_CHOICES:
+        raise InvalidRequest(f"{n_all} answers are too many: give at most {MAX_CHOICES} (prompts times n)")
+    every = choices(settings, n)
+    return [AnswerRequest(each, prompt=prompt, **more) for prompt in prompts for each in every]
 
 
 def prompts_of(given: object, field: str = "prompt", *, images: RequestImages | None = None) -> list[Prompt]:

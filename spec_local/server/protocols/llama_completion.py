@@ -8,11 +8,11 @@ from pydantic import Field
 from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server.protocols import errors, openai_json
-from spec_local.server.protocols.completions import Prompts, prompts_of
+from spec_local.server.protocols.completions import Prompts, prompts_of, text_requests
 from spec_local.server.protocols.openai_exchange import MAX_CHOICES
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.request_images import RequestImages
-from spec_local.server.protocols.sampling_body import Part, SamplingBody, Stops, choices, limit
+from spec_local.server.protocols.sampling_body import Part, SamplingBody, Stops, limit
 from spec_local.server.supervision.events import AnswerRequest, Delta, Event, Infill, Loaded, Reading, Token
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
@@ -31,15 +31,7 @@ class _Body(SamplingBody):
     def requests(self, loaded: Loaded) -> list[AnswerRequest]:
         prompts = prompts_of(self.prompt, images=RequestImages.of(loaded))
         n = self.n_cmpl or self.n or 1
-        if len(prompts) * n > MAX_CHOICES:
-            raise InvalidRequest(
-                f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
-            )
-        return [
-            AnswerRequest(each, prompt=prompt, parse_special=True, **self.more())
-            for prompt in prompts
-            for each in choices(self._settings(), n)
-        ]
+        return text_requests(prompts, self._settings(), n, parse_special=True, **self.more())
 
     def _settings(self) -> GenerationSettings:
         n_probs = self.n_probs
