@@ -1,8 +1,7 @@
 """`specdec bench`: compare speculative with plain decoding on this machine."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_local.bench import parallel, parallel_report, prompts, report, runner
@@ -203,49 +202,33 @@ class _Benchmark:
                     break
                 render.note(f"{reason}: measuring again ({number} of at most {MOST_RUNS})")
             earlier, n_done, runs = list(outcomes), 0, self.options.runs or 1
-            with self._progress(self._n_turns * runs) as advance:
-                for event in runner.measure(
-                    self.session,
-                    self.questions,
-                    self.variants,
-                    runs=runs,
-                    earlier=earlier,
-                    delay=self.options.delay,
-                    cancelled=self.cancelled,
-                    on_progress=advance,
-                ):
-                    self.target.add(event)
-                    if isinstance(event, Outcome):
-                        outcomes[n_done : n_done + 1] = [event]
-                        n_done += 1
-                        if self.options.verbose:
-                            render.note(f"{n_done}/{self._n_turns} {_line(event)}")
+            for event in self._events(runner.measure, self._n_turns * runs, runs=runs, earlier=earlier):
+                if isinstance(event, Outcome):
+                    outcomes[n_done : n_done + 1] = [event]
+                    n_done += 1
+                    if self.options.verbose:
+                        render.note(f"{n_done}/{self._n_turns} {_line(event)}")
         return outcomes
 
     def _measured_parallel(self, rows: Sequence[int]) -> list[CategoryOutcome]:
         outcomes: list[CategoryOutcome] = []
         runs = self.options.runs or 1
-        with self._progress(len(self.questions) * len(rows) * runs) as advance:
-            for event in parallel.measure(
-                self.session,
-                self.questions,
-                self.variants,
-                rows,
-                runs=runs,
-                delay=self.options.delay,
-                cancelled=self.cancelled,
-                on_progress=advance,
-            ):
-                self.target.add(event)
-                if isinstance(event, CategoryOutcome):
-                    outcomes.append(event)
-                elif self.options.verbose:
-                    render.note(_batch_line(event))
+        n_answers = len(self.questions) * len(rows) * runs
+        for event in self._events(parallel.measure, n_answers, rows=rows, runs=runs):
+            if isinstance(event, CategoryOutcome):
+                outcomes.append(event)
+            elif self.options.verbose:
+                render.note(_batch_line(event))
         return outcomes
 
-    def _progress(self, n_of_each: int) -> contextlib.AbstractContextManager[Callable[[float], None]]:
-        """A progress bar over this number of answers of each variant."""
-        return progress.bar("measuring", n_of_each * len(self.variants), visible=self.shows_progress)
+    def _events(self, measure: Callable[..., Iterator[Any]], n_of_each: int, **how: Any) -> Iterator[Any]:
+        """Measure this number of answers of each variant with a progress bar, and write each event."""
+        how |= {"delay": self.options.delay, "cancelled": self.cancelled}
+        n_answers = n_of_each * len(self.variants)
+        with progress.bar("measuring", n_answers, visible=self.shows_progress) as advance:
+            for event in measure(self.session, self.questions, self.variants, on_progress=advance, **how):
+                self.target.add(event)
+                yield event
 
 
 def _batch_line(batch: CategoryRun) -> str:
