@@ -65,20 +65,13 @@ def create(
     kinds = kinds or PROTOCOLS
     handlers = Handlers(served, kinds, access, learning)
     open_paths = {"/health", "/v1/health", *page_files()}
-    middleware = [Middleware(Guard, access=access, open_paths=open_paths)]
-    if access.origins:
-        middleware.insert(
-            0,
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(access.origins),
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-            ),
-        )
+    guard = Middleware(Guard, access=access, open_paths=open_paths)
+    cors = Middleware(
+        CORSMiddleware, allow_origins=list(access.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+    )
     application = Starlette(
         routes=_routes(handlers, kinds, served, access.max_body),
-        middleware=middleware,
+        middleware=[cors, guard] if access.origins else [guard],
         exception_handlers={
             SpecLocalError: _library_error,
             HTTPException: _http_error,
