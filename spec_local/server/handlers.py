@@ -19,7 +19,7 @@ from spec_local.server.guard import Access
 from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.protocols import errors, openapi, responding
-from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.protocols.protocol import QUESTIONS, Exchange
 from spec_local.server.protocols.request_body import completed, read_json
 from spec_local.server.protocols.work import in_thread, work_on
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
@@ -40,8 +40,6 @@ PROMPTS: Mapping[str, tuple[str, Callable[[str, int], dict[str, Any]]]] = {
 }
 """For each path of prompts without an answer: the path whose bodies it takes, and the response for a prompt's
 text and number of tokens."""
-_QUESTIONS = ("messages", "input", "prompt", "images")
-"""Fields of bodies that may be large."""
 
 
 def modalities(reads: Collection[type[Media]]) -> dict[str, bool]:
@@ -198,7 +196,7 @@ class Handlers:
             loaded.set_result(None)
             waited_s = time.monotonic() - begun
             exchange = await self._checked(kind, request, body, engine)
-            for name in _QUESTIONS:  # the images are there once more
+            for name in QUESTIONS:  # the images are there once more
                 body.pop(name, None)
             exchange.waited_s = waited_s
             answers = engine.answer(exchange.requests)

@@ -123,7 +123,7 @@ class Messages(Exchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         super().__init__(body, loaded)
-        (self._answer,) = self._answers
+        self._answer = self._answers[0]
         self._blocks = Blocks(("reasoning", "content") if self._given.shows_thinking else ("content",))
         self._content: list[dict[str, Any]] = []
         self._head = {

@@ -9,6 +9,9 @@ from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.protocols.sampling_body import read
 from spec_local.server.supervision.events import AnswerRequest, Event, Loaded, Reading
 
+QUESTIONS = ("messages", "input", "prompt", "images")
+"""Fields of bodies that may be large, with images."""
+
 
 class Exchange(ABC):
     """One request of a client and its response. Created from the body and the model: ``Kind(body, loaded)``.
@@ -34,9 +37,10 @@ class Exchange(ABC):
     waited_s: float = 0.0
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        self._given = read(self.body, body)
-        self.requests = self._given.requests(loaded)
-        self.streams, self.model = self.wants_stream(body), self._given.model or loaded.name
+        given = read(self.body, body)
+        self.requests = given.requests(loaded)
+        self._given = given.model_copy(update=dict.fromkeys(QUESTIONS))  # the requests have them
+        self.streams, self.model = self.wants_stream(body), given.model or loaded.name
         self._answers = [AnswerSoFar() for _ in self.requests]
 
     def begin(self) -> Iterable[str]:

@@ -109,8 +109,8 @@ class Responses(Exchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         super().__init__(body, loaded)
-        given, (request,), (self._answer,) = self._given, self.requests, self._answers
-        self._blocks = Blocks()
+        given, request = self._given, self.requests[0]
+        self._answer, self._blocks = self._answers[0], Blocks()
         self._output: list[dict[str, Any]] = []
         self._n_events = 0
         self._logprobs: list[dict[str, Any]] = []
