@@ -23,7 +23,7 @@ from spec_local.training.dataset import OWN, Dataset, batches
 from spec_local.training.distillation import Hyperparameters, Result, TrainingProgress
 from spec_local.training.evaluation import Evaluation
 from spec_local.training.events import Event, Stage, Training
-from spec_local.training.export import write_head
+from spec_local.training.head_file import export_head
 from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
 from spec_local.training.main_weights import MainWeights, read_feed_forward, read_main_weights
@@ -303,18 +303,17 @@ class _Pipeline:
 
     def _export(self, dataset: Dataset, main: MainWeights, result: Result) -> None:
         recipe = self._recipe
-        provenance: dict[str, str | int | float] = {
+        provenance: dict[str, int | float] = {
             "tokens_generated": dataset.n_generated,
             "tokens_trained": result.n_tokens,
             "agreement": result.evaluation.overall.agreement,
             "seed": recipe.seed,
         }
-        write_head(
+        export_head(
             recipe.target,
             recipe.main,
             self._shape,
-            result.weights,
-            main.output,
+            {"output.weight": main.output, **result.weights},
             layers=self._layers,
             drafted=dataset.drafted,
             provenance=provenance,

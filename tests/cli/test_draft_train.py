@@ -54,7 +54,7 @@ def instant(quick, monkeypatch):
         return pipeline.Result(training.best, 3, EVALUATION, 3, 3000)
 
     monkeypatch.setattr(pipeline.distillation, "train", train)
-    monkeypatch.setattr(pipeline, "write_head", lambda path, *_, **__: path.write_bytes(b"GGUF"))
+    monkeypatch.setattr(pipeline, "export_head", lambda path, *_, **__: path.write_bytes(b"GGUF"))
 
 
 @pytest.fixture(scope="module")

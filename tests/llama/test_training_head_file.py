@@ -7,8 +7,7 @@ import pytest
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training.export import write_head
-from spec_local.training.head_file import read_head
+from spec_local.training.head_file import export_head, read_head
 from spec_local.training.head_shape import head_shape, layers_read, tensor_shapes
 from tests.tiny_heads import N_EMBD, write_tiny_eagle, write_tiny_main
 
@@ -34,9 +33,8 @@ def weights():
 def write(path, main_path, changes=None, layers=None):
     output = np.random.default_rng(1).normal(size=(len(DRAFTED), N_EMBD)).astype(np.float32)
     layers = layers or layers_read(5)
-    return write_head(
-        path, main_path, SHAPE, weights() | (changes or {}), output, layers=layers, drafted=DRAFTED
-    )
+    written = weights() | {"output.weight": output} | (changes or {})
+    return export_head(path, main_path, SHAPE, written, layers=layers, drafted=DRAFTED)
 
 
 def test_what_was_written_is_read(main, main_path, tmp_path):
