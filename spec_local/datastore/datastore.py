@@ -115,17 +115,13 @@ class Datastore:
     def refresh(self) -> None:
         """Read what any process has written since; almost free if there is nothing new."""
         with self._lock:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        for name in self._versions:
-            try:
-                self._read(name)
-            except OSError as error:
-                self._versions[name] = None
-                self._decode(name, b"")
-                path = self.folder / name
-                self._log_once(f"{path} cannot be read ({error.strerror}) and is ignored")
+            for name in self._versions:
+                try:
+                    self._read(name)
+                except OSError as error:
+                    self._versions[name] = None
+                    self._decode(name, b"")
+                    self._log_once(f"{self.folder / name} cannot be read ({error.strerror}) and is ignored")
 
     def add_answer(self, answer: Sequence[int], before: Sequence[int] = ()) -> None:
         """Add an answer and the tokens before it, unless already present; problems are only logged."""

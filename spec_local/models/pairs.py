@@ -184,26 +184,6 @@ def check(
     return Report(members[0], members[1], match, memory, expected, others)
 
 
-def measured_speedup(
-    main: Path, draft: Path, acceptance_rate: float, max_draft: int, *, is_head: bool, drafts_blocks: bool
-) -> ExpectedSpeedup | None:
-    """The best speed-up by costs that were measured here with the usual settings; None: there are none.
-
-    Args:
-        is_head, drafts_blocks: what the draft is; see `Conditions` and `CallCosts`.
-    """
-    verifying, drafting = (Conditions.of_file(path, OFFLOADED, USUAL_CONTEXT) for path in (main, draft))
-    found = expectation(
-        verifying,
-        replace(drafting, is_head=is_head, branching=drafts_blocks),
-        None,
-        [acceptance_rate],
-        max_draft=max_draft,
-        drafts_blocks=drafts_blocks,
-    )
-    return found.speedups[0] if found else None
-
-
 def advice(main: Path, draft: Path, sizes: Sequence[int], coverage: float = 1.0) -> str | None:
     """What is obviously wrong with a pair of models, and what to do, in one line; None: nothing.
 
