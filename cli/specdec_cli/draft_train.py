@@ -4,11 +4,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from spec_local import training
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.devices import offload_of
 from spec_local.llama.setup.probe import check_model_file
 from spec_local.models.names import resolve
+from spec_local.system import extras
 from spec_local.system.files import check_target, expanded
 from spec_local.training.recipe import Recipe, general_data
 from specdec_cli import plots, render
@@ -41,7 +41,8 @@ def _check(options: DraftTrainOptions) -> None:
         SpecLocalError: PyTorch or matplotlib is missing.
         InvalidRequest: an option is invalid.
     """
-    training.check_torch()
+    if why := extras.without_torch():
+        raise SpecLocalError(why)
     if options.plot:
         plots.check()
         if options.plot.exists() and not options.plot.is_file():

@@ -56,6 +56,11 @@ def read(data: bytes) -> Container:
     raise InvalidRequest(f"{what}: {advice}")
 
 
+def is_known(data: bytes) -> bool:
+    """Return whether a file begins as an image, or as something else that is given in place of one."""
+    return any(beginning.match(data[:4096]) for beginning, _ in (*_PARSERS, *_OTHERS))
+
+
 def damaged(why: str) -> InvalidRequest:
     """The error for a file that cannot be decoded."""
     return InvalidRequest(f"the image is damaged ({why}): save or download it again")

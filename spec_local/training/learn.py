@@ -58,28 +58,16 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         {data: found[name].overall.agreement for data, name in names if name in found}
         for found in (learned.before, learned.after)
     )
+    outcome = {"before": before, "after": after, "last_answer": learned.last_answer}
     recipe.checkpoint.unlink(missing_ok=True)  # the next round starts from a version
     if before and after["user"] < before["user"] + LEAST_GAIN:
         versions.end_round(learned.last_answer)
         head.path.unlink()
         why = f"acceptance on your held-out answers rose by less than {LEAST_GAIN:.0%}"
-        send(event="unchanged", why=why, before=before, after=after, last_answer=learned.last_answer)
+        send(event="unchanged", why=why, **outcome)
         return
-    added = versions.add(
-        head.path,
-        origin=draft,
-        n_answers=learned.n_answers,
-        last_answer=learned.last_answer,
-        before=before,
-        after=after,
-    )
-    send(
-        event="version",
-        number=added.number,
-        before=before,
-        after=after,
-        last_answer=learned.last_answer,
-    )
+    added = versions.add(head.path, origin=draft, n_answers=learned.n_answers, **outcome)
+    send(event="version", number=added.number, **outcome)
 
 
 def _line(head: Path | None, versions: HeadVersions) -> Iterator[Path]:

@@ -121,35 +121,27 @@ def gather(
     def progress(what: str) -> Callable[[int, int], None]:
         return lambda n_done, n: on_progress(Answering(what, n_done, n))
 
-    threads, limits = recipe.threads, recipe.limits
+    limits = recipe.limits
+    common: dict[str, Any] = {"layers": layers, "threads": recipe.threads}
     model = load_fitting(recipe.main, recipe.offload, _N_PARALLEL * _N_CTX)
     built_in = answers_to_built_in(
         model,
         recipe.folder / "built-in",
-        layers=layers,
         max_tokens=limits.built_in,
-        threads=threads,
         on_progress=progress(f"answering {BUILT_IN}"),
+        **common,
     )
-    own = read_again(
-        answers,
-        model,
-        recipe.own,
-        layers=layers,
-        limits=limits,
-        threads=threads,
-        on_progress=progress(f"reading {OWN}"),
-    )
+    reading = progress(f"reading {OWN}")
+    own = read_again(answers, model, recipe.own, limits=limits, on_progress=reading, **common)
     further = answer_again(
         [answer for answer, document in zip(answers, own, strict=True) if not document.held_out],
         model,
         recipe.own / "further",
-        layers=layers,
         seconds=recipe.further_seconds,
         seed=recipe.seed,
         limits=limits,
-        threads=threads,
         on_progress=progress("answering your prompts again"),
+        **common,
     )
     model.close()
     return Material(general, continued, own, further, built_in, answers[-1].number)

@@ -44,7 +44,7 @@ def probe_build() -> ChildResult:
 
     Of the facts of a build that works, `pictures` is why it cannot read pictures, empty if it can.
     """
-    return _run_child()
+    return _run_children([()])[0]
 
 
 def probe_file(
@@ -116,18 +116,9 @@ def check_model_files(
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """As `check_model_file`, with several files at the same time."""
-    marks = {}
     for path in paths:
         check_header(path)
-        mark = _mark(path, offload, main)
-        if not mark.exists():
-            log(f"checking {path.name} (first use on this machine)")
-            marks[path] = mark
-    results = probe_files(list(marks), offload, main=main) if marks else []
-    for (path, mark), result in zip(marks.items(), results, strict=True):
-        _raise_failure(path, result, offload, main)
-        with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
-            write_atomically(mark, os.fsencode(path))
+    _check(paths, offload, main, log)
 
 
 def check_projector_file(
@@ -139,13 +130,22 @@ def check_projector_file(
         ModelFileError, ContextOverflow, BackendCrash: see `check_model_file`.
     """
     check_gguf(path)
-    mark = _mark(path, offload, main)
-    if mark.exists():
-        return
-    log(f"checking {path.name} (first use on this machine)")
-    _raise_failure(path, probe_file(path, offload, main=main), offload, main)
-    with contextlib.suppress(OSError):
-        write_atomically(mark, os.fsencode(path))
+    _check([path], offload, main, log)
+
+
+def _check(paths: Sequence[Path], offload: Offload, main: Path | None, log: Callable[[str], None]) -> None:
+    """Test the files that have not passed the test yet, at the same time."""
+    marks = {}
+    for path in paths:
+        mark = _mark(path, offload, main)
+        if not mark.exists():
+            log(f"checking {path.name} (first use on this machine)")
+            marks[path] = mark
+    results = probe_files(list(marks), offload, main=main) if marks else []
+    for (path, mark), result in zip(marks.items(), results, strict=True):
+        _raise_failure(path, result, offload, main)
+        with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
+            write_atomically(mark, os.fsencode(path))
 
 
 def _mark(path: Path, offload: Offload, main: Path | None) -> Path:
@@ -176,10 +176,6 @@ def _raise_failure(path: Path, result: ChildResult, offload: Offload, main: Path
         f"{path} crashes llama.cpp ({result.crash}): the file is damaged, or too large for this machine; "
         "download it again or use a smaller model"
     )
-
-
-def _run_child(*arguments: str) -> ChildResult:
-    return _run_children([arguments])[0]
 
 
 def _run_children(calls: Sequence[Sequence[str]], *, deadline: float = DEADLINE_S) -> list[ChildResult]:
