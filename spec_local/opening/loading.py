@@ -25,7 +25,7 @@ from spec_local.llama.open import open_sequences
 from spec_local.llama.projector import Projector
 from spec_local.llama.reproducible import open_reproducible_sequences
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.llama.setup.probe import check_model_file, check_projector_file
+from spec_local.llama.setup.probe import check_model_files, check_projector_file
 from spec_local.models.projectors import ProjectorFile
 from spec_local.opening.preload import take
 from spec_local.system.machine import default_threads
@@ -178,7 +178,7 @@ def _load_sequences(
         head = choose_head(*models, log=(lambda line: None) if found else log)
         if head and draft:
             if not settings.workers:
-                check_model_file(draft, offload=settings.offload, main=main.path, log=log)
+                check_model_files(draft, offload=settings.offload, main=main.path, log=log)
             del models[1:]
         elif found and not found.is_of_pair and (why := difference(*(m.vocabulary for m in models))):
             raise VocabularyMismatch(f"another vocabulary ({why})")
@@ -226,7 +226,7 @@ def _model(
     model = None if workers else take(path, offload=offload, load_mtp=load_mtp)
     if not model:
         if not workers:  # the memory of this machine may be too small for what workers hold
-            check_model_file(path, offload=offload, log=log)
+            check_model_files(path, offload=offload, log=log)
             n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), reserved)
         model = Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp, workers=workers)
         if n is not None:

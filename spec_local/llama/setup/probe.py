@@ -47,23 +47,6 @@ def probe_build() -> ChildResult:
     return _run_children([()])[0]
 
 
-def probe_file(
-    path: Path,
-    offload: Offload = OFFLOADED,
-    *,
-    without_kernels: bool = False,
-    main: Path | None = None,
-    seconds: float | None = None,
-) -> ChildResult:
-    """Test a model file: load it, evaluate a few tokens and read its vocabulary.
-
-    Args:
-        main: the main model of a head, which cannot be evaluated without it.
-        seconds: time after which the child process is killed; by default, `deadline`.
-    """
-    return probe_files([path], offload, without_kernels=without_kernels, main=main, seconds=seconds)[0]
-
-
 def probe_files(
     paths: Sequence[Path],
     offload: Offload = OFFLOADED,
@@ -72,7 +55,12 @@ def probe_files(
     main: Path | None = None,
     seconds: float | None = None,
 ) -> list[ChildResult]:
-    """As `probe_file`, with several files at the same time."""
+    """Test model files at the same time: load each, evaluate a few tokens and read its vocabulary.
+
+    Args:
+        main: the main model of a head, which cannot be evaluated without it.
+        seconds: time after which the child processes are killed; by default, `deadline`.
+    """
     options = [_WITHOUT_KERNELS] * without_kernels + [f"{_MAIN}{main}"] * (main is not None)
     calls = [(str(path), str(offload), *options) for path in paths]
     return _run_children(calls, deadline=seconds or deadline(paths))
@@ -88,14 +76,13 @@ def _size(path: Path) -> int:
     return sum(part.stat().st_size for part in parts(path))
 
 
-def check_model_file(
-    path: Path,
-    *,
+def check_model_files(
+    *paths: Path,
     offload: Offload = OFFLOADED,
     main: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Check that loading a model file does not crash the process; slow only for the first call per file.
+    """Check that loading model files does not crash the process; slow only for the first call per file.
 
     Args:
         main: of a head, the main model that it drafts for; None: the head is only loaded.
@@ -105,17 +92,6 @@ def check_model_file(
         ContextOverflow: there is not enough memory for it.
         BackendCrash: llama.cpp or the CPU kernels crash on this machine.
     """
-    check_model_files([path], offload=offload, main=main, log=log)
-
-
-def check_model_files(
-    paths: Sequence[Path],
-    *,
-    offload: Offload = OFFLOADED,
-    main: Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> None:
-    """As `check_model_file`, with several files at the same time."""
     for path in paths:
         check_header(path)
     _check(paths, offload, main, log)
@@ -127,7 +103,7 @@ def check_projector_file(
     """Raise an error if a projector crashes llama.cpp, or cannot encode an image, or sound, for a main model.
 
     Raises:
-        ModelFileError, ContextOverflow, BackendCrash: see `check_model_file`.
+        ModelFileError, ContextOverflow, BackendCrash: see `check_model_files`.
     """
     check_gguf(path)
     _check([path], offload, main, log)
@@ -167,8 +143,8 @@ def _raise_failure(path: Path, result: ChildResult, offload: Offload, main: Path
         raise BackendCrash(
             f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
         )
-    without = kernels.status().instruction_set and probe_file(path, offload, without_kernels=True, main=main)
-    if without and without.works:
+    has_kernels = kernels.status().instruction_set
+    if has_kernels and probe_files([path], offload, without_kernels=True, main=main)[0].works:
         raise BackendCrash(
             f"the CPU kernels crash with {path} ({result.crash}): add `kernels=off`, and please report it"
         )
