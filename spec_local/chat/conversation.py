@@ -11,9 +11,9 @@ that the KV cache shares with a prompt.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import InstanceOf
+from pydantic import ConfigDict, Field, InstanceOf, NonNegativeInt
 
 from spec_local.answers.text import Done, Text
 from spec_local.arguments import Int32, checked
@@ -42,8 +42,10 @@ class AnswerTokens:
     offset: bytes of the rendered conversation before the answer. tokens: those that spell its text.
     """
 
-    offset: int
-    tokens: list[int]
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    offset: NonNegativeInt
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
 @dataclass(frozen=True, slots=True)

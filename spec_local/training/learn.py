@@ -19,7 +19,8 @@ from spec_local.llama.devices import Offload
 from spec_local.models.head_versions import Data, HeadVersions
 from spec_local.training import material, pipeline
 from spec_local.training.dataset import OWN
-from spec_local.training.events import Answering, Event, Generating, Stage, Training
+from spec_local.training.distillation import TrainingProgress
+from spec_local.training.events import Answering, Event, Generating, Stage
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Recipe, general_data
 
@@ -99,10 +100,9 @@ class Sender:
             self._stage = event.name
         elif isinstance(event, Answering):
             self._stage, share = event.what, event.n_done / event.n
-        elif isinstance(event, Training):
-            step = event.progress
-            self._stage, share = "training", step.step / step.n_steps
-            if step.evaluation and (own := step.evaluation.by_category.get(OWN)):
+        elif isinstance(event, TrainingProgress):
+            self._stage, share = "training", event.step / event.n_steps
+            if event.evaluation and (own := event.evaluation.by_category.get(OWN)):
                 self(event="evaluation", user=own.agreement)
         elif isinstance(event, Generating):
             self._longest = max(self._longest, event.seconds_left)

@@ -23,7 +23,7 @@ from spec_local.training import distillation, measurement
 from spec_local.training.dataset import OWN, Dataset, batches
 from spec_local.training.distillation import Hyperparameters, Result, TrainingProgress
 from spec_local.training.evaluation import Evaluation
-from spec_local.training.events import Event, Stage, Training
+from spec_local.training.events import Event, Stage
 from spec_local.training.head_file import export_head
 from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
@@ -228,7 +228,7 @@ class _Pipeline:
                 journal.curve = [point for point in journal.curve if point["n_read"] < progress.n_tokens]
                 journal.curve.append({"n_read": progress.n_tokens, **asdict(progress.evaluation)})
                 journal.save(recipe)
-            self._on_progress(Training(progress))
+            self._on_progress(progress)
 
         training = self._run(start, main, dataset, Hyperparameters(**journal.hyperparameters))
         return distillation.train(
