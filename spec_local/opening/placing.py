@@ -73,25 +73,19 @@ def _measured(
     try:
         sequences, resources = load(main, draft, alone, lambda line: None)
         with resources:
-            sequence = sequences[0][1]
-            of_main, of_draft = KnownCosts().measured(*sequences[0])
+            verifying, drafting = sequences[0]
+            of_main, of_draft = KnownCosts().measured(verifying, drafting)
+            others = programs.cores()
+            cost_store.save(verifying, of_main, others=others)
+            if drafting and of_draft:
+                cost_store.save(drafting, of_draft, others=others)
     except SpecLocalError as error:
         log(f"`device={name}` cannot be used for these models: {error}")
         return None
-    others = programs.cores()
-    cost_store.save(_conditions(main, settings, device), of_main, others=others)
-    if not sequence or not of_draft:
-        return DeviceCosts(of_main)
-    if isinstance(sequence, HeadSequence):
-        key = _of_head(
-            sequence.model.path, main, settings, device, drafts_blocks=sequence.limits.drafts_blocks
-        )
-        of_draft.drafts_blocks = sequence.limits.drafts_blocks
-    else:
-        key = _conditions(sequence.model.path, settings, device)
-    n_first = sequence.draft_vocabulary.n_first if sequence.draft_vocabulary else 0
-    cost_store.save(replace(key, n_first=n_first), of_draft, others=others)
-    return DeviceCosts(of_main, of_draft, isinstance(sequence, HeadSequence))
+    is_head = isinstance(drafting, HeadSequence)
+    if is_head and of_draft:
+        of_draft.drafts_blocks = drafting.limits.drafts_blocks
+    return DeviceCosts(of_main, of_draft, is_head)
 
 
 def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Offload) -> DeviceCosts | None:
