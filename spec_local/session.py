@@ -262,7 +262,7 @@ class Session:
             if prompt_cache != "off" and not workers:  # what workers hold would be sent back and forth
                 cache = PromptCache(memory_budget(), folder=default_folder(), limit=prompt_cache, log=log)
             session = cls(*first, more, cache)
-            session.mmproj = opened.projector and opened.projector.path
+            session.mmproj = opened.projector.path if opened.projector else None
             session._log_notices(opened.draft, log)
             if datastore or learn:
                 session.datastore = open_datastore(session.main.model, log)

@@ -82,10 +82,9 @@ def _measured(
     except SpecLocalError as error:
         log(f"`device={name}` cannot be used for these models: {error}")
         return None
-    is_head = isinstance(drafting, HeadSequence)
-    if is_head and of_draft:
+    if isinstance(drafting, HeadSequence) and of_draft:
         of_draft.drafts_blocks = drafting.limits.drafts_blocks
-    return DeviceCosts(of_main, of_draft, is_head)
+    return DeviceCosts(of_main, of_draft, isinstance(drafting, HeadSequence))
 
 
 def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Offload) -> DeviceCosts | None:

@@ -37,7 +37,6 @@ TEMPERATURES = (0.0, 0.0, 0.5, 0.9)
 LONGEST_CALL = 30.0
 """Seconds between two progress values; in longer ones, the process was suspended."""
 _DONE = "complete"  # file that exists once the prompts of a list have been answered
-_SHARD_SECONDS = 300.0  # after which what is finished is written
 _BLOCK = 64  # columns of logits that are represented by their maximum
 _MAX_PERIOD, _REPEATS = 32, 4  # an answer is in a loop if it repeats up to 32 tokens 4 times
 _MAX_PASSAGES = 64  # number of latest answers that prompts may be about
@@ -112,7 +111,7 @@ class DataGenerator:
         n_parallel: number of sequences that are generated in parallel.
         n_ctx: maximum number of tokens in a prompt and its answer; longer prompts are skipped.
         max_tokens: maximum number of tokens in an answer.
-        shard_tokens: a shard is written after so many, or after five minutes.
+        shard_tokens, shard_seconds: a shard is written when either is reached.
         temperatures: one is selected at random for each answer.
         seed: random seed for sampling.
         threads: number of threads; None: one per physical core.
@@ -134,13 +133,14 @@ class DataGenerator:
         n_ctx: int = 768,
         max_tokens: int = LIMITS.answer,
         shard_tokens: int = LIMITS.shard,
+        shard_seconds: float = 300.0,
         temperatures: Sequence[float] = TEMPERATURES,
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
         self._folder, self._next_prompt, self._max_tokens = folder, next_prompt, max_tokens
         self._temperatures = temperatures
-        self._shard_tokens = shard_tokens
+        self._shard_tokens, self._shard_seconds = shard_tokens, shard_seconds
         self._vocabulary = model.vocabulary
         self._template = ChatTemplate(model) if model.chat_template else None
         self._user_turn = self._around_prompt()
@@ -288,7 +288,7 @@ class DataGenerator:
         document = sequence.document()
         self._finished.append(document)
         self._count(document)
-        is_late = time.monotonic() - self._written_at > _SHARD_SECONDS
+        is_late = time.monotonic() - self._written_at > self._shard_seconds
         if is_late or sum(len(document.tokens) for document in self._finished) >= self._shard_tokens:
             self._write()
 

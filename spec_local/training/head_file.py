@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ def export_head(
     """
     if path.exists() and path.samefile(main_path):
         raise InvalidRequest(f"{path} is the main model itself: give another name for the head")
-    values = {**weights, "d2t": drafted.astype(np.int64)}
+    values: dict[str, NDArray[Any]] = {**weights, "d2t": drafted.astype(np.int64)}
     with closing(Model(main_path, weights=False)) as main:
         fields: dict[str, Value] = {
             "vocab_size": main.vocabulary.n_tokens,

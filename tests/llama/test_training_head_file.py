@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from spec_local.errors import ModelError
+from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training.head_file import export_head, read_head
@@ -73,11 +73,12 @@ def test_damaged_heads_are_refused(main, main_path, tmp_path):
         (tmp_path / "short.gguf").write_bytes(content[:n])
         refused(tmp_path / "short.gguf", main, "is damaged|cannot be continued")
     bad = np.full((SHAPE.n_embd,), np.nan, np.float32)
-    refused(
-        write(tmp_path / "nan.gguf", main_path, {"output_norm.weight": bad}),
-        main,
-        "values that are not finite",
-    )
-    start = {each.name: each for each in gguf.GGUFReader(path).tensors}["blk.0.ffn_up.weight"].data_offset
+    with pytest.raises(ModelFileError, match=r"output_norm.weight has values that are not finite"):
+        write(tmp_path / "nan.gguf", main_path, {"output_norm.weight": bad})
+    starts = {each.name: each.data_offset for each in gguf.GGUFReader(path).tensors}
+    at = starts["output_norm.weight"]
+    (tmp_path / "nan.gguf").write_bytes(content[:at] + bad.tobytes() + content[at + bad.nbytes :])
+    refused(tmp_path / "nan.gguf", main, "values that are not finite")
+    start = starts["blk.0.ffn_up.weight"]
     (tmp_path / "cut.gguf").write_bytes(content[:start])
     refused(tmp_path / "cut.gguf", main, "is damaged|cannot be continued")
