@@ -11,9 +11,9 @@ that the KV cache shares with a prompt.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import ConfigDict, Field, InstanceOf, NonNegativeInt
+from pydantic import InstanceOf
 
 from spec_local.answers.text import Done, Text
 from spec_local.arguments import Int32, checked
@@ -42,10 +42,8 @@ class AnswerTokens:
     offset: bytes of the rendered conversation before the answer. tokens: those that spell its text.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-
-    offset: NonNegativeInt
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+    offset: int
+    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)

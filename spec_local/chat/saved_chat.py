@@ -13,9 +13,9 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from spec_local.chat.conversation import AnswerTokens, Conversation
 from spec_local.chat.messages import Role, messages_of
@@ -36,6 +36,15 @@ _MAX_TEXT = 1 << 26  # bytes: several times the text that fits into any context
 _BEGINNING = re.compile(rb'\s*{\s*"format"\s*:\s*"specdec conversation"')
 """Of the files that `save` writes; of others, no images are expected."""
 _MAX_BYTES = _MAX_TEXT + media.MAX_IMAGES * media.MAX_BYTES // 3 * 4
+
+
+class _Generated(BaseModel):
+    """See `AnswerTokens`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    offset: NonNegativeInt
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
 class _SavedImage(BaseModel):
@@ -69,7 +78,7 @@ class _Message(BaseModel):
     tool_call_id: str | None = None
     name: str | None = None
     bytes: str | None = None
-    generated: AnswerTokens | None = None
+    generated: _Generated | None = None
 
 
 class _File(BaseModel):
@@ -95,7 +104,7 @@ def save(conversation: Conversation, path: Path, paths: Sequence[Path] = ()) -> 
     """
     answers, messages = conversation.answer_tokens, []
     for i, message in enumerate(conversation.messages):
-        content = printable(message["content"])
+        answer, content = answers.get(i), printable(message["content"])
         others = {key: value for key, value in message.items() if key not in _OWN}
         images = [_SavedImage.of(*each) for each in message.get("images", ())]
         raw = None if content == message["content"] else base64.b64encode(bytes_of(message["content"]))
@@ -106,7 +115,7 @@ def save(conversation: Conversation, path: Path, paths: Sequence[Path] = ()) -> 
                 images=images or None,
                 **json.loads(printable(json.dumps(others, ensure_ascii=False))),
                 bytes=raw.decode() if raw else None,
-                generated=answers.get(i),
+                generated=_Generated(offset=answer.offset, tokens=answer.tokens) if answer else None,
             )
         )
     file = _File(
@@ -153,7 +162,11 @@ def load(
         log(f"this conversation was with {file.model}; {name} goes on with it: give the other as main model")
         return conversation
     conversation.restore(
-        {i: m.generated for i, m in enumerate(file.messages) if m.generated and m.role == "assistant"}
+        {
+            i: AnswerTokens(m.generated.offset, m.generated.tokens)
+            for i, m in enumerate(file.messages)
+            if m.generated and m.role == "assistant"
+        }
     )
     return conversation
 

@@ -12,7 +12,6 @@ what could be read of it, and no file is written while one cannot be read.
 
 import contextlib
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from spec_local.datastore import copies, file_format
+from spec_local.datastore import copies, file_format, records
 from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 from spec_local.datastore.file_format import StoredText, Tokens, joined
 from spec_local.errors import SpecLocalError
@@ -202,15 +201,7 @@ class Datastore:
     def _append(self, text: StoredText) -> None:
         """Append a text to the journal."""
         record = file_format.encode_record(self._key, text)
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        file = os.open(self.folder / "journal", flags, 0o600)
-        try:
-            os.ftruncate(file, self._valid_size)  # a kill or a full disk may have left a partial record
-            os.lseek(file, 0, os.SEEK_END)
-            while record:
-                record = record[os.write(file, record) :]
-        finally:
-            os.close(file)
+        records.append(self.folder / "journal", self._valid_size, record)
         self.refresh()
 
     def _read(self, name: str) -> None:

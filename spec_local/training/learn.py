@@ -59,7 +59,7 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         {data: found[name].overall.agreement for data, name in names if name in found}
         for found in (learned.before, learned.after)
     )
-    outcome = {"before": before, "after": after, "last_answer": learned.last_answer}
+    outcome: dict[str, Any] = {"before": before, "after": after, "last_answer": learned.last_answer}
     recipe.checkpoint.unlink(missing_ok=True)  # the next round starts from a version
     if before and after["user"] < before["user"] + LEAST_GAIN:
         versions.end_round(learned.last_answer)
