@@ -28,8 +28,9 @@ def show(options: DatastoreShowOptions) -> None:
         render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")
     described = []
     for folder in folders:
-        answers = _answers(folder)  # may set a damaged file aside
-        described.append(_described(datastore.contents(folder), answers, datastore.set_aside(folder)))
+        described.append(
+            _described(datastore.contents(folder), _answers(folder), datastore.set_aside(folder))
+        )
     render.write("\n".join(described))
 
 

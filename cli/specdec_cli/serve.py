@@ -8,7 +8,7 @@ from typing import Any
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model_file import check_header
 from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, NO_PROJECTOR, STARTER, paired
-from spec_local.models.projectors import describe, resolve_projector
+from spec_local.models.projectors import resolve_projector
 from spec_local.system import extras
 from spec_local.text import printable
 from specdec_cli import render, settings
@@ -94,9 +94,8 @@ def _served(
     others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]
     name = printable(alias or (files[0].stem if is_file else given))
     session = session_arguments(models, files, parallel=parallel)
-    return ServedModel(
-        name, session, others, _defaults(models, sampler), describe(projector).reads if projector else ()
-    )
+    reads = projector.reads if projector else ()
+    return ServedModel(name, session, others, _defaults(models, sampler), reads)
 
 
 def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:

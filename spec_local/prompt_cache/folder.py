@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_local.system.files import read_bytes
+from spec_local.system.files import read_bytes, write_atomically
 from spec_local.system.folders import user_folder
 
 _SUFFIX = ".prompt"
@@ -107,13 +107,7 @@ def prepare(identity_dir: Path, name: str) -> None:
         return
     for path in (identity_dir.parent, identity_dir):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = temporary(identity_dir / "".zfill(32))
-    try:
-        with open(part, "x", opener=private) as file:
-            json.dump({"name": name}, file)
-        part.replace(about)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(about, json.dumps({"name": name}).encode())
 
 
 def private(path: str, flags: int) -> int:

@@ -188,15 +188,13 @@ def read_input(path: Path, max_bytes: int) -> bytes:
     Raises:
         InvalidRequest: it cannot be read, or has more than `max_bytes`.
     """
+    _check_name(path)
     try:
         with path.open("rb") as file:
-            return limited(file.read(max_bytes + 1), str(path), max_bytes)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check the file") from None
-    except ValueError as error:
-        if isinstance(error, InvalidRequest):
-            raise
-        raise InvalidRequest(f"{path} cannot be read ({error}): check the file") from None
+    return limited(content, str(path), max_bytes)
 
 
 def limited(raw: bytes, source: str, max_bytes: int) -> bytes:

@@ -196,7 +196,7 @@ INVALID = [
     ("version = true", "line 1, version: there is no such option"),
     ("temp = 1\ntemp = 2", "line 2, cannot overwrite a value"),
     ("temp", "line 1, Expected '=' after a key in a key/value pair"),
-    ("x = " + "[" * 5000, "line 1, is nested too deeply"),
+    ("x = " + "[" * 5000, "its values are nested too deeply"),
 ]
 
 
