@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from spec_local.prompt_cache.entry import TOKEN_BYTES, CacheEntry
-from spec_local.prompt_cache.folder import private
 from spec_local.system.files import opened
 
 _HASH_BYTES = 32
@@ -64,7 +63,7 @@ def write(
     *,
     chunk_bytes: int = _CHUNK,
 ) -> None:
-    """Create a file that must not exist yet, and that only the user can read.
+    """Write the file of an entry.
 
     checkpoint: called before each chunk is written; may wait, or raise an exception, which ends the writing.
 
@@ -73,7 +72,7 @@ def write(
     """
     frame = _frame(entry, identity, block)
     digest = _digest_of(frame)
-    with open(path, "xb", buffering=0, opener=private) as file:
+    with path.open("wb", buffering=0) as file:
         _write_all(file, memoryview(frame))
         for start in range(0, entry.size, chunk_bytes):
             chunk = data.data[start : start + chunk_bytes]

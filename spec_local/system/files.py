@@ -19,7 +19,7 @@ from pathlib import Path
 
 from spec_local.errors import InvalidRequest
 
-_ABANDONED = 3600.0
+ABANDONED = 3600.0
 """Seconds after its last write when a temporary file is assumed to be left over from a killed process."""
 
 
@@ -38,7 +38,7 @@ def replacing(path: Path, *, durable: bool = True, make_folder: bool = True) -> 
     prefix, suffix = f".{path.name}.", ".part"
     for left in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED:
+            if time.time() - left.stat().st_mtime > ABANDONED:
                 left.unlink()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=suffix)
     temporary = Path(name)

@@ -8,7 +8,7 @@ import pytest
 
 from spec_local.datastore import copies, datastore
 from spec_local.datastore.answer_store import AnswerStore
-from tests.unit.test_answer_store import Killed, add, kill_at, text
+from tests.unit.test_answer_store import Killed, add, kill_at
 
 SECRET = b"\x01\x02\x03\x04" * 8
 
