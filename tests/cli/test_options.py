@@ -17,7 +17,7 @@ import spec_local
 import specdec_cli.app
 from specdec_cli import commands, names
 from specdec_cli.app import app
-from specdec_cli.settings import keys, runnable
+from specdec_cli.settings import options, runnable
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_the_library_names_settings_and_the_command_its_options():
                 settings.update(re.findall(r"`(\w+)(?:=[^`]*)?`", text))
                 own = re.sub(r"specdec (doctor|generate|draft convert \S+) --[a-z]+", "", text)
                 assert not re.search("[ (]--(?!outfile|mtp)[a-z]", own), text
-    known = {key for _, command in runnable(typer.main.get_command(app)) for key in keys(command)}
+    known = {key for _, command in runnable(typer.main.get_command(app)) for key in options(command)}
     for setting in settings:
         option = names.with_options(f"`{setting}`")
         assert option.removeprefix("--") in known, setting

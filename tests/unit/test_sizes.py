@@ -13,7 +13,6 @@ MOST_LINES, MOST_LINES_OF_A_COMMAND, MOST_PARAMETERS = 80, 60, 10
 """Of a function, with its docstring; of one of the command."""
 LONG = {
     "Llama.generate": "has the parameters of the class that it stands in for",
-    "DataGenerator.__init__": "all that one set of data has",
 }
 """Functions that may be longer, and have more parameters, and why."""
 MOST_LAZY_IMPORTS = 30
