@@ -17,7 +17,7 @@ from spec_local.system.files import format_size
 from spec_local.system.machine import is_busy, used_by_others
 from specdec_cli import render, waiting
 from specdec_cli.options import named_pair
-from specdec_cli.signatures.models import ModelsCheckOptions
+from specdec_cli.signatures.stores import ModelsCheckOptions
 
 _SHOWN = 5
 

@@ -13,7 +13,7 @@ from spec_local.system.files import check_target, expanded
 from spec_local.training.recipe import Recipe, general_data
 from specdec_cli import plots, render
 from specdec_cli.options import needed_main
-from specdec_cli.signatures.draft import DraftTrainOptions
+from specdec_cli.signatures.drafts import DraftTrainOptions
 
 _DATASTORE = "datastore"  # as a source: the answers that are kept there
 _LEARNED = "-learned"  # added to the name of a head that was trained further

@@ -18,7 +18,7 @@ from spec_local.system.files import format_size
 from spec_local.text import counted
 from specdec_cli import models_view, progress, render
 from specdec_cli.models_view import ListedModel
-from specdec_cli.signatures.models import (
+from specdec_cli.signatures.stores import (
     ModelsListOptions,
     ModelsPathOptions,
     ModelsPullOptions,

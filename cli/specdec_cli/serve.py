@@ -14,7 +14,7 @@ from spec_local.text import printable
 from specdec_cli import render, settings
 from specdec_cli.options import ModelOptions, SamplerOptions, SamplingOptions
 from specdec_cli.sessions import generation_settings, session_arguments
-from specdec_cli.signatures.serve import ServeOptions
+from specdec_cli.signatures.answers import ServeOptions
 
 try:
     from spec_local.server import run
@@ -86,8 +86,6 @@ def _served(
     models: ModelOptions, sampler: SamplerOptions, parallel: int | None, alias: str | None
 ) -> ServedModel:
     """A model as clients know it: by the name that was given, or that of its file."""
-    from spec_local.server.supervision.served_models import ServedModel
-
     files = models.files()
     check_header(files[0])
     projector = resolve_projector(files[0], models.mmproj)

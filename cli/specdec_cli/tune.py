@@ -24,7 +24,7 @@ from spec_local.system.machine import OtherPrograms, default_threads, is_busy, u
 from spec_local.text import counted
 from specdec_cli import render, terminal, waiting
 from specdec_cli.options import named_pair
-from specdec_cli.signatures.tune import TuneOptions
+from specdec_cli.signatures.drafts import TuneOptions
 
 _ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _LOOKUP_ACCEPTANCE_RATES = (0.7, 0.8, 0.9, 0.95, 0.99)
