@@ -233,7 +233,7 @@ class ModelOptions:
     draft: DraftOption = None
     ctx: Annotated[
         int | None,
-        Option("--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."),
+        Option("--ctx", "-c", help="Context size in tokens (default: 4096, or less if the model has less)."),
     ] = None
     no_spec: Annotated[bool, Option("--no-spec", help="Decode without speculation.")] = False
     threads: Annotated[

@@ -21,9 +21,9 @@ class DraftQuantizeOptions:
     """Quantize a model for use as a draft model, and print the path of the copy.
 
     A Q4_0 copy of a draft model (with --for MAIN) can be twice as fast, at nearly
-    the same acceptance rate. A copy of the main model can be its draft model: this
-    pays off if the main model is F16, but hardly if it is Q8_0. The command first
-    shows the expected speed-up.
+    the same acceptance rate. A copy of the main model can be its draft model:
+    this pays off if the main model is F16, but hardly if it is Q8_0. The command
+    first shows the expected speed-up.
 
     Examples:
 

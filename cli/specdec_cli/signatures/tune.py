@@ -13,8 +13,8 @@ class TuneOptions:
     """Measure how long calls of the models take on this machine, and show when speculation pays off.
 
     Later sessions with these models use the results. Without them, the first
-    session measures by itself for about a second, less accurately. With a GPU, the
-    models are measured on it and on the CPU, to find where each is faster.
+    session measures by itself for about a second, less accurately. With a GPU,
+    the models are measured on it and on the CPU, to find where each is faster.
 
     Examples:
 
