@@ -20,10 +20,11 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.core.sequence import common_prefix
 from spec_local.core.span import text_of
+from spec_local.datastore.answer_store import AnswerStore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.errors import InvalidRequest, as_failure
 from spec_local.llama.breakers import breaker_tokens
 from spec_local.reasoning.markers import Markers, Splitter, markers_of, splitter_after
@@ -32,8 +33,7 @@ from spec_local.settings import GenerationSettings
 from spec_local.text import bytes_of
 from spec_local.verifiers import VERIFIERS
 
-if TYPE_CHECKING:  # llguidance and SQLite are loaded at their first use
-    from spec_local.datastore.answer_store import AnswerStore
+if TYPE_CHECKING:  # llguidance is loaded at its first use
     from spec_local.grammar.matcher import Grammar
 
 _MAX_GRAMMARS = 16  # a large one takes megabytes, and a second to make: agents in parallel have one each
@@ -172,17 +172,19 @@ class RunningAnswers:
         request = Request(
             slot.main,
             prompt.tokens,
-            sampler=sampler,
-            rng=SeededRng(settings.seed),
-            proposer=proposer,
-            verifier=VERIFIERS[settings.rule],
-            draft_max=settings.longest_path,
-            max_tokens=settings.max_tokens,
-            is_end=vocabulary.is_end,
-            cancelled=prompt.cancelled,
-            clock=clock,
-            logprobs=settings.logprobs,
-            sampled_logprobs=settings.sampled_logprobs,
+            RequestOptions(
+                sampler=sampler,
+                rng=SeededRng(settings.seed),
+                proposer=proposer,
+                verifier=VERIFIERS[settings.rule],
+                draft_max=settings.longest_path,
+                max_tokens=settings.max_tokens,
+                is_end=vocabulary.is_end,
+                cancelled=prompt.cancelled,
+                clock=clock,
+                logprobs=settings.logprobs,
+                sampled_logprobs=settings.sampled_logprobs,
+            ),
         )
         if request.plain_s is not None:
             request.statistics.saved_s["measuring"] = started - measured
@@ -190,7 +192,7 @@ class RunningAnswers:
         text = AnswerText(vocabulary, settings, clock, store, closed_at)
         return Running(prompt, slot, request, text)
 
-    def one(
+    def generate(
         self, running: Running, clock: Callable[[], float], on_read: OnRead
     ) -> Generator[Prefilled | Text | Done, None, None]:
         """The events of one answer; its errors are raised."""
@@ -216,7 +218,7 @@ class RunningAnswers:
             self._saver.end()
             self._saver.finish()
 
-    def many(
+    def generate_many(
         self,
         engine: Engine,
         prompts: Iterator[tuple[Any, GenerationSettings]],
@@ -278,8 +280,9 @@ class RunningAnswers:
                         if not running:
                             self._saver.end()
                 for request, answer in running.items():
-                    if not (prefill := request.prefill).is_done and prefill.n_new:
-                        on_read(answer.prompt.index, prefill.n_read, prefill.n_read - prefill.n_new)
+                    prefill, n_new = request.prefill, request.statistics.prompt_n
+                    if n_new and not prefill.is_done:
+                        on_read(answer.prompt.index, prefill.n_read, prefill.n_read - n_new)
         finally:
             engine.close()
             self._saver.end()

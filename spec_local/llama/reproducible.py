@@ -52,7 +52,7 @@ def open_reproducible_sequences(
     The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600; a GPU: 350).
 
     Args:
-        options: of `LlamaContext`; `max_tokens` and `max_logits` are not used, as they are chosen here.
+        options: of `ContextOptions`; `max_tokens` and `max_logits` are not used, as they are chosen here.
 
     Raises:
         InvalidRequest: trees need other kernels.

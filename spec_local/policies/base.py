@@ -1,4 +1,4 @@
-"""The interface of a draft-length policy: what it is asked in each step, and what it observes."""
+"""The interface of a draft-length policy, and the policies that look at no costs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Offer:
         limit: the largest proposal allowed, and the load of the call that verifies it.
         candidates: what each lookup found, at least one token each.
         readings: parts of the history that the draft model may draft from, the longest one last; only the
-            one that it has read, if little is unread. None: there is no draft model, or no room in its
+            one that it has read, if little is unread. Empty: there is no draft model, or no room in its
             context.
     """
 
@@ -177,6 +177,19 @@ class Policy:
             output: tokens that the step generated.
             n_verified: draft tokens that the main model read.
         """
+
+
+class Confidence(Policy):
+    """Stops before a draft token of too little confidence, as llama.cpp's ``--draft-p-min`` does."""
+
+    draft_max = 16
+
+    def __init__(self, options: PolicyOptions) -> None:
+        super().__init__(options)
+        self._p_min = options.p_min
+
+    def wants_token(self, output: DraftOutput) -> bool:
+        return output.confidence >= self._p_min
 
 
 ALWAYS = Policy()
