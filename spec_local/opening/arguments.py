@@ -28,7 +28,7 @@ class OpenArguments(TypedDict, total=False):
         `datastore`. A head that has been trained from the draft is used in its place; without a draft,
         the head whose training began without one. See docs/learning.md.
     reproducible: make the same seed give the same text whatever is drafted, with any draft model,
-        proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU only.
+        proposer, policy and shape, and with none; slower without specdec's CPU kernels.
         See `spec_local.llama.reproducible`.
     parallel: maximum number of answers at the same time, each with a context of its own; None: up to 8,
         as many as fit into half of the free memory.
