@@ -7,6 +7,8 @@ Threads of llama.cpp that wait for each other sleep. By default they spin, and w
 cores, each spins through the time that the others need: tests of two threads took 80 times as long.
 """
 
+import asyncio
+import inspect
 import os
 import sys
 import time
@@ -22,6 +24,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the OpenMP libr
 
 settings.register_profile("repeatable", derandomize=True, max_examples=50)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run tests that are coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import workers
 from spec_local.llama.tiny import write_tiny_model
+from tests.waiting import wait_until
 from tests.workers import Worker, needs_backend, two_workers
 
 SCRIPT = """
@@ -171,24 +172,18 @@ def test_replies_of_workers():
             assert received == workers._ASKED
             opened[0].sendto(text, client)
 
-        def until(condition):
-            deadline = time.monotonic() + 10
-            while not condition():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-
         reply(b"something else")
         time.sleep(1)  # no reply has come, as where a firewall drops datagrams
         assert silent == watch.unanswered() == []
         reply(workers._REPLIED)
-        until(lambda: watch.unanswered() == addresses[:1])
+        wait_until(lambda: watch.unanswered() == addresses[:1])
         reply(workers._REPLIED)
-        until(lambda: watch.unanswered() == [])
+        wait_until(lambda: watch.unanswered() == [])
         watch.is_idle = True
-        until(lambda: watch._unanswered and max(watch._unanswered.values()) > 30)
+        wait_until(lambda: watch._unanswered and max(watch._unanswered.values()) > 30)
         assert silent == []
         watch.is_idle = False
-        until(lambda: silent)
+        wait_until(lambda: silent)
         assert set(silent) == {addresses[0]}
 
 

@@ -346,9 +346,12 @@ def first_logits(main, tokens):
     return run(main.call(tokens, n_logits=1))[0].copy()
 
 
-def test_the_memory_for_the_cache_is_checked(open_pair, monkeypatch):
-    pair, needs = open_pair(), []
-    monkeypatch.setattr("spec_local.llama.heads.base.check_free_memory", lambda *args: needs.append(args))
-    pair.open(3)
-    cache = pair.head.kv_bytes(3 * (256 + 8))
-    assert needs == [(cache + 3 * 8 * 823 * 4, "for the cache of 0.gguf")]
+def test_the_memory_for_the_cache_is_checked(open_pair, free_memory):
+    pair = open_pair()
+    mains, _ = pair.open(3)
+    need = pair.head.kv_bytes(3 * (256 + 8)) + 3 * 8 * 823 * 4  # of the cache, and of the logits
+    free_memory(need - 1)
+    with pytest.raises(ContextOverflow, match=r"for the cache of 0\.gguf"):
+        pair.chosen.open(mains)
+    free_memory(need)
+    pair.made.insert(0, pair.chosen.open(mains)[0])

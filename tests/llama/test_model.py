@@ -234,19 +234,16 @@ def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatc
         writer.add_value_length(128)
         writer.add_uint32("llama.rope.dimension_count", 128)
 
-    llama_tensors = tiny.llama_tensors
-
-    def widened(*args):
-        for name, (*shape,), scale in llama_tensors(*args):
-            if "attn_output" in name:
-                shape[1] *= 4
-            elif name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
-                shape[0] *= 4
-            yield name, tuple(shape), scale
+    def widened(name, shape, *options):
+        rows, *columns = shape
+        if "attn_output" in name:
+            shape = (rows, 4 * columns[0])
+        elif name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
+            shape = (4 * rows, *columns)
+        return tiny.random_weights(name, shape, *options)
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_rope_dimension_count", add_head_size)
-    monkeypatch.setattr(tiny, "llama_tensors", widened)
-    model = Model(write_tiny_model(tmp_path / "wide.gguf"))
+    model = Model(write_tiny_model(tmp_path / "wide.gguf", weights=widened))
     allocated = kv_cache_bytes(capsys, model, n_ctx=4096)
     assert model.kv_bytes(4096) == pytest.approx(allocated, rel=0.01)
 

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from tests.page.conftest import HOSTILE, Served, ask, text_of, until
+from tests.page.conftest import HOSTILE, Served, ask, text_of
+from tests.waiting import wait_until
 
 
 def test_marks_and_rejected_tokens(open_page):
@@ -42,14 +43,14 @@ def test_marks_are_off_until_asked_for(open_page, served):
     assert page.locator(".answer .corrected").get_attribute("tabindex") == "-1"
     page.focus("#turns")
     page.keyboard.press("m")
-    until(lambda: page.evaluate(style) == "underline")
+    wait_until(lambda: page.evaluate(style) == "underline")
     assert page.locator(".answer .corrected").get_attribute("tabindex") == "0"
     page.reload()
     assert page.evaluate("document.body.classList.contains('marked')") is True
     page.click("#settings-button")
     page.uncheck("[name=marks]")
     page.click("#settings button.main")
-    until(lambda: page.evaluate(style) == "none")
+    wait_until(lambda: page.evaluate(style) == "none")
 
 
 def test_statistics(open_page):
@@ -125,7 +126,7 @@ def test_text_is_never_html(open_page):
     page.locator("nav [aria-label^=Rename]").first.click()
     page.fill("#name input", HOSTILE[:80])
     page.click("#name button.main")
-    until(lambda: page.locator("nav .open").first.text_content() == HOSTILE[:80])
+    wait_until(lambda: page.locator("nav .open").first.text_content() == HOSTILE[:80])
     page.reload()
     assert page.locator("nav .open").first.text_content() == HOSTILE[:80]
     assert page.locator(".answer img, .question img, .answer script, nav img, .answer a").count() == 0
@@ -221,7 +222,7 @@ def test_regenerate_and_edit(open_page, served):
     page = open_page()
     ask(page, "one")
     page.click("footer button:has-text('Regenerate')")
-    until(lambda: len(served.engine.requests) == 2)
+    wait_until(lambda: len(served.engine.requests) == 2)
     page.wait_for_selector("#send")
     assert text_of(page, ".answer") == ["You said one"]
     page.click("footer button:has-text('Edit')")
@@ -363,4 +364,4 @@ def test_it_follows_a_long_answer(open_page):
     ask(page, "many")
     log = "document.getElementById('turns')"
     left = f"{log}.scrollHeight - {log}.clientHeight - {log}.scrollTop"
-    until(lambda: page.evaluate(left) < 2)
+    wait_until(lambda: page.evaluate(left) < 2)

@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import anthropic
@@ -24,6 +23,7 @@ from tests.chat_templates import TOOL_TEMPLATES
 from tests.server.conftest import Server
 from tests.tiny_projectors import write_projector
 from tests.tiny_vision import write_vision_model
+from tests.waiting import wait_until
 
 NPM = Path(__file__).parents[2] / ".venv/npm"
 OPTIONS = {"temperature": 0, "max_tokens": 12}
@@ -60,7 +60,7 @@ def files(specdec):
 @pytest.fixture(scope="module")
 def pictures():
     """A server of pictures, and what was fetched from it."""
-    fetched = []
+    fetched, goes_on = [], threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def log_message(self, *_):
@@ -68,14 +68,15 @@ def pictures():
 
         def do_GET(self):
             fetched.append(self.path)
-            time.sleep(2 * (self.path == "/slow.png"))
+            if self.path == "/slow.png":
+                goes_on.wait(30)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(A)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as opened:
         threading.Thread(target=opened.serve_forever, args=[0.01], daemon=True).start()
-        yield f"127.0.0.1:{opened.server_port}", fetched
+        yield f"127.0.0.1:{opened.server_port}", fetched, goes_on
         opened.shutdown()
 
 
@@ -241,7 +242,7 @@ def test_a_second_question_about_a_picture_reads_only_what_is_new(seeing):
 
 
 def test_images_from_urls(seeing, pictures, answers):
-    host, fetched = pictures
+    host, fetched, _ = pictures
     del fetched[:]
     part = {"type": "image_url", "image_url": {"url": f"http://{host}/a.png"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "one two"}, part]}]
@@ -256,16 +257,17 @@ def test_images_from_urls(seeing, pictures, answers):
 
 
 def test_slow_hosts_delay_nobody_else(seeing, pictures):
-    part = {"type": "image_url", "image_url": {"url": f"http://{pictures[0]}/slow.png"}}
+    host, fetched, goes_on = pictures
+    part = {"type": "image_url", "image_url": {"url": f"http://{host}/slow.png"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "one two"}, part]}]
     waiting = [threading.Thread(target=chat, args=(seeing, messages)) for _ in range(3)]
     for each in waiting:
         each.start()
-    time.sleep(0.3)
-    begun = time.monotonic()
+    wait_until(lambda: fetched.count("/slow.png") == 3)
     assert seeing.get("/health").status_code == 200
     chat(seeing, [{"role": "user", "content": "one"}], max_tokens=1)
-    assert time.monotonic() - begun < 1.2
+    assert all(each.is_alive() for each in waiting)
+    goes_on.set()
     for each in waiting:
         each.join()
 
@@ -342,9 +344,5 @@ def test_without_a_projector_notes_stand_for_images(server):
 def test_a_conversation_of_tools_goes_on_after_a_crash(seeing, answers):
     """The process that is started again reads images, too."""
     seeing.engine.kill()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if seeing.get("/health").status_code == 200:
-            break
-        time.sleep(0.1)
+    wait_until(lambda: seeing.get("/health").status_code == 200)
     assert chat(seeing)["choices"][0]["message"]["content"] == answers[0]

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from spec_local.datastore.answer_store import AnswerStore
 from tests.server.conftest import Server
-from tests.server.test_serve import wait_until
+from tests.waiting import wait_until
 
 
 def kept(folder):

@@ -12,7 +12,7 @@ from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import THOUGHT, write_calling_model
 from tests.server.conftest import Server
 from tests.server.test_agents import PNG, READ
-from tests.server.test_serve import wait_until
+from tests.waiting import wait_until
 
 WEATHER = {
     "type": "function",

@@ -14,16 +14,10 @@ import psutil
 import pytest
 
 from tests.server.conftest import Server
+from tests.waiting import wait_until
 from tests.workers import needs_backend, two_workers
 
 LONG = {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3000, "temperature": 0}
-
-
-def wait_until(condition, timeout=20):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 def test_it_says_where_it_serves(server):

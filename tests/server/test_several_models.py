@@ -13,7 +13,8 @@ import pytest
 from spec_local.llama.tiny import write_tiny_model
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.server.conftest import Server
-from tests.server.test_serve import LONG, wait_until
+from tests.server.test_serve import LONG
+from tests.waiting import wait_until
 
 ONE_MODEL = 0.2
 """GiB: a tiny model is expected to need 0.15."""

@@ -11,6 +11,7 @@ from spec_local.server.supervision.supervisor import NotReady, Supervisor
 from tests import shutdown
 from tests.server.test_engine import GREEDY, AnswerRequest, arguments, collect, running  # noqa: F401
 from tests.server.test_several_models import answer, engines, paths, start  # noqa: F401
+from tests.waiting import wait_until
 from tests.workers import needs_backend
 
 BUSY_S = 4  # more than usual, as other tests run beside these
@@ -36,11 +37,7 @@ def test_the_end(specdec, state):
 @needs_backend
 def test_a_server_is_not_healthy_while_its_worker_is_silent(specdec):
     with shutdown.in_state("a stopped worker", specdec) as world:
-        deadline = time.monotonic() + 20
-        while (health := world.server.get("/health")).status_code == 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        assert health.status_code == 503
+        wait_until(lambda: world.server.get("/health").status_code == 503)
 
 
 def test_a_stopped_process_of_one_model(specdec, paths):  # noqa: F811
@@ -62,44 +59,34 @@ def test_a_stopped_process_of_one_model(specdec, paths):  # noqa: F811
         body = {"model": "Second", "prompt": "one", "max_tokens": 4}
         assert server.post("/v1/completions", body).status_code == 503
         newest.send_signal(signal.SIGCONT)
-        deadline = time.monotonic() + 30
-        while server.post("/v1/completions", body).status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_until(lambda: server.post("/v1/completions", body).status_code == 200)
     finally:
         code, errors = server.stop()
     assert code == 0
     assert "Traceback" not in errors
 
 
-def test_a_process_is_killed_while_models_are_loaded_again(arguments):  # noqa: F811
+async def test_a_process_is_killed_while_models_are_loaded_again(arguments):  # noqa: F811
     """Whichever it is, the old one or the new one, and whenever: the models are loaded in the end."""
-
-    async def main():
-        async with running(arguments) as engine:
-            for delay in (0.0, 0.2, 1.0):
-                reloading = asyncio.create_task(engine.reload(arguments | {"draft": None}))
-                await asyncio.sleep(delay)
-                engine._process.kill()
-                await reloading
-                async with asyncio.timeout(60):
-                    while not engine.loaded:
-                        await asyncio.sleep(0.05)
-                assert await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
-
-    asyncio.run(main())
+    async with running(arguments) as engine:
+        for delay in (0.0, 0.2, 1.0):
+            reloading = asyncio.create_task(engine.reload(arguments | {"draft": None}))
+            await asyncio.sleep(delay)
+            engine._process.kill()
+            await reloading
+            async with asyncio.timeout(60):
+                while not engine.loaded:
+                    await asyncio.sleep(0.05)
+            assert await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
 
 
-def test_the_end_of_a_pause_between_two_attempts(arguments, tmp_path):  # noqa: F811
-    async def main():
-        engine = Supervisor(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
-        task = asyncio.create_task(engine.run(persist=True))
-        await engine.ready.wait()
-        await asyncio.sleep(0)
-        engine.stop()
-        async with asyncio.timeout(0.9):  # a pause takes 1 s at least
-            await task
-        with pytest.raises(NotReady, match="is stopping"):
-            engine.check_ready()
-
-    asyncio.run(main())
+async def test_the_end_of_a_pause_between_two_attempts(arguments, tmp_path):  # noqa: F811
+    engine = Supervisor(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
+    task = asyncio.create_task(engine.run(persist=True))
+    await engine.ready.wait()
+    await asyncio.sleep(0)
+    engine.stop()
+    async with asyncio.timeout(0.9):  # a pause takes 1 s at least
+        await task
+    with pytest.raises(NotReady, match="is stopping"):
+        engine.check_ready()

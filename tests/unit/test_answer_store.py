@@ -32,7 +32,13 @@ KEY = "0123456789abcdef"
 @pytest.fixture(autouse=True)
 def not_flushed(monkeypatch):
     """Do not wait for the disk, which takes most of the time: no test is about a power loss."""
-    monkeypatch.setattr(module, "_PRAGMAS", (*module._PRAGMAS, "synchronous = OFF"))
+
+    class Unflushed(sqlite3.Connection):
+        def execute(self, statement, *more):
+            is_flushing = statement.startswith("PRAGMA synchronous")
+            return super().execute("PRAGMA synchronous = OFF" if is_flushing else statement, *more)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Unflushed))
 
 
 @pytest.fixture

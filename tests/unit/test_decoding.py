@@ -37,7 +37,7 @@ EVERY_SELECTED_CASE = pytest.mark.parametrize(("make", "rule"), SELECTED.values(
 
 
 @pytest.fixture(autouse=True)
-def _caches(cached_logits, cached_distributions, cached_rho):
+def _caches(cached_distributions, cached_rho):
     pass
 
 

@@ -415,7 +415,7 @@ SECONDS = 10
 @pytest.mark.parametrize(("schema", "reason"), LARGE.values(), ids=LARGE.keys())
 def test_a_large_schema_is_used_or_refused_within_seconds(schema, reason):
     text = json.dumps(schema)
-    start = time.monotonic()
+    start = time.process_time()
     if reason:
         with pytest.raises(InvalidRequest, match=reason):
             check_json_schema(text)
@@ -425,4 +425,4 @@ def test_a_large_schema_is_used_or_refused_within_seconds(schema, reason):
             for token in b'{"x1':
                 state.allowed()
                 state = state.after(token) or state
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.calibration.tuning import chain_plans
 from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT
 from spec_local.policies.choice import best_prefix
@@ -194,6 +195,27 @@ def test_plans_are_consistent_and_no_worse_than_smaller_ones(
     assert plan(acceptance, main, cheaper, max_nodes, max_depth).speed * slack >= planned.speed
     assert plan(acceptance, main, draft, max_nodes + 3, max_depth).speed * slack >= planned.speed
     assert plan(acceptance, main, draft, max_nodes, max_depth + 1).speed * slack >= planned.speed
+
+
+@given(st.floats(0, 1), COSTS, COSTS, st.integers(0, 16))
+def test_no_chain_beats_the_planned_one(rate, main, draft, most):
+    speeds = [
+        sum(rate**i for i in range(n + 1)) / (main.seconds(n + 1) + n * draft.seconds(1))
+        for n in range(most + 1)
+    ]
+    (planned,) = chain_plans(main, draft, (rate,), most)
+    assert planned.speed == pytest.approx(max(speeds))
+
+
+def test_chains_of_a_lookup_cost_nothing_and_may_be_longer_than_those_of_a_draft_model():
+    def lengths(main, draft, rates):
+        return [len(planned.parents) for planned in chain_plans(main, draft, rates)]
+
+    main = CostModel({1: 1.0, 64: 1.5})
+    lookup, drafted = (lengths(main, draft, (0.9, 0.999)) for draft in (None, CostModel({1: 0.1})))
+    assert (lookup[1], drafted[1]) == (63, 16)
+    assert lookup[0] > drafted[0]
+    assert lengths(CostModel({1: 1.0, 64: 64.0}), CostModel({1: 0.01}), (0.5, 0.99)) == [0, 0]
 
 
 @settings(max_examples=20, deadline=None)

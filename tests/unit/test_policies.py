@@ -45,7 +45,7 @@ CHEAP = {1: 0.05, 64: 1.0}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _remember(cached_logits, cached_distributions):
+def _remember(cached_distributions):
     pass
 
 

@@ -170,11 +170,6 @@ def test_drawn_tokens_and_those_without_values_are_all_verified():
     assert third.source == "draft"
 
 
-@pytest.fixture(autouse=True)
-def _caches(cached_logits):
-    pass
-
-
 # Never slower than plain decoding --------------------------------------------------------------------------
 
 
