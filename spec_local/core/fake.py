@@ -68,9 +68,7 @@ def _random_logits(
     values = np.random.default_rng(key).normal(size=n_vocab)
     if noise:
         values += noise * np.random.default_rng([*key, 1]).normal(size=n_vocab)
-    logits = (values * scale).astype(np.float32)
-    logits.flags.writeable = False
-    return logits
+    return (values * scale).astype(np.float32)
 
 
 def fake_state(history: Sequence[int]) -> tuple[float, float]:
@@ -155,7 +153,7 @@ class FakeModel(RollsBack):
     def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
         """float32 (V,) after this history, regardless of the cache."""
         context = (len(history) if len(history) < self._order else -1, *history[-self._order :])
-        return _random_logits(self.n_vocab, self._seed, self._noise, self._scale, context)
+        return _random_logits(self.n_vocab, self._seed, self._noise, self._scale, context).copy()
 
     def call(
         self,

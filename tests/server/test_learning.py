@@ -226,9 +226,11 @@ async def test_a_request_pauses_training_at_once(main):
 
 
 async def test_a_request_while_the_child_starts(main):
-    async with World(main, FOREVER, idle_s=0, check_s=60).running() as world:
+    world = World(main, FOREVER, idle_s=30, check_s=60)
+    world.training._last_active -= 30
+    async with world.running():
         await world.until(lambda: world.training._round)
-        world.served.on_request()
+        world.served.on_request()  # the next look is a minute away
         await world.until(children)
         (child,) = children()
         await world.until(lambda: is_stopped(child))
