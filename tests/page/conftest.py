@@ -230,6 +230,18 @@ def ask(page, question):
     wait_until(lambda: page.locator("#status").text_content() in ("The answer is complete.",))
 
 
+def keep_settings(page):
+    """Leave the dialog; the settings are read with its `close` event, after it is hidden."""
+    page.evaluate(
+        """() => {
+          const dialog = document.getElementById("settings");
+          window.kept = new Promise((done) => dialog.addEventListener("close", () => done(), { once: true }));
+        }"""
+    )
+    page.click("#settings button.main")
+    page.evaluate("window.kept")
+
+
 def text_of(page, selector):
     return [element.text_content() for element in page.query_selector_all(selector)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spec_local.server.supervision.events import MarkedSpan
-from tests.page.conftest import ANSWERS, ask, delta
+from tests.page.conftest import ANSWERS, ask, delta, keep_settings
 from tests.page.markdown_texts import DOCUMENT, HOSTILE_TEXTS
 from tests.waiting import wait_until
 
@@ -315,14 +315,14 @@ def test_marks_in_code_are_asked_for(open_page, monkeypatch):
     assert page.locator(".answer [tabindex='0'].corrected").count() == 0
     page.click("#settings-button")
     page.check("[name=marks_in_code]")
-    page.click("#settings button.main")
+    keep_settings(page)
     wait_until(lambda: lines() == ["underline"] * 4)
     assert page.locator(".answer [tabindex='0'].corrected").count() == 1
     page.hover(".answer pre .corrected")
     assert page.locator("#rejected").text_content() == "rejected z"
     page.click("#settings-button")
     page.uncheck("[name=marks]")
-    page.click("#settings button.main")
+    keep_settings(page)
     wait_until(lambda: lines() == ["none"] * 4)
     assert legend.is_hidden()
 

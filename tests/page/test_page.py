@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.page.conftest import HOSTILE, Served, ask, text_of
+from tests.page.conftest import HOSTILE, Served, ask, keep_settings, text_of
 from tests.waiting import wait_until
 
 
@@ -13,7 +13,7 @@ def test_marks_and_rejected_tokens(open_page):
     page = open_page()
     page.click("#settings-button")
     page.check("[name=marks]")
-    page.click("#settings button.main")
+    keep_settings(page)
     ask(page, "marks")
     assert text_of(page, ".answer .accepted") == ["cat", "sat", "x", "it.", "print", "("]
     assert text_of(page, ".answer .corrected") == ["on"]
@@ -49,7 +49,7 @@ def test_marks_are_off_until_asked_for(open_page, served):
     assert page.evaluate("document.body.classList.contains('marked')") is True
     page.click("#settings-button")
     page.uncheck("[name=marks]")
-    page.click("#settings button.main")
+    keep_settings(page)
     wait_until(lambda: page.evaluate(style) == "none")
 
 
@@ -206,10 +206,7 @@ def test_settings_reach_the_server(open_page, served):
     page.fill("[name=max_tokens]", "7")
     page.fill("[name=seed]", "5")
     page.uncheck("[name=speculative]")
-    page.click("#settings button.main")
-    page.wait_for_selector("#settings", state="hidden")
-    # A dialog is hidden before its `close` event, with which the settings are read.
-    page.wait_for_function("Object.values(localStorage).some((text) => text.includes('Be brief.'))")
+    keep_settings(page)
     ask(page, "hi")
     request = served.engine.requests[-1]
     assert request.messages[0] == {"role": "system", "content": "Be brief."}

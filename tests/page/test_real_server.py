@@ -1,6 +1,6 @@
 """The page against a real server."""
 
-from tests.page.conftest import ask, give, picture, shown
+from tests.page.conftest import ask, give, keep_settings, picture, shown
 from tests.server.conftest import Server, arguments, models, specdec  # noqa: F401
 from tests.tiny_projectors import write_projector
 from tests.tiny_vision import write_vision_model
@@ -21,8 +21,7 @@ def answer_on(page):
 def limit_answers(page, n_tokens):
     page.click("#settings-button")
     page.fill("[name=max_tokens]", str(n_tokens))
-    page.click("#settings button.main")
-    page.wait_for_selector("#settings", state="hidden")
+    keep_settings(page)
 
 
 def test_a_chat(open_page, specdec, arguments):  # noqa: F811

@@ -3,7 +3,7 @@
 import pytest
 
 from spec_local.server.supervision.events import MarkedSpan
-from tests.page.conftest import ANSWERS, ask, delta, text_of
+from tests.page.conftest import ANSWERS, ask, delta, keep_settings, text_of
 from tests.waiting import wait_until
 
 KEYS = """events => {
@@ -225,8 +225,7 @@ def test_sampling_settings_reach_the_server(open_page, served):
     page.fill("[name=top_p]", "0.5")
     page.fill("[name=min_p]", "0.1")
     page.fill("[name=stop]", "END\n\n###")
-    page.click("#settings button.main")
-    page.wait_for_selector("#settings", state="hidden")
+    keep_settings(page)
     ask(page, "hi")
     settings = served.engine.requests[-1].settings
     assert (settings.sampling.top_p, settings.sampling.min_p) == (0.5, 0.1)
