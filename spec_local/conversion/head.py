@@ -43,6 +43,7 @@ class ConvertedHead:
             main model's, and is not among them.
         tensors: by llama.cpp's names, such as ``blk.0.attn_q.weight``.
         mask: the mask token of heads that draft blocks.
+        has_tokenizer: whether the file gets the main model's tokenizer, which heads do not need.
     """
 
     architecture: str
@@ -50,6 +51,7 @@ class ConvertedHead:
     fields: Mapping[str, Value]
     tensors: Mapping[str, HeadTensor]
     mask: int | None = None
+    has_tokenizer: bool = True
 
 
 def draft_tokens(checkpoint: Checkpoint, name: str, n_vocab: int) -> HeadTensor:

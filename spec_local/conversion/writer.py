@@ -1,4 +1,4 @@
-"""Write a converted head as a GGUF file, and check that llama.cpp can use it with its main model."""
+"""Write a head as a GGUF file, and check that llama.cpp can use it with its main model."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,14 +25,14 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0")
 
 
 def write_head(
-    path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, str] = {}
+    path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, Value] = {}
 ) -> Path:
     """Write a head, atomically; an existing file is replaced.
 
     Matrices whose rows cannot be divided into blocks of the type are F16.
 
     Args:
-        main: its main model, whose tokenizer is copied into the file.
+        main: its main model.
         kind: one of `KINDS`.
         origin: further fields with their full names, such as ``general.name``.
 
@@ -60,7 +60,7 @@ def write_head(
     return path
 
 
-def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, str]) -> None:
+def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, Value]) -> None:
     import gguf  # takes 0.1 s
 
     writer = gguf.GGUFWriter(path, head.architecture)
@@ -71,7 +71,10 @@ def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapp
             _add(writer, name, value)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
-        _copy_tokenizer(writer, main.path)
+        if head.has_tokenizer:
+            _copy_tokenizer(writer, main.path)
+        else:
+            writer.add_tokenizer_model("none")
         if head.mask is not None:
             writer.add_mask_token_id(head.mask)
         for name, raw, n_bytes in _sizes(head, kind):
@@ -128,7 +131,7 @@ def _add(writer: "GGUFWriter", name: str, value: Value) -> None:
     if isinstance(value, bool):
         writer.add_bool(name, value)
     elif isinstance(value, int):
-        writer.add_uint32(name, value)
+        (writer.add_uint32 if value < 1 << 32 else writer.add_uint64)(name, value)
     elif isinstance(value, float):
         writer.add_float32(name, value)
     elif isinstance(value, str):
