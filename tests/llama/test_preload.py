@@ -57,10 +57,12 @@ def test_a_model_is_loaded_without_its_log(tiny_path, monkeypatch):
         happened.append(ctypes.cast(callback, ctypes.c_void_p).value == usual)
         log_to(callback, data)
 
+    def loads(*arguments):
+        happened.append("loads")
+        return load(*arguments)
+
     monkeypatch.setattr(lib, "llama_log_set", record)
-    monkeypatch.setattr(
-        lib, "llama_model_load_from_file", lambda *given: (happened.append("loads"), load(*given))[1]
-    )
+    monkeypatch.setattr(lib, "llama_model_load_from_file", loads)
     Model(tiny_path).close()
     assert happened == [False, "loads", True]
 
