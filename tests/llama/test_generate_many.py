@@ -245,7 +245,7 @@ def test_too_little_memory_for_so_many(paths, free_memory):
         Session.open(paths[0], n_ctx=128, threads=1, parallel=200)
 
 
-@pytest.mark.parametrize(("free", "expected"), [(1 << 40, 8), (1 << 17, 1)])
+@pytest.mark.parametrize(("free", "expected"), [(1 << 40, 8), (80 << 10, 1)])
 def test_the_number_of_rows_that_fit(paths, free_memory, free, expected):
     free_memory(free)
     with Session.open(paths[0], n_ctx=128, threads=1, parallel=None) as session:

@@ -23,6 +23,7 @@ from tests.chat_templates import TOOL_TEMPLATES
 from tests.server.conftest import Server
 from tests.tiny_projectors import write_projector
 from tests.tiny_vision import write_vision_model
+from tests.unit.test_server_images import wrong_images
 from tests.waiting import wait_until
 
 NPM = Path(__file__).parents[2] / ".venv/npm"
@@ -274,30 +275,13 @@ def test_slow_hosts_delay_nobody_else(seeing, pictures):
 
 def hostile():
     """Paths and bodies."""
-
-    def question(part):
-        return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}]}
-
-    def url(value):
-        return question({"type": "image_url", "image_url": {"url": value}})
-
-    svg = b64(b"<svg xmlns='http://www.w3.org/2000/svg'/>")
-    parts = [
-        *(url(URI[:-300]), url(f"data:image/svg+xml;base64,{svg}"), url("http://127.0.0.1:1/a.png")),
-        *(url("http://169.254.169.254/latest/meta-data"), url("file:///etc/passwd"), url("/etc/passwd")),
-        *(url("https://a@example.org/"), url("gopher://a"), url(""), url(5), url(None), url([URI])),
-        *(url("data:image/png;base64,"), url("data:image/png,abc"), url("data:" + "a" * 5000), url("\0")),
-        *(url("data:image/png;base64," + "A" * (44 << 20)), url(URI + "#"), question({"type": "image"})),
-        question({"type": "input_image", "file_id": "file-1"}),
-        question({"type": "image", "source": {"type": "file", "file_id": "x"}}),
-        {"messages": [{"role": "user", "content": [PART] * 50}]},
-        {"messages": [{"role": "user", "content": "Hi", "images": [1]}]},
-    ]
-    for body in parts:
+    for _, body, *_ in wrong_images():
         yield "/v1/chat/completions", body
+    part = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}]
     for path in ("/v1/messages", "/api/chat"):
-        yield path, url("file:///etc/passwd") | {"max_tokens": 5}
-    yield "/v1/responses", {"input": url("file:///etc/passwd")["messages"]}
+        yield path, {"messages": messages, "max_tokens": 5}
+    yield "/v1/responses", {"input": messages}
     yield "/api/generate", {"prompt": "Hi", "images": ["#"]}
     for prompt in (
         {"prompt_string": "Hi", "multimodal_data": [b64(A)]},
