@@ -160,6 +160,12 @@ class Served:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [opened]})
         self._thread.start()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
     def stop(self):
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
@@ -179,9 +185,8 @@ def browser():
 
 @pytest.fixture
 def served():
-    started = Served()
-    yield started
-    started.stop()
+    with Served() as started:
+        yield started
 
 
 @pytest.fixture

@@ -314,8 +314,7 @@ def test_a_narrow_window(open_page):
 
 
 def test_a_key(open_page, browser):
-    served = Served(api_key="secret")
-    try:
+    with Served(api_key="secret") as served:
         page = open_page(served.address, allowed=("401", "ERR_CONNECTION"))
         page.wait_for_selector("#key[open]")
         page.fill("#key input", "wrong")
@@ -328,8 +327,6 @@ def test_a_key(open_page, browser):
         page.reload()
         page.wait_for_selector("#model:has-text('scripted')")  # kept for the tab
         ask(page, "two")
-    finally:
-        served.stop()
 
 
 def test_models_that_are_being_loaded(open_page, served):

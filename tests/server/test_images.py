@@ -94,9 +94,8 @@ def seeing(specdec, files, pictures):
         "--image-urls",
         f"example.org,{pictures[0]}",
     ]
-    started = Server(specdec, model, "--mmproj", projector, *options)
-    yield started
-    started.stop()
+    with Server(specdec, model, "--mmproj", projector, *options) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

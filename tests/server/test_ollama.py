@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -473,13 +472,8 @@ def test_vs_code(server):
         assert server.post("/v1/chat/completions", body).json()["choices"]
 
 
-@contextmanager
 def one_model(specdec, models, *options):
-    server = Server(specdec, models[0], "--draft", "none", "--ctx", 512, "--parallel", 1, *options)
-    try:
-        yield server
-    finally:
-        server.stop()
+    return Server(specdec, models[0], "--draft", "none", "--ctx", 512, "--parallel", 1, *options)
 
 
 def test_a_model_alone_with_an_alias_and_a_key(specdec, models):

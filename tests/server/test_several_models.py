@@ -212,27 +212,21 @@ def test_keep_alive(served):
 
 
 def test_one_model_may_be_unloaded(specdec, paths):
-    server = start(specdec, paths[:1], "--keep-alive", "300ms")
-    try:
+    with start(specdec, paths[:1], "--keep-alive", "300ms") as server:
         wait_until(lambda: not engines(server))
         assert answer(server, "any name")
-    finally:
-        server.stop()
 
 
 def test_a_model_that_cannot_be_loaded(specdec, paths, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(paths[0].read_bytes()[:-1000])
-    server = start(specdec, [*paths[:1], broken])
-    try:
+    with start(specdec, [*paths[:1], broken]) as server:
         for _ in range(2):
             response = server.post("/v1/chat/completions", LONG | {"model": "broken"})
             assert response.status_code == 500
             assert "broken cannot be loaded: " in response.json()["error"]["message"]
             assert answer(server, "first")
         assert status(server) == {"first": "loaded", "broken": "not loaded"}
-    finally:
-        server.stop()
 
 
 def test_a_crash_of_one(served):

@@ -19,9 +19,8 @@ ENDLESS = {"prompt": "one two", "n_predict": 100_000, "stream": True, "speculati
 @pytest.fixture(scope="module")
 def one_row(specdec, models):
     options = ["--draft", models[1], "--ctx", 1 << 15, "--parallel", 1, "--queue", 1]
-    started = Server(specdec, models[0], *options)
-    yield started
-    started.stop()
+    with Server(specdec, models[0], *options) as started:
+        yield started
 
 
 @pytest.fixture
@@ -135,8 +134,7 @@ def test_sixteen_clients_wait_for_long_prompts(specdec, models):
 
 
 def test_errors_name_fields_and_not_options(specdec, models):
-    started = Server(specdec, models[0], "--draft", "none", "--ctx", 512)
-    try:
+    with Server(specdec, models[0], "--draft", "none", "--ctx", 512) as started:
         for speculative in ({"proposer": "draft"}, {"shape": "tree"}, {"shape": "beam"}):
             (field,) = speculative
             response = started.post("/v1/completions", {"prompt": "a", "speculative": speculative})
@@ -144,8 +142,6 @@ def test_errors_name_fields_and_not_options(specdec, models):
             message = response.json()["error"]["message"]
             assert f'"{field}"' in message
             assert "--" not in message
-    finally:
-        started.stop()
 
 
 def test_texts_and_control_tokens(server):
