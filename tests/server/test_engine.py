@@ -120,19 +120,15 @@ async def test_answers_are_those_of_a_session(arguments):
     assert "--" not in str(long[-1].error)  # a client knows no options
 
 
-def test_the_next_turn_of_a_chat_is_in_the_cache(arguments):
+async def test_the_next_turn_of_a_chat_is_in_the_cache(arguments):
     """Even where other chats come between, and although the client sends text and not tokens."""
-
-    async def main():
-        async with running(arguments) as engine:
-            first = [text((await collect(engine.answer([chat(q)])))[0]) for q in ("one", "two")]
-            second = [
-                (await collect(engine.answer([chat(q, answer, "more")])))[0]
-                for q, answer in zip(("one", "two"), first, strict=True)
-            ]
-            return [events[0] for events in second]
-
-    for started in asyncio.run(main()):
+    async with running(arguments) as engine:
+        first = [text((await collect(engine.answer([chat(q)])))[0]) for q in ("one", "two")]
+        second = [
+            (await collect(engine.answer([chat(q, answer, "more")])))[0]
+            for q, answer in zip(("one", "two"), first, strict=True)
+        ]
+    for started, *_ in second:
         assert started.n_cached > 24  # the answer, too
         assert started.n_prompt - started.n_cached < 20
 
@@ -208,20 +204,17 @@ async def test_a_prompt_that_takes_long_delays_no_other_and_ends_with_its_client
             assert text((await collect(engine.answer([long("quick")])))[0])  # its thread is free
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
     """And more messages than tokens."""
-
-    async def main():
-        async with running(arguments) as engine:
-            requests = [
-                AnswerRequest(GREEDY, prompt=" " * 8_000_000),
-                AnswerRequest(GREEDY, prompt="a" * 4_000_000, suffix="a" * 4_000_000),
-                chat("a" * 8_000_000),
-                chat(*["a"] * 4097),
-            ]
-            return await collect(engine.answer(requests))
-
-    for (refused,), what in zip(asyncio.run(main()), ["more than"] * 3 + ["4097 messages"], strict=True):
+    requests = [
+        AnswerRequest(GREEDY, prompt=" " * 8_000_000),
+        AnswerRequest(GREEDY, prompt="a" * 4_000_000, suffix="a" * 4_000_000),
+        chat("a" * 8_000_000),
+        chat(*["a"] * 4097),
+    ]
+    async with running(arguments) as engine:
+        found = await collect(engine.answer(requests))
+    for (refused,), what in zip(found, ["more than"] * 3 + ["4097 messages"], strict=True):
         assert isinstance(refused.error, ContextOverflow)
         assert what in str(refused.error)
         assert "but the context has 4096" in str(refused.error)
@@ -448,19 +441,13 @@ def test_grammars_are_compiled_beside_running_answers(arguments, monkeypatch):
     assert all(name.startswith("prepare") for name in threads)
 
 
-def test_what_may_be_refused_is_known_until_it_is_checked(arguments):
+async def test_what_may_be_refused_is_known_until_it_is_checked(arguments):
     """The headers of a stream wait for that: see `responding`."""
     grammar = replace(GREEDY, grammar='root ::= "a"')
-
-    async def main():
-        async with running(arguments) as engine:
-            short, long, constrained = (
-                engine.answer([AnswerRequest(settings, prompt=prompt)])
-                for settings, prompt in ((GREEDY, "one"), (GREEDY, "many " * 3000), (grammar, "one"))
-            )
-            before = [answers.unchecked == {*answers.ids} for answers in (short, long, constrained)]
-            ends = [(await collect(answers))[0][-1] for answers in (short, long, constrained)]
-            assert all(isinstance(event, Ended) for event in ends)
-            return before, [answers.unchecked for answers in (short, long, constrained)]
-
-    assert asyncio.run(main()) == ([False, True, True], [set()] * 3)
+    asked = ((GREEDY, "one"), (GREEDY, "many " * 3000), (grammar, "one"))
+    async with running(arguments) as engine:
+        several = [engine.answer([AnswerRequest(settings, prompt=prompt)]) for settings, prompt in asked]
+        assert [answers.unchecked == {*answers.ids} for answers in several] == [False, True, True]
+        ends = [(await collect(answers))[0][-1] for answers in several]
+        assert all(isinstance(event, Ended) for event in ends)
+        assert [answers.unchecked for answers in several] == [set()] * 3

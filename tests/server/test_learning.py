@@ -342,7 +342,7 @@ async def test_a_round_without_a_version_is_not_repeated(home, main, versions, l
         await world.until(lambda: len(starts(home)) == 2)
 
 
-def test_what_cannot_be_trained(home, main, monkeypatch):
+async def test_what_cannot_be_trained(home, main, monkeypatch):
     draft = home / "small.gguf"
     draft.write_bytes(b"no head")
 
@@ -360,13 +360,13 @@ def test_what_cannot_be_trained(home, main, monkeypatch):
     class WithLayers(ScriptedEngine):
         draft_path = main
 
-    assert asyncio.run(state(WithDraft)) == (
+    assert await state(WithDraft) == (
         ", as small.gguf drafts, which is no EAGLE-3 head: give --draft none or such a head"
     )
-    assert "own layers for multi-token prediction draft" in asyncio.run(state(WithLayers))
-    assert "on other machines" in asyncio.run(state(session={"workers": ["a:1"]}))
+    assert "own layers for multi-token prediction draft" in await state(WithLayers)
+    assert "on other machines" in await state(session={"workers": ["a:1"]})
     pretend_torch(monkeypatch, False)
-    assert asyncio.run(state()).startswith(", as training a head needs PyTorch: run ")
+    assert (await state()).startswith(", as training a head needs PyTorch: run ")
 
 
 async def test_models_that_do_not_learn(home, main):
@@ -403,7 +403,7 @@ async def test_nothing_outlives_the_server(home, main):
     assert not (HeadVersions(main).folder / "training.json").exists()
 
 
-def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
+async def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
     """A process with a session of its own is not the server's to end."""
     daemon = "import time; time.sleep(60)"
     script = (
@@ -411,16 +411,13 @@ def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
         f" file=open({str(home / 'daemon')!r}, 'w'), flush=True)\ntell('progress', share=0.5)\n{FOREVER}"
     )
 
-    async def test():
-        world = World(main, script)
+    world = World(main, script)
+    try:
         await world.served.start()
         world.training.start()
         await world.until(lambda: "50%" in world.state)
         await world.training.stop()
         await world.served.stop()
-
-    try:
-        asyncio.run(test())
     finally:
         psutil.Process(int((home / "daemon").read_text())).kill()
 
@@ -456,7 +453,7 @@ def test_a_child_ends_when_its_server_is_killed(home, main, how):
         child.wait(5)
 
 
-def test_a_child_that_was_left_behind_is_ended_by_the_next_server(home, main, versions):
+async def test_a_child_that_was_left_behind_is_ended_by_the_next_server(home, main, versions):
     """As where the kernel does not wake an orphan, and its closed input does not end it."""
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
@@ -466,16 +463,12 @@ def test_a_child_that_was_left_behind_is_ended_by_the_next_server(home, main, ve
     try:
         for process, began in ((left, 0.0), (other, -100.0)):  # a process with the number of an earlier one
             record.write_text(json.dumps([process.pid, psutil.Process(process.pid).create_time() + began]))
-
-            async def test():
-                world = World(main, FOREVER, n_answers=0)
-                await world.served.start()
-                world.training.start()
-                await world.until(lambda: not record.exists())
-                await world.training.stop()
-                await world.served.stop()
-
-            asyncio.run(test())
+            world = World(main, FOREVER, n_answers=0)
+            await world.served.start()
+            world.training.start()
+            await world.until(lambda: not record.exists())
+            await world.training.stop()
+            await world.served.stop()
         assert left.wait(5) == -signal.SIGKILL
         assert other.poll() is None
     finally:
