@@ -286,7 +286,7 @@ NUMBERS = st.integers() | st.floats() | st.sampled_from([1e308, 5e-324, 10**400,
 SIZES = st.integers(0, 200).map(str) | st.sampled_from(["-1", "1.5", "9" * 400, "1e5", "x", "", " 7", "٣"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seconds=st.dictionaries(SIZES, NUMBERS | st.floats(0, 10), max_size=6))
 def test_no_file_gives_impossible_costs(tiny_path, own_cache, seconds):
     known = Conditions(tiny_path, ON_CPU, 1, 128)

@@ -53,7 +53,7 @@ def constraint(n_vocab, allowed, kind=FakeState, text=()):
     return made
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     how=HOW,
     n_vocab=st.sampled_from([5, 300, 1000]),

@@ -78,13 +78,13 @@ def use(make):
     return accepted
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(mutated(CORPUS))
 def test_a_mutated_grammar_is_used_or_refused_in_one_line(text):
     use(lambda: Grammar.from_gbnf(VOCABULARY, text))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mutated(PATTERNS), st.sampled_from(["pattern", "patternProperties", "propertyNames"]))
 def test_a_mutated_pattern_is_used_or_refused_in_one_line(pattern, key):
     schema = {"pattern": {"pattern": pattern}, "patternProperties": {"patternProperties": {pattern: True}}}
@@ -106,7 +106,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(mutated(SCHEMAS) | ANY.map(json.dumps))
 def test_any_json_and_mutated_schemas_are_used_or_refused_in_one_line(text):
     use(lambda: Grammar.from_json_schema(VOCABULARY, text))

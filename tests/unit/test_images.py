@@ -458,7 +458,7 @@ FILES = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from(FILES),
     st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=4),

@@ -166,7 +166,7 @@ COMPARE = {
 NUMBER = st.integers(-1200, 1200) | st.integers(-(2**53), 2**53) | st.decimals(-100, 100, places=2).map(float)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["integer", "number"]),
     st.dictionaries(st.sampled_from(list(COMPARE)), NUMBER, min_size=1),

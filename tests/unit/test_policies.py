@@ -358,7 +358,7 @@ SAMPLINGS = {
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     case=st.sampled_from(sorted(CASES)),
     mode=st.sampled_from(["coupled", "greedy"]),

@@ -129,7 +129,7 @@ def parts(proposal):
             yield nodes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(trees(), min_size=2, max_size=3),
     st.sampled_from([LINEAR, STEP, {1: 1.0, 64: 1.0}, {1: 1.0, 2: 2.0, 64: 64.0}]),

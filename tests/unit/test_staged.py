@@ -263,7 +263,7 @@ class Garbage:
         return Proposal.chain(next(self.found))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     found=st.lists(st.lists(st.integers(-2, 11), max_size=12), min_size=1, max_size=6),
     prompts=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=20), min_size=1, max_size=3),

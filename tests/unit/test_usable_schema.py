@@ -173,7 +173,7 @@ _SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_SCHEMAS)
 def test_what_is_used_is_valid_and_enforced_or_named(schema):
     """No schema with a mistake is used, and no keyword is lost without a warning."""
