@@ -1,7 +1,7 @@
 """A head as it is written into a GGUF file, whatever the layout it was converted from."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,9 @@ class ConvertedHead:
             main model's, and is not among them.
         tensors: by llama.cpp's names, such as ``blk.0.attn_q.weight``.
         mask: the mask token of heads that draft blocks.
+        arrays: long arrays of the header, int32 or float32, by names without the architecture.
+        rest: a second model, which follows in the same file: see `spec_local.llama.heads.later_layers`.
+            It has no tokenizer.
     """
 
     architecture: str
@@ -50,6 +53,8 @@ class ConvertedHead:
     fields: Mapping[str, Value]
     tensors: Mapping[str, HeadTensor]
     mask: int | None = None
+    arrays: Mapping[str, NDArray[np.int32] | NDArray[np.float32]] = field(default_factory=dict)
+    rest: "ConvertedHead | None" = None
 
 
 def draft_tokens(checkpoint: Checkpoint, name: str, n_vocab: int) -> HeadTensor:

@@ -1,6 +1,7 @@
 """Write a converted head as a GGUF file, and check that llama.cpp can use it with its main model."""
 
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -44,13 +45,20 @@ def write_head(
     if kind not in KINDS:
         raise InvalidRequest(f"kind is {kind!r}: give one of {', '.join(KINDS)}")
     with saving(path) as temporary:
-        room, free = sum(n for _, _, n in _sizes(head, kind)), shutil.disk_usage(temporary.parent).free
+        models = [head, head.rest, head.rest] if head.rest else [head]  # the rest is copied
+        room = sum(n for model in models for _, _, n in _sizes(model, kind))
+        free = shutil.disk_usage(temporary.parent).free
         if room > free:
             raise InvalidRequest(
                 f"the head needs {format_size(room)} and {temporary.parent} has {format_size(free)} free: "
                 "free some space, or give a path on another disk"
             )
         _write(temporary, head, main, kind, origin)
+        if head.rest:
+            with tempfile.TemporaryDirectory(dir=temporary.parent) as folder:
+                _write(Path(folder, "rest.gguf"), head.rest, None, kind, {})
+                with open(temporary, "ab") as file, open(Path(folder, "rest.gguf"), "rb") as rest:
+                    shutil.copyfileobj(rest, file)
         try:
             with closing(open_header(temporary)) as written:
                 choose_head(main, written)
@@ -60,7 +68,8 @@ def write_head(
     return path
 
 
-def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, str]) -> None:
+def _write(path: Path, head: ConvertedHead, main: Model | None, kind: str, origin: Mapping[str, str]) -> None:
+    """Write a model, with the tokenizer of the main model, or without one."""
     import gguf  # takes 0.1 s
 
     writer = gguf.GGUFWriter(path, head.architecture)
@@ -71,9 +80,14 @@ def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapp
             _add(writer, name, value)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
-        _copy_tokenizer(writer, main.path)
+        if main:
+            _copy_tokenizer(writer, main.path)
+        else:
+            writer.add_tokenizer_model("none")
         if head.mask is not None:
             writer.add_mask_token_id(head.mask)
+        for name, values in head.arrays.items():  # last, as `gguf_header` reads the beginning only
+            writer.add_array(f"{head.architecture}.{name}", values.tolist())
         for name, raw, n_bytes in _sizes(head, kind):
             # The package computes the shape from that of the bytes.
             shape: tuple[int, ...] = head.tensors[name].shape

@@ -30,6 +30,10 @@ def _read(path: Path) -> dict[str, Any]:
     model = Model(path, weights=False)
     if not model.is_head:  # a head may have no tokenizer, which it does not need
         model.vocabulary.exercise()
+    if model.n_later:
+        from spec_local.llama.heads.later_layers import LaterModel  # imports most of this package
+
+        LaterModel(model, weights=False)
     return {"size": model.size, "kv": model.kv_bytes(1)}
 
 

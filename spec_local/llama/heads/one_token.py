@@ -120,7 +120,7 @@ class OneTokenContext(HeadContext):
         try:
             self._encode(calls)
             self._fill_batch(ordered)
-            self._evaluate(self._batch, calls)
+            self._evaluate(self._batch, ordered)
             found = self._results(ordered)
         except BaseException:  # the call failed, or a signal handler interrupted it
             for call in calls:
