@@ -4,18 +4,23 @@ The first layer is that of `tests.tiny_heads`; later ones add a little noise to 
 checkpoints and converted. In a block, attention predicts the first draft token only.
 """
 
+from contextlib import closing
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-from spec_local.conversion.convert import convert_head
+from spec_local.conversion import eagle
+from spec_local.conversion.checkpoint import Checkpoint
+from spec_local.conversion.writer import _write
+from spec_local.llama.model import Model
 from tests.checkpoints import write_checkpoint
-from tests.tiny_heads import _NOISE, LAYERS, N_EMBD, eagle_matrices
+from tests.tiny_heads import _NOISE, N_EMBD, eagle_matrices
 from tests.torch_eagle import TinyEagle, layer_shapes
 
 MASK, SIZE = 44, 6
 """The mask token, and the draft tokens of a block."""
+_LAYERS = (2, 3, 4)  # whose inputs the head reads; a list that begins with 1 would be one of outputs
 _N_HEADS = 2
 _NAMES = {
     **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
@@ -50,21 +55,23 @@ def layered_eagle(kind: str = "layered") -> TinyEagle:
         "num_key_value_heads": _N_HEADS,
         "num_hidden_layers": n_layers,
         "rms_norm_eps": 1e-5,
-        "eagle_aux_hidden_state_layer_ids": list(LAYERS),
+        "eagle_aux_hidden_state_layer_ids": list(_LAYERS),
         "speculators_config": {"proposal_methods": [{"speculative_tokens": SIZE}]},
     }
     if kind != "layered":
         tensors["mask_hidden"] = rng.normal(size=(1, 3 * N_EMBD)).astype(np.float32)
         config["ptd_token_id"] = MASK
     settings = {"eps": 1e-5, "n_layers": n_layers, "n_heads": _N_HEADS, "n_kv": _N_HEADS, "mask": MASK}
-    return TinyEagle(config, tensors, LAYERS, settings)
+    return TinyEagle(config, tensors, _LAYERS, settings)
 
 
 def write_layered_eagle(path: Path | str, main: Path, kind: str = "layered") -> Path:
     """Write the file of a head for a main model in F32."""
-    head = layered_eagle(kind)
+    head, path = layered_eagle(kind), Path(path)
     folder = write_checkpoint(Path(f"{path}-folder"), head.config, head.tensors)
-    return convert_head(folder, main, Path(path), "F32")
+    with closing(Model(main, weights=False)) as header:
+        _write(path, eagle.convert(Checkpoint(folder), header), header, "F32", {})
+    return path
 
 
 class ReferenceLayeredHead:

@@ -17,7 +17,10 @@ from spec_local.system.files import check_target
 
 _LAYOUTS = (eagle, block, mtp)
 """Each with `recognizes` and `convert`; the first that recognizes a folder converts it."""
-_OF_HEADS = ("draft_vocab_size", "eagle_config", "dflash_config", "speculators_model_type")
+_OF_HEADS = (
+    *("draft_vocab_size", "eagle_config", "dflash_config", "speculators_model_type"),
+    *("ptd_token_id", "parallel_drafting"),
+)
 _NAMES = re.compile(r"eagle|dflash|dspark|speculator", re.IGNORECASE)  # in the names of architectures
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of a part of a split model
 

@@ -54,11 +54,6 @@ def write_head(
                 "free some space, or give a path on another disk"
             )
         _write(temporary, head, main, kind, origin)
-        if head.rest:
-            with tempfile.TemporaryDirectory(dir=temporary.parent) as folder:
-                _write(Path(folder, "rest.gguf"), head.rest, None, kind, {})
-                with open(temporary, "ab") as file, open(Path(folder, "rest.gguf"), "rb") as rest:
-                    shutil.copyfileobj(rest, file)
         try:
             with closing(open_header(temporary)) as written:
                 choose_head(main, written)
@@ -69,7 +64,7 @@ def write_head(
 
 
 def _write(path: Path, head: ConvertedHead, main: Model | None, kind: str, origin: Mapping[str, str]) -> None:
-    """Write a model, with the tokenizer of the main model, or without one."""
+    """Write a model and its rest, with the tokenizer of the main model, or without one."""
     import gguf  # takes 0.1 s
 
     writer = gguf.GGUFWriter(path, head.architecture)
@@ -104,6 +99,11 @@ def _write(path: Path, head: ConvertedHead, main: Model | None, kind: str, origi
             writer.write_tensor_data(_values(name, head.tensors[name], raw))
     finally:
         writer.close()
+    if head.rest:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            _write(Path(folder, "rest.gguf"), head.rest, None, kind, {})
+            with open(path, "ab") as file, open(Path(folder, "rest.gguf"), "rb") as rest:
+                shutil.copyfileobj(rest, file)
 
 
 def _values(name: str, tensor: HeadTensor, raw: "GGMLQuantizationType") -> NDArray[Any]:

@@ -98,10 +98,10 @@ def test_logits_of_a_block_are_those_of_pytorch(open_pair, matrices, layout):
     for n in (2, 3, 20, len(PROMPT)):
         for n_before in (0, n // 2):
             head.truncate(0)
-            for start, end in ((0, n_before), (n_before, n - 1)):
-                head.receive(start, PROMPT[start:end], states[start:end])
-                if end == n_before:
-                    run(head.call(PROMPT[:end], n_logits=0)) if end else None
+            if n_before:
+                head.receive(0, PROMPT[:n_before], states[:n_before])
+                run(head.call(PROMPT[:n_before], n_logits=0))
+            head.receive(n_before, PROMPT[n_before : n - 1], states[n_before : n - 1])
             rows = [run(head.call(PROMPT[len(head.cached) : n], n_logits=1, n_draft=4))[0].copy()]
             rows += [run(head.call([token], n_logits=1))[0].copy() for token in DRAFTED]
             agree(rows, reference.block(matrices[0], PROMPT[:n], states[: n - 1], 4))
@@ -140,8 +140,8 @@ def test_a_file_that_ends_after_its_first_layer(open_pair, main_path, tmp_path):
     [
         (b"eagle3.later_layers", 3, "2 layers instead of 3 after the first one"),
         (b"eagle3.block_size", 0, "incomplete P-EAGLE head"),
-        (b"llama.rope.dimension_count", 8, "attention heads that are not rotated as a whole"),
-        (b"llama.vocab_size", 299, None),
+        (b"llama.rope.dimension_count", 8, "invalid n_rot"),
+        (b"llama.vocab_size", 299, "wrong shape"),
     ],
 )
 def test_fields_that_llama_cpp_would_not_survive(open_pair, tmp_path, before, after, why):

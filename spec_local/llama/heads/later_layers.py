@@ -72,13 +72,12 @@ class LaterModel(Model):
     def _difference(self, head: Model) -> str | None:
         """Return why it does not continue the first layer; llama.cpp would abort the process."""
         n_vocab, n_rows = head.vocabulary.n_tokens, self.vocabulary.n_tokens
-        width = self.number("attention.key_length")
         if self.architecture != "llama" or self.n_embd != head.n_embd:
             return f"{self.architecture} of width {self.n_embd} after a layer of width {head.n_embd}"
         if self.n_layers != head.n_later:
             return f"{self.n_layers} layers instead of {head.n_later} after the first one"
-        if width != self.number("rope.dimension_count") or width != self.number("attention.value_length"):
-            return "attention heads that are not rotated as a whole"
+        if self.number("attention.key_length") != self.number("attention.value_length"):
+            return "keys and values of different widths"
         if self.rows is None:
             return None if n_rows == n_vocab else f"{n_rows} tokens against {n_vocab}"
         is_within = self.rows.dtype == np.int32 and self.rows.min() >= 0 and self.rows.max() < n_vocab
@@ -235,14 +234,16 @@ class WithLaterLayers(HeadContext):
                 n_outputs=n_outputs,
                 returns_states=returns_states,
             )
-        finally:
-            model.close()  # freed with the context
+        except BaseException:
+            model.close()
+            raise
         self.saved = _SavedTwice(self, self.later, n_sequences - 1)
 
     def close(self) -> None:
         """See `NativeContext.close`."""
         if self.later:
             self.later.close()
+            self.later.model.close()
         super().close()
 
     def copy(self, source: int, seq_id: int, start: int, end: int) -> None:
