@@ -3,7 +3,7 @@
 They have the same tensors under slightly different names, and settings in different places. What they mean
 is in llama.cpp's src/models/eagle3.cpp. llama.cpp rotates adjacent values of queries and keys, PyTorch
 those of the two halves, so that their rows are put in another order. The layers after the first one become a
-model of their own: see `spec_local.llama.heads.later_layers`.
+model of their own: see `spec_local.llama.later_model`.
 """
 
 import re

@@ -44,7 +44,7 @@ class ConvertedHead:
         tensors: by llama.cpp's names, such as ``blk.0.attn_q.weight``.
         mask: the mask token of heads that draft blocks.
         arrays: long arrays of the header, int32 or float32, by names without the architecture.
-        rest: a second model, which follows in the same file: see `spec_local.llama.heads.later_layers`.
+        rest: a second model, which follows in the same file: see `spec_local.llama.later_model`.
             It has no tokenizer.
     """
 

@@ -17,7 +17,8 @@ from spec_local.llama import runtime
 
 _ARRAY = 9  # GGUF_TYPE_ARRAY
 _ALIGNMENT = 32  # bytes, of the position of a second model in a file
-_ARRAYS = {5: np.int32, 6: np.float32}  # types of the arrays that `array` reads, by GGUF's number
+# Types of the arrays that `array` reads, by GGUF's number.
+_ARRAYS: dict[int, Any] = {5: np.int32, 6: np.float32}
 _LAYER = re.compile(r"blk\.(\d+)\.")
 # Types of metadata that are integers or booleans, by GGUF's number.
 _INTEGERS: dict[int, Any] = {

@@ -281,7 +281,7 @@ class Model:
 
     @functools.cached_property
     def n_later(self) -> int:
-        """Number of layers in a second model of a head's file: see `spec_local.llama.heads.later_layers`."""
+        """Number of layers in a second model of a head's file: see `spec_local.llama.later_model`."""
         return (self.number("later_layers") or 0) if self.is_head else 0
 
     @functools.cached_property

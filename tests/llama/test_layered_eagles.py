@@ -21,7 +21,7 @@ from tests.llama.test_heads import NOISE, PROMPT, Pair
 from tests.tiny_heads import write_tiny_main
 from tests.torch_eagle import MASK, tiny_layered_eagles
 
-pytestmark = pytest.mark.usefixtures("f32_caches")
+pytestmark = pytest.mark.usefixtures("f32_caches", "unchecked_headers")
 
 HEADS = tiny_layered_eagles()
 PARALLEL = [name for name in HEADS if name.startswith("P-EAGLE")]
@@ -105,6 +105,38 @@ def test_logits_of_a_block_are_those_of_pytorch(open_pair, matrices, layout):
             rows = [run(head.call(PROMPT[len(head.cached) : n], n_logits=1, n_draft=4))[0].copy()]
             rows += [run(head.call([token], n_logits=1))[0].copy() for token in DRAFTED]
             agree(rows, reference.block(matrices[0], PROMPT[:n], states[: n - 1], 4))
+
+
+@pytest.mark.parametrize("layout", ["vLLM", "P-EAGLE", "P-EAGLE, one layer"])
+@pytest.mark.parametrize("n_kept", [0, 1, 10, 20, 30, len(PROMPT) - 1])
+def test_rows_share_what_they_have_read(open_pair, layout, n_kept):
+    """Entries in the caches, and states that are not in them yet; the logits are those of a row of its own.
+
+    Of a text that branches off within the entries, the state of the last common token is needed again.
+    """
+    pair = open_pair(HEADS[layout])
+    mains, (a, b) = pair.open(2)
+    other = [*PROMPT[:n_kept], 33, 44]
+    run(mains[0].call(PROMPT[:20], n_logits=0))
+    a.receive(0, PROMPT[:20], mains[0].states(range(20)))
+    run(a.call(PROMPT[:20], n_logits=0))
+    run(mains[0].call(PROMPT[20:-1], n_logits=0))
+    a.receive(20, PROMPT[20:-1], mains[0].states(range(len(PROMPT) - 21)))
+    for row, main in ((b, mains[1]), (a, mains[0])):
+        row.reuse(other)
+        n = row.n_received
+        assert row is a or n == (n_kept if n_kept >= 20 else max(0, n_kept - 1))
+        main.truncate(0)
+        run(main.call(other[:-1], n_logits=0))
+        row.receive(n, other[n:-1], main.states(range(n, len(other) - 1)))
+        found = run(row.call(other[len(row.cached) :], n_logits=1))[0].copy()
+        row.truncate(0)
+        row.receive(0, other[:-1], main.states(range(len(other) - 1)))
+        expected = run(row.call(other, n_logits=1))[0]
+        known = np.isfinite(expected)
+        assert np.allclose(found[known], expected[known], atol=NOISE)
+        if row is b:
+            row.truncate(0)
 
 
 @pytest.mark.parametrize("layout", ["vLLM", "P-EAGLE"])

@@ -3,7 +3,7 @@
 An encoder fuses the outputs of three layers of the main model into one vector. A decoder, usually of one
 layer, reads it together with the next token. The head uses the main model's token embeddings unless it has
 its own, and often has an output matrix for a part of the vocabulary only (the draft vocabulary); logits of
-the other tokens are −∞. Further layers follow in the same file: see `spec_local.llama.heads.later_layers`.
+the other tokens are −∞. Further layers follow in the same file: see `spec_local.llama.later_model`.
 
 P-EAGLE heads, which draft several tokens in one call, are in `spec_local.llama.heads.parallel_eagle`.
 """
@@ -20,10 +20,11 @@ from spec_local.llama.context import CACHE_TYPES, LlamaContext
 from spec_local.llama.gguf_tensors import has_tensor
 from spec_local.llama.heads.base import HeadContext
 from spec_local.llama.heads.fit import difference, layer_inputs
-from spec_local.llama.heads.later_layers import LaterModel, WithLaterLayers
+from spec_local.llama.heads.later_layers import WithLaterLayers
 from spec_local.llama.heads.one_token import OneTokenContext, OneTokenSequence
 from spec_local.llama.heads.states import ReceivedStates
 from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.later_model import LaterModel
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import Batch, OutputView
 from spec_local.llama.sequence import LlamaSequence
