@@ -33,7 +33,8 @@ class TinyEagle:
         for token in [None, *drafted]:
             if token is not None:
                 tokens.append(token)
-                pairs = torch.cat([pairs, output[-1:]])
+                read = self._norm("norm", output[-1:]) if self.settings.get("norms_output") else output[-1:]
+                pairs = torch.cat([pairs, read])
             output = self._decoded(torch.tensor(self._own("embed_tokens", embeddings))[tokens], pairs)
             found.append(self._predicted(output[-1]))
         return np.array(found)
@@ -63,9 +64,12 @@ class TinyEagle:
         return rms_norm(values, weight.shape, weight, self.settings.get("eps", 1e-6))
 
     def _fused(self, states):
-        return self._linear(
-            "fc", self._norm("input_norm", states) if self.settings.get("norms_input") else states
-        )
+        if self.settings.get("norms_input"):
+            states = self._norm("input_norm", states)
+        if self.settings.get("norms_each"):
+            parts = enumerate(states.chunk(3, -1))
+            states = torch.cat([self._norm(f"fc_norm.{i}", part) for i, part in parts], -1)
+        return self._linear("fc", states)
 
     def _decoded(self, embeddings, states):
         normed = self._norm("hidden_norm", states)
@@ -172,7 +176,8 @@ def _tensors(prefix, head=16, own=(), drafts_all=False, width=N_EMBD, later=()):
         "norm": (width,),
         "lm_head": (N_VOCAB if drafts_all else N_DRAFTED, width),
     }
-    shapes |= {name: (3 * N_EMBD,) if "norm" in name else (N_VOCAB, width) for name in own}
+    sizes = {"embed_tokens": (N_VOCAB, width), "input_norm": (3 * N_EMBD,)}
+    shapes |= {name: sizes.get(name, (N_EMBD,)) for name in own}
     if later:
         del shapes[f"{later[-1]}hidden_norm"]  # which vLLM's layers have, and do not use
     found = {}
@@ -214,6 +219,7 @@ def _masked(tensors, shape=(1,)):
 
 
 MASK = 44
+_NORMS = [f"fc_norm.{i}" for i in range(3)]
 
 
 def tiny_layered_eagles() -> dict[str, TinyEagle]:
@@ -243,6 +249,21 @@ def tiny_layered_eagles() -> dict[str, TinyEagle]:
             _tensors("layers.0.", later=["layers.1."]),
             (1, 3, 6),
             {"n_layers": 2, "scaling": _LLAMA3, "norms_residual": True, **eps},
+        ),
+        "EAGLE-3.1": TinyEagle(
+            {**vllm, "num_hidden_layers": 1, "fc_norm": True, "norm_output": True},
+            _tensors("layers.0.", own=_NORMS),
+            settings={"norms_each": True, "norms_output": True, **eps, **base},
+        ),
+        "EAGLE-3.1, three layers": TinyEagle(
+            {**vllm, "fc_norm": True, "norm_output": True},
+            _tensors("layers.0.", own=_NORMS, later=later),
+            settings={"norms_each": True, "norms_output": True, **three, **base},
+        ),
+        "P-EAGLE, EAGLE-3.1": TinyEagle(
+            {**vllm, "pard_token": MASK, "fc_norm": True, "norm_output": True},
+            _masked(_tensors("layers.0.", own=_NORMS, later=later)),
+            settings={"mask": MASK, "norms_each": True, **three, **base},
         ),
         "P-EAGLE": TinyEagle(
             {**whole, "ptd_token_id": MASK},

@@ -30,6 +30,7 @@ _LATER = re.compile(r"layers\.(\d{1,4})\.")
 # The norm of the state is of the first layer only; vLLM's class has it in all of them.
 _NOT_NEEDED = re.compile(r"t2d|d2t|(.*\.)?rotary_emb\.inv_freq|layers\.\d+\.hidden_norm\.weight")
 _MASK = "mask_hidden"
+_NORMS = tuple(f"fc_norm.{i}.weight" for i in range(_N_LAYERS_READ))
 _DEPTH = 8  # draft tokens of a block, where it is not stated: published heads were trained for 8 and 10
 _PER_TOKEN = {"embed_tokens.weight", "lm_head.weight"}
 
@@ -55,8 +56,8 @@ class _Settings(BaseModel):
     embed_requires_grad: bool = True
     use_sliding_window: bool = False
     layer_types: list[str] = []
-    fc_norm: Literal[False] = False
-    norm_output: Literal[False] = False
+    fc_norm: bool = False
+    norm_output: bool = False
     logit_scale: Annotated[float, Field(ge=1, le=1)] = 1.0
     use_aux_hidden_state: Literal[True] = True
     use_input_layernorm_in_first_layer: Literal[True] = True
@@ -144,6 +145,8 @@ class _Eagle:
             "norm_before_residual": self._norm_before_residual(),
             "norm_before_fc": "input_norm.weight" in self._names,
         }
+        if _NORMS[0] in self._names:
+            fields["norm_states"] = True
         tensors = self._tensors(self._first(shape), shape, rotation)
         tokens, arrays = None, dict[str, NDArray[np.int32] | NDArray[np.float32]]()
         if "d2t" in self._names:
@@ -166,7 +169,9 @@ class _Eagle:
         mask = self._mask() if _MASK in self._names else None
         if mask is not None:
             fields["block_size"] = self._depth()
-            arrays["mask_state"] = self._mask_state(shape)
+            arrays["mask_state"] = self._mask_state()
+        elif self._settings.norm_output:  # a block does not read its own outputs
+            arrays["output_norm"] = self._values("norm.weight").astype(np.float32)
         layout = "EAGLE-3" if mask is None else "P-EAGLE"
         return ConvertedHead("eagle3", layout, fields, tensors, mask, arrays, rest)
 
@@ -213,13 +218,24 @@ class _Eagle:
                 return token
         raise self._damaged("config.json names no token for `mask_hidden`")
 
-    def _mask_state(self, shape: _Shape) -> NDArray[np.float32]:
+    def _mask_state(self) -> NDArray[np.float32]:
         """What takes the place of a state of the main model, encoded as those are."""
-        values = self._values(_MASK).ravel()
-        if "input_norm.weight" in self._names:
-            scale = np.sqrt(np.square(values).mean() + self._settings.rms_norm_eps)
-            values = values / scale * self._values("input_norm.weight")
-        return (self._values("fc.weight") @ values).astype(np.float32)
+        # Norms of the states together, or of each layer's.
+        n_norms = _N_LAYERS_READ if _NORMS[0] in self._names else int("input_norm.weight" in self._names)
+        values = self._values(_MASK).reshape(n_norms or 1, -1)
+        if n_norms:
+            mean = np.square(values).mean(1, keepdims=True)
+            values = values / np.sqrt(mean + self._settings.rms_norm_eps)
+        if n_norms == 1:
+            values = values * self._values("input_norm.weight")
+        return (self._fused() @ values.ravel()).astype(np.float32)
+
+    def _fused(self) -> NDArray[np.float64]:
+        """The matrix that fuses the states, with the weights of the norms of each layer's states."""
+        matrix = self._values("fc.weight")
+        if _NORMS[0] in self._names:
+            matrix = matrix * np.concatenate([self._values(name) for name in _NORMS])
+        return matrix
 
     def _values(self, plain: str) -> NDArray[np.float64]:
         return self._checkpoint.tensor(self._names[plain]).astype(np.float64)
@@ -315,7 +331,7 @@ class _Eagle:
     def _check_tensors(self, shape: _Shape) -> None:
         expected = self._expected(shape)
         for plain, name in self._names.items():
-            if plain not in expected and plain != _MASK and not _NOT_NEEDED.fullmatch(plain):
+            if plain not in (*expected, _MASK, *_NORMS) and not _NOT_NEEDED.fullmatch(plain):
                 raise self._unsupported(f"it has a tensor {name}")
         for plain, (_, size) in expected.items():
             if plain not in self._names:
@@ -325,15 +341,21 @@ class _Eagle:
                 raise self._damaged(_other_shape(self._names[plain], found, size))
         if "lm_head.weight" not in self._names and "d2t" in self._names:
             raise self._damaged("it has no tensor lm_head.weight")
-        if self._settings.norm_before_fc and "input_norm.weight" not in self._names:
-            raise self._damaged("it has no tensor input_norm.weight")
-        if self._settings.parallel_drafting and _MASK not in self._names:
-            raise self._damaged(f"it has no tensor {_MASK}")
-        if (
-            _MASK in self._names
-            and np.prod(found := self._checkpoint.shape(self._names[_MASK])) != shape.fused
+        settings, has_norms = self._settings, _NORMS[0] in self._names
+        sizes = {"input_norm.weight": shape.fused, _MASK: shape.fused}
+        sizes |= dict.fromkeys(_NORMS, shape.fused // _N_LAYERS_READ)
+        for is_needed, names in (
+            (settings.norm_before_fc, ("input_norm.weight",)),
+            (settings.parallel_drafting, (_MASK,)),
+            (settings.fc_norm or has_norms, _NORMS),
         ):
-            raise self._damaged(_other_shape(self._names[_MASK], found, (1, shape.fused)))
+            for plain in names:
+                if is_needed and plain not in self._names:
+                    raise self._damaged(f"it has no tensor {plain}")
+                if plain in self._names:
+                    found = self._checkpoint.shape(self._names[plain])
+                    if np.prod(found) != sizes[plain]:
+                        raise self._damaged(_other_shape(self._names[plain], found, (1, sizes[plain])))
 
     def _layers(self) -> list[int]:
         """The layers of the main model whose inputs are read.
@@ -367,6 +389,8 @@ class _Eagle:
         checkpoint, name = self._checkpoint, self._names[plain]
 
         def load() -> NDArray[np.float32]:
+            if plain == "fc.weight":
+                return self._fused().astype(np.float32)
             values = checkpoint.tensor(name).astype(np.float32, copy=False)
             n_heads = {"q_proj": shape.n_heads, "k_proj": shape.n_kv}.get(plain.split(".")[-2])
             return _interleaved(values, n_heads) if n_heads else values

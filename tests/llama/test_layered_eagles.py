@@ -12,10 +12,11 @@ from spec_local.conversion import eagle
 from spec_local.conversion.checkpoint import Checkpoint
 from spec_local.conversion.convert import convert_head
 from spec_local.core.calls import run
-from spec_local.errors import ModelError, ModelFileError
+from spec_local.errors import InvalidRequest, ModelError, ModelFileError
 from spec_local.llama.gguf_tensors import end_of_tensors
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
+from spec_local.llama.quantize import quantize
 from tests.checkpoints import write_checkpoint
 from tests.llama.test_heads import NOISE, PROMPT, Pair
 from tests.tiny_heads import write_tiny_main
@@ -153,6 +154,12 @@ def test_quantized_files(open_pair, layout):
     for model in (pair.head, plain.head):
         assert 0.8 * model.path.stat().st_size < model.size < model.path.stat().st_size
     assert pair.head.kv_bytes(10) == 3 * 10 * 2 * 2 * 16 * 2  # layers, tokens, heads, keys and values
+
+
+def test_llama_cpp_does_not_quantize_them(open_pair, tmp_path):
+    """It would leave out the second model."""
+    with pytest.raises(InvalidRequest, match="a head with several layers"):
+        quantize(open_pair(HEADS["vLLM"]).head.path, tmp_path / "copy.gguf", "Q8_0")
 
 
 def test_a_file_that_ends_after_its_first_layer(open_pair, main_path, tmp_path):

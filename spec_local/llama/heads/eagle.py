@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
 from spec_local.errors import BackendError
 from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, LlamaContext
-from spec_local.llama.gguf_tensors import has_tensor
+from spec_local.llama.gguf_tensors import array, has_tensor
 from spec_local.llama.heads.base import HeadContext
 from spec_local.llama.heads.fit import difference, layer_inputs
 from spec_local.llama.heads.later_layers import WithLaterLayers
@@ -30,6 +31,7 @@ from spec_local.llama.native_context import Batch, OutputView
 from spec_local.llama.sequence import LlamaSequence
 
 _OF_TOKENS = ("token_embd.weight", "output.weight")
+_N_LAYERS_READ = 3  # llama.cpp accepts no other number
 
 
 def hidden_states(head: Model, main: Model) -> HiddenStates:
@@ -81,6 +83,8 @@ class StateEncoder:
         self._extensions = runtime.extensions()
         self._batch = Batch(context.lib, capacity, width=width, has_tokens=False)
         self._outputs = OutputView(context.native, capacity, context.model.n_embd)
+        norms = context.model.flag("norm_states", False)
+        self._eps, self._width = _epsilon(context.model) if norms else None, width // _N_LAYERS_READ
         for i in range(capacity):  # llama.cpp reserves logits for each state
             self._batch.put(i, 0, i, seq_id, True)
 
@@ -96,6 +100,9 @@ class StateEncoder:
             part = waiting[start : start + self._capacity]
             for i, (states, position) in enumerate(part):
                 self._batch.vectors[i] = states.get(position)
+            if self._eps is not None:
+                of_layers = self._batch.vectors[: len(part)].reshape(-1, self._width)
+                self._batch.vectors[: len(part)] = _normed(of_layers, self._eps).reshape(len(part), -1)
             self._batch.set_size(len(part))
             runtime.clear_log()
             if code := context.lib.llama_encode(context.handle, self._batch.native):
@@ -110,6 +117,18 @@ class StateEncoder:
                 states.replace(position, state)
 
 
+def _epsilon(head: Model) -> float:
+    return float(head.text(f"{head.architecture}.attention.layer_norm_rms_epsilon") or 0)
+
+
+def _normed(vectors: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
+    """Vectors (n, width), divided by the root of their mean square."""
+    found: NDArray[np.float32] = vectors / np.sqrt(
+        np.square(vectors).mean(1, keepdims=True) + np.float32(eps)
+    )
+    return found
+
+
 class _EagleContext(OneTokenContext):
     encodes = skips_first = returns_all = True
 
@@ -118,6 +137,13 @@ class _EagleContext(OneTokenContext):
         super().__init__(model, main, n_parallel, kv_bytes, main.max_branches, ctx_other=main.handle.address)
         width = len(model.target_layers) * main.model.n_embd
         self._encoder = StateEncoder(self, width, self.max_logits, self.encoder_sequence)
+        self._output_norm = array(model.path, f"{model.architecture}.output_norm")
+
+    def read_again(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `OneTokenContext.read_again`: EAGLE-3.1 reads the normalized output."""
+        if self._output_norm is None:
+            return outputs
+        return _normed(outputs, _epsilon(self.model)) * self._output_norm
 
     def _encode(self, calls: Sequence[Call[OneTokenSequence]]) -> None:
         self._encoder.encode([call.sequence.received for call in calls])
@@ -155,6 +181,6 @@ class _LayeredContext(WithLaterLayers, _EagleContext):
         outputs, end, found = self.later.states(sum(self._n_rows)), 0, dict[int, Logits]()
         for call, n in zip(calls, self._n_rows, strict=True):
             end += n
-            call.sequence.on_evaluated(outputs[end - n : end])
+            call.sequence.on_evaluated(self.read_again(outputs[end - n : end]))
             found[id(call)] = self._logits_of_all[end - call.n_logits : end]
         return found
