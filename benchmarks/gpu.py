@@ -34,7 +34,7 @@ from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama import runtime
 from spec_local.llama.devices import CPU, candidates, gpus
 from spec_local.llama.model import Model
-from spec_local.llama.setup.probe import check_model_file
+from spec_local.llama.setup.probe import check_model_files
 from spec_local.system.files import format_size
 from spec_local.system.machine import OtherPrograms, binding_version, default_threads, used_by_others
 
@@ -104,7 +104,7 @@ def costs_at(place: Place, options: argparse.Namespace) -> tuple[Measurement, Me
     offload, found = candidates()[place.device], []
     for path, n_logits in ((options.main, MAX_DRAFT + 1), (options.draft, 1)):
         note(f"{', '.join(place.cells())}: calls of {path.name}")
-        check_model_file(path, offload=offload)
+        check_model_files(path, offload=offload)
         with closing(Model(path, offload=offload)) as model:
             n_ctx, threads = model.n_ctx(options.ctx), [options.threads]
             found += tune(model, threads, n_ctx=n_ctx, max_logits=n_logits, rounds=options.rounds)

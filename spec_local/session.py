@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeGuard, cast
+from typing import Annotated, Any, Literal, NoReturn, TypeGuard, cast
 
 from pydantic import BeforeValidator, InstanceOf
 from pydantic_core import PydanticCustomError
@@ -33,13 +33,13 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.sequence import ModelSequence
+from spec_local.datastore.answer_store import AnswerStore, start_keeping
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.errors import InvalidRequest
 from spec_local.llama.compatibility import difference
 from spec_local.llama.heads.base import HeadSequence
-from spec_local.llama.model import Model
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
@@ -54,9 +54,6 @@ from spec_local.prompt_cache.folder import default_folder
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.reasoning.markers import Splitter
 from spec_local.settings import GenerationSettings
-
-if TYPE_CHECKING:  # SQLite is loaded at its first use
-    from spec_local.datastore.answer_store import AnswerStore
 
 __all__ = ["ChatPrompt", "Done", "NumberedEvent", "Session", "Text"]
 
@@ -262,12 +259,12 @@ class Session:
             if prompt_cache != "off" and not workers:  # what workers hold would be sent back and forth
                 cache = PromptCache(memory_budget(), folder=default_folder(), limit=prompt_cache, log=log)
             session = cls(*first, more, cache)
-            session.mmproj = opened.mmproj
+            session.mmproj = opened.projector.path if opened.projector else None
             session._log_notices(opened.draft, log)
             if datastore or learn:
                 session.datastore = open_datastore(session.main.model, log)
             if learn:
-                session._answers.answer_store = _start_keeping(session.main.model, log)
+                session._answers.answer_store = start_keeping(session.main.model, log)
             session._costs.log = log
             session._resources = resources.pop_all()
             return session
@@ -624,7 +621,7 @@ class Session:
         self._factory.datastore = datastore
 
     @property
-    def answer_store(self) -> "AnswerStore | None":
+    def answer_store(self) -> AnswerStore | None:
         """Where this session keeps whole prompts and answers; None: nowhere."""
         return self._answers.answer_store
 
@@ -678,16 +675,6 @@ class Session:
             stopped: called between calls; True ends the measurement, and the rest are estimates.
         """
         return self._lock.run(lambda: self._costs.measured(self.main, self.draft, stopped))
-
-
-def _start_keeping(model: Model, log: Callable[[str], None]) -> "AnswerStore":
-    try:
-        from spec_local.datastore.answer_store import start_keeping
-    except ModuleNotFoundError as error:  # Python can be built without SQLite
-        raise InvalidRequest(
-            f"learning needs Python's module {error.name}: use a Python that has it, or do not learn"
-        ) from None
-    return start_keeping(model, log)
 
 
 def _check_several(prompts: object) -> None:

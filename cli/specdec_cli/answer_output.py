@@ -13,7 +13,7 @@ from spec_local.reasoning.markers import Splitter
 from spec_local.settings import GenerationSettings
 from spec_local.text import printable
 from specdec_cli import answer_view, render, thinking_view
-from specdec_cli.signatures.generate import GenerateOptions
+from specdec_cli.signatures.answers import GenerateOptions
 
 if TYPE_CHECKING:
     from spec_local.session import Session

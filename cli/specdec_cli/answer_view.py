@@ -7,8 +7,7 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rich.text import Text as Styled
@@ -76,17 +75,9 @@ class PlainView(AnswerView):
         self._write.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Styles of tokens, as escape sequences, with their names."""
-
-    accepted: str
-    corrected: str
-    names: tuple[str, str]
-
-
-_COLOURS = Marks("\x1b[32m", "\x1b[33m", ("green", "yellow"))
-_NO_COLOURS = Marks("\x1b[4m", "\x1b[1m", ("underlined", "bold"))
+# Names and escape sequences of the styles of tokens.
+_COLOURS = {"accepted": ("green", "\x1b[32m"), "corrected": ("yellow", "\x1b[33m")}
+_NO_COLOURS = {"accepted": ("underlined", "\x1b[4m"), "corrected": ("bold", "\x1b[1m")}
 _MAX_LISTED = 8  # rejected drafts after an answer
 
 
@@ -97,26 +88,25 @@ class DraftsView(AnswerView):
 
     Args:
         piece: returns a token's bytes.
-        marks: None: only list the rejected tokens.
+        marks: as `_COLOURS`. None: only list the rejected tokens.
     """
 
     def __init__(
         self,
         piece: Callable[[int], bytes],
-        marks: Marks | None = _COLOURS,
+        marks: Mapping[str, tuple[str, str]] | None = _COLOURS,
         write: Wrapped | Unwrapped | None = None,
     ) -> None:
         self._text = MarkedText(piece)
         self._write = write or Unwrapped(render.answer)
-        self._styles = {"accepted": marks.accepted, "corrected": marks.corrected} if marks else {}
+        self._styles = {kind: escape for kind, (_, escape) in (marks or {}).items()}
         self._rejected: list[str] = []
-        legend = "rejected draft tokens are listed after the answer"
+        self.legend = "rejected draft tokens are listed after the answer"
         if marks:
-            accepted, corrected = marks.names
-            legend = (
+            (accepted, _), (corrected, _) = marks.values()
+            self.legend = (
                 f"{accepted}: accepted draft tokens · {corrected}: the main model's, where one was rejected"
             )
-        self.legend = legend
 
     def show(self, event: Text) -> None:
         self._show(self._text.feed(event))
@@ -142,12 +132,9 @@ class DraftsView(AnswerView):
 
 
 def _quoted(text: str) -> str:
-    return f"“{_on_one_line(text)}”"
-
-
-def _on_one_line(text: str) -> str:
-    """Replace characters of a rejected draft that would move the cursor."""
-    return "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
+    """Quote a rejected draft, and replace the characters in it that would move the cursor."""
+    line = "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
+    return f"“{line}”"
 
 
 class MarkdownView(AnswerView):

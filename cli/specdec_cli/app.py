@@ -9,21 +9,7 @@ import typer
 
 import spec_local
 from specdec_cli import commands, render
-from specdec_cli.signatures import (
-    bench,
-    cache,
-    chat,
-    config,
-    datastore,
-    doctor,
-    draft,
-    generate,
-    models,
-    run,
-    serve,
-    tune,
-    worker,
-)
+from specdec_cli.signatures import answers, drafts, machine, stores
 
 app = typer.Typer(
     name="specdec",
@@ -44,53 +30,53 @@ def _group(name: str, help_: str) -> typer.Typer:
     return group
 
 
-commands.add(app, "run", run.RunOptions, "run:run")
-commands.add(app, "generate", generate.GenerateOptions, "generate:generate")
-commands.add(app, "chat", chat.ChatOptions, "chat:chat")
-commands.add(app, "serve", serve.ServeOptions, "serve:serve")
-commands.add(app, "bench", bench.BenchOptions, "bench:bench")
-commands.add(app, "tune", tune.TuneOptions, "tune:tune")
-commands.add(app, "worker", worker.WorkerOptions, "worker:worker")
-commands.add(app, "doctor", doctor.DoctorOptions, "doctor:doctor")
+commands.add(app, "run", answers.RunOptions, "run:run")
+commands.add(app, "generate", answers.GenerateOptions, "generate:generate")
+commands.add(app, "chat", answers.ChatOptions, "chat:chat")
+commands.add(app, "serve", answers.ServeOptions, "serve:serve")
+commands.add(app, "bench", drafts.BenchOptions, "bench:bench")
+commands.add(app, "tune", drafts.TuneOptions, "tune:tune")
+commands.add(app, "worker", machine.WorkerOptions, "worker:worker")
+commands.add(app, "doctor", machine.DoctorOptions, "doctor:doctor")
 
 _models = _group("models", "List, download, locate and delete models by name, and check pairs.")
-commands.add(_models, "list", models.ModelsListOptions, "models:list_models")
-commands.add(_models, "pull", models.ModelsPullOptions, "models:pull")
-commands.add(_models, "path", models.ModelsPathOptions, "models:path")
-commands.add(_models, "show", models.ModelsShowOptions, "models:show")
-commands.add(_models, "rm", models.ModelsRmOptions, "models:rm")
-commands.add(_models, "check", models.ModelsCheckOptions, "check:check")
+commands.add(_models, "list", stores.ModelsListOptions, "models:list_models")
+commands.add(_models, "pull", stores.ModelsPullOptions, "models:pull")
+commands.add(_models, "path", stores.ModelsPathOptions, "models:path")
+commands.add(_models, "show", stores.ModelsShowOptions, "models:show")
+commands.add(_models, "rm", stores.ModelsRmOptions, "models:rm")
+commands.add(_models, "check", stores.ModelsCheckOptions, "check:check")
 
 _draft = _group("draft", "Make drafts for a main model: train or convert a head, or quantize a draft model.")
-commands.add(_draft, "train", draft.DraftTrainOptions, "draft_train:train")
-commands.add(_draft, "versions", draft.DraftVersionsOptions, "draft_versions:versions")
-commands.add(_draft, "rollback", draft.DraftRollbackOptions, "draft_versions:rollback")
-commands.add(_draft, "quantize", draft.DraftQuantizeOptions, "draft:quantize")
-commands.add(_draft, "convert", draft.DraftConvertOptions, "draft_convert:convert")
+commands.add(_draft, "train", drafts.DraftTrainOptions, "draft_train:train")
+commands.add(_draft, "versions", drafts.DraftVersionsOptions, "draft_versions:versions")
+commands.add(_draft, "rollback", drafts.DraftRollbackOptions, "draft_versions:rollback")
+commands.add(_draft, "quantize", drafts.DraftQuantizeOptions, "draft:quantize")
+commands.add(_draft, "convert", drafts.DraftConvertOptions, "draft:convert")
 
 _datastore = _group("datastore", "Show, add and delete what --datastore and --learn keep across sessions.")
-commands.add(_datastore, "show", datastore.DatastoreShowOptions, "datastore:show")
-commands.add(_datastore, "add", datastore.DatastoreAddOptions, "datastore:add")
-commands.add(_datastore, "clear", datastore.DatastoreClearOptions, "datastore:clear")
+commands.add(_datastore, "show", stores.DatastoreShowOptions, "datastore:show")
+commands.add(_datastore, "add", stores.DatastoreAddOptions, "datastore:add")
+commands.add(_datastore, "clear", stores.DatastoreClearOptions, "datastore:clear")
 
 _cache = _group("cache", "Show and delete the prompts and answers that --prompt-cache keeps on disk.")
-commands.add(_cache, "show", cache.CacheShowOptions, "cache:show")
-commands.add(_cache, "clear", cache.CacheClearOptions, "cache:clear")
+commands.add(_cache, "show", stores.CacheShowOptions, "cache:show")
+commands.add(_cache, "clear", stores.CacheClearOptions, "cache:clear")
 
 _config = _group(
     "config", "Show and set options in the config file; show those set in the environment (SPECDEC_*)."
 )
-commands.add(_config, "path", config.ConfigPathOptions, "config:show_path", configurable=False)
-commands.add(_config, "show", config.ConfigShowOptions, "config:show", configurable=False)
+commands.add(_config, "path", machine.ConfigPathOptions, "config:show_path", configurable=False)
+commands.add(_config, "show", machine.ConfigShowOptions, "config:show", configurable=False)
 commands.add(
     _config,
     "set",
-    config.ConfigSetOptions,
+    machine.ConfigSetOptions,
     "config:set_value",
     configurable=False,
     context_settings={"ignore_unknown_options": True},  # for values such as -1
 )
-commands.add(_config, "unset", config.ConfigUnsetOptions, "config:unset", configurable=False)
+commands.add(_config, "unset", machine.ConfigUnsetOptions, "config:unset", configurable=False)
 
 
 def _version(value: bool) -> None:

@@ -1,9 +1,8 @@
 """`specdec generate --input`: many prompts from a file, with a progress bar on a terminal."""
 
-import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,9 @@ from spec_local.text import counted
 from specdec_cli import exits, progress, render
 from specdec_cli.given_files import STANDARD, read_given
 from specdec_cli.sessions import n_parallel, opened_for
-from specdec_cli.signatures.generate import GenerateOptions
+from specdec_cli.signatures.answers import GenerateOptions
 
 if TYPE_CHECKING:
-    from spec_local.batch.answers import BatchOutput, BatchPrompt
     from spec_local.session import Session
 
 _MAX_BYTES = 1 << 28  # of the prompts, which are read as a whole
@@ -38,7 +36,9 @@ def answer_all(options: GenerateOptions, settings: GenerationSettings) -> None:
     files = options.models.files()
     lines = _lines(options.input_file)
     entries = batch.read_entries(*lines, files[0], settings, system=options.system, raw=options.raw)
-    with _answers(options.output_file or STANDARD) as answers:
+    output = options.output_file or STANDARD
+    opened = nullcontext(BatchOutput(sys.stdout.buffer)) if output == STANDARD else open_answers(output)
+    with opened as answers:
         left = answers.unanswered(entries)
         figures = options.verbose > 0 or (sys.stderr is not None and sys.stderr.isatty())
         if not left and figures:
@@ -102,12 +102,3 @@ def _lines(prompts: Path) -> tuple[list[bytes], str]:
     content, name = read_given(prompts, _MAX_BYTES)
     check_encoding(content, name)
     return content.split(b"\n"), name
-
-
-@contextlib.contextmanager
-def _answers(output: Path) -> Iterator[BatchOutput]:
-    if output == STANDARD:
-        yield BatchOutput(sys.stdout.buffer)
-        return
-    with open_answers(output) as opened:
-        yield opened

@@ -1,9 +1,7 @@
 """`specdec bench`: compare speculative with plain decoding on this machine."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_local.bench import parallel, parallel_report, prompts, report, runner
@@ -18,14 +16,14 @@ from spec_local.bench.runner import Outcome, TokenizedPrompt
 from spec_local.bench.variants import Variant, parse_list, parse_sweep, variants
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
-from spec_local.system.files import expanded
+from spec_local.system.files import saving
 from spec_local.system.machine import OtherPrograms, default_threads, is_busy
 from spec_local.text import counted
 from specdec_cli import plots, progress, render, waiting
-from specdec_cli.bench_output import Sink, file_format, replacing, shows_lines, sink
+from specdec_cli.bench_output import Sink, output_path, shows_lines, sink
 from specdec_cli.options import ModelOptions
 from specdec_cli.sessions import generation_settings, open_session
-from specdec_cli.signatures.bench import BenchOptions
+from specdec_cli.signatures.drafts import BenchOptions
 
 if TYPE_CHECKING:
     from spec_local.session import Session
@@ -38,15 +36,12 @@ def bench(options: BenchOptions) -> None:
     selected = prompts.select(prompts.load(options.prompts), options.category or [], options.per_category)
     compared = _variants(options, models)
     rows = _rows(options, selected)
-    output, plot = _writable(options.output), _writable(options.plot)
-    if output:
-        file_format(output, options.form)
+    output, plot = output_path(options.output), output_path(options.plot)
+    target = sink(parallel_report if rows else report, output, options.form)
     if plot:
         plots.check()
     runtime.set_verbose(options.verbose > 1)
     with (
-        replacing(plot) as picture,
-        sink(parallel_report if rows else report, output, options.form) as target,
         open_session(_session_options(models, compared), parallel=max(rows, default=1)) as session,
         render.interruptible() as cancelled,
     ):
@@ -66,8 +61,9 @@ def bench(options: BenchOptions) -> None:
             render.note(f"interrupted before the first {what} was finished: nothing to report")
             raise KeyboardInterrupt
         target.finish(results)
-        if picture and isinstance(results, Results):
-            plots.draw(results.figures()[1:], picture)
+        if plot and isinstance(results, Results):
+            with saving(plot) as picture:
+                plots.draw(results.figures()[1:], picture)
     if results.interrupted or cancelled():
         raise KeyboardInterrupt
 
@@ -105,16 +101,6 @@ def _rows(options: BenchOptions, selected: Sequence[Prompt]) -> list[int]:
     rows = parallel.parse_rows(options.parallel)
     check_prompts(selected, rows)
     return rows
-
-
-def _writable(path: Path | None) -> Path | None:
-    """A path that a user gave for a file, with ~ expanded."""
-    if not path:
-        return None
-    path = expanded(path)
-    if path.exists() and not path.is_file():
-        raise InvalidRequest(f"{path} is not a regular file: give another path")
-    return path
 
 
 def _session_options(models: ModelOptions, variants: Sequence[Variant]) -> ModelOptions:
@@ -216,49 +202,33 @@ class _Benchmark:
                     break
                 render.note(f"{reason}: measuring again ({number} of at most {MOST_RUNS})")
             earlier, n_done, runs = list(outcomes), 0, self.options.runs or 1
-            with self._progress(self._n_turns * runs) as advance:
-                for event in runner.measure(
-                    self.session,
-                    self.questions,
-                    self.variants,
-                    runs=runs,
-                    earlier=earlier,
-                    delay=self.options.delay,
-                    cancelled=self.cancelled,
-                    on_progress=advance,
-                ):
-                    self.target.add(event)
-                    if isinstance(event, Outcome):
-                        outcomes[n_done : n_done + 1] = [event]
-                        n_done += 1
-                        if self.options.verbose:
-                            render.note(f"{n_done}/{self._n_turns} {_line(event)}")
+            for event in self._events(runner.measure, self._n_turns * runs, runs=runs, earlier=earlier):
+                if isinstance(event, Outcome):
+                    outcomes[n_done : n_done + 1] = [event]
+                    n_done += 1
+                    if self.options.verbose:
+                        render.note(f"{n_done}/{self._n_turns} {_line(event)}")
         return outcomes
 
     def _measured_parallel(self, rows: Sequence[int]) -> list[CategoryOutcome]:
         outcomes: list[CategoryOutcome] = []
         runs = self.options.runs or 1
-        with self._progress(len(self.questions) * len(rows) * runs) as advance:
-            for event in parallel.measure(
-                self.session,
-                self.questions,
-                self.variants,
-                rows,
-                runs=runs,
-                delay=self.options.delay,
-                cancelled=self.cancelled,
-                on_progress=advance,
-            ):
-                self.target.add(event)
-                if isinstance(event, CategoryOutcome):
-                    outcomes.append(event)
-                elif self.options.verbose:
-                    render.note(_batch_line(event))
+        n_answers = len(self.questions) * len(rows) * runs
+        for event in self._events(parallel.measure, n_answers, rows=rows, runs=runs):
+            if isinstance(event, CategoryOutcome):
+                outcomes.append(event)
+            elif self.options.verbose:
+                render.note(_batch_line(event))
         return outcomes
 
-    def _progress(self, n_of_each: int) -> contextlib.AbstractContextManager[Callable[[float], None]]:
-        """A progress bar over this number of answers of each variant."""
-        return progress.bar("measuring", n_of_each * len(self.variants), visible=self.shows_progress)
+    def _events(self, measure: Callable[..., Iterator[Any]], n_of_each: int, **how: Any) -> Iterator[Any]:
+        """Measure this number of answers of each variant with a progress bar, and write each event."""
+        how |= {"delay": self.options.delay, "cancelled": self.cancelled}
+        n_answers = n_of_each * len(self.variants)
+        with progress.bar("measuring", n_answers, visible=self.shows_progress) as advance:
+            for event in measure(self.session, self.questions, self.variants, on_progress=advance, **how):
+                self.target.add(event)
+                yield event
 
 
 def _batch_line(batch: CategoryRun) -> str:

@@ -1,22 +1,20 @@
 """The outputs of `specdec bench`: the report on stdout, a file, or lines while it runs."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO, TypeVar, get_args
+from typing import Any, get_args
 
 from spec_local.bench.variants import Variant
 from spec_local.errors import InvalidRequest
-from spec_local.system.files import replacing as replacing_file
+from spec_local.system.files import expanded, replacing
 from specdec_cli import render
-from specdec_cli.signatures.bench import FormatChoice
-
-_File = TypeVar("_File")
+from specdec_cli.signatures.drafts import FormatChoice
 
 
 class Sink:
@@ -88,56 +86,39 @@ def _stdout_format(path: Path | None, form: str | None) -> str:
     return form if form and not (path and file_format(path, form) == form) else "md"
 
 
-@contextlib.contextmanager
-def sink(formats: ModuleType, path: Path | None, form: str | None) -> Iterator[Sink]:
-    """Standard output, and a file if one is given; errors of the file are raised at once."""
+def sink(formats: ModuleType, path: Path | None, form: str | None) -> Sink:
+    """Standard output, and a file if one is given: see `output_path`."""
     stdout = _stdout_format(path, form), render.write, render.width()
     if not path:
-        yield Sink(formats, stdout)
-        return
-    written = file_format(path, form)
-    if written == "jsonl":
-        with _writable(path, lambda: _appended(path)) as file:
-            yield Sink(formats, (written, file.write, None), stdout)
-        return
-    with contextlib.ExitStack() as stack:
-        part = stack.enter_context(replacing(path))
+        return Sink(formats, stdout)
 
-        def write(text: str) -> None:
-            assert part
+    def append(text: str) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def replace(text: str) -> None:
+        with replacing(Path(os.path.realpath(path))) as part:  # do not replace a symbolic link
             part.write_text(text, encoding="utf-8")
-            stack.close()  # the file is complete, even if standard output fails
 
-        yield Sink(formats, (written, write, None), stdout)
-
-
-def _appended(path: Path) -> TextIO:
-    """Open a file to which lines are appended, and create its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("a", encoding="utf-8", buffering=1)  # line-buffered
+    written = file_format(path, form)
+    # The file is complete, even if standard output fails.
+    return Sink(formats, (written, append if written == "jsonl" else replace, None), stdout)
 
 
-@contextlib.contextmanager
-def replacing(path: Path | None) -> Iterator[Path | None]:
-    """A temporary file that replaces `path` if the block succeeds; errors are raised at its start."""
-    if not path:
-        yield None
-        return
-    target = Path(os.path.realpath(path))  # do not replace a symbolic link
-    with _writable(path, lambda: replacing_file(target)) as part:
-        yield part
-
-
-@contextlib.contextmanager
-def _writable(path: Path, start: Callable[[], contextlib.AbstractContextManager[_File]]) -> Iterator[_File]:
-    """Open a file.
+def output_path(path: Path | None) -> Path | None:
+    """A path that a user gave for a file, with ~ expanded; its folder is created.
 
     Raises:
-        InvalidRequest: it cannot be written. Errors of the block stay what they are.
+        InvalidRequest: no file can be written there.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            opened = stack.enter_context(start())
-        except OSError as error:
-            raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another path") from None
-        yield opened
+    if not path:
+        return None
+    path = expanded(path)
+    if path.exists() and not path.is_file():
+        raise InvalidRequest(f"{path} is not a regular file: give another path")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another path") from None

@@ -10,7 +10,7 @@ from spec_local.system.files import format_size
 from spec_local.text import counted
 from specdec_cli import render
 from specdec_cli.options import cache_limit
-from specdec_cli.signatures.cache import CacheClearOptions, CacheShowOptions
+from specdec_cli.signatures.stores import CacheClearOptions, CacheShowOptions
 
 _HEADINGS = ("model", "files", "size", "last used")
 

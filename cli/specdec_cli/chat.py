@@ -19,7 +19,7 @@ from specdec_cli.chat_view import ChatView
 from specdec_cli.given_files import STANDARD
 from specdec_cli.given_images import given_images
 from specdec_cli.sessions import generation_settings
-from specdec_cli.signatures.chat import ChatOptions
+from specdec_cli.signatures.answers import ChatOptions
 
 
 def chat(options: ChatOptions) -> None:

@@ -164,7 +164,7 @@ def _copy(view: "ChatView", rest: str) -> None:
 def _stats(view: "ChatView", rest: str) -> None:
     if not view.last:
         raise InvalidRequest("there is no answer yet: send a message first")
-    render.note(view.statistics_line(view.last))
+    render.note(facts.statistics_line(view.last, view.gain(view.last)))
     render.notes(facts.profile_lines(view.last))
     n = len(view.session.main.cached)
     messages = len(view.conversation.messages)
@@ -173,7 +173,7 @@ def _stats(view: "ChatView", rest: str) -> None:
 
 def _save(view: "ChatView", rest: str) -> None:
     if option := re.search(r"(?:^|\s)--(\w\S*)", "" if rest[:1] in ("'", '"') else rest):
-        raise InvalidRequest(f"/save has no option --{option[1]}{nearest(option[1], ())}: give /save FILE")
+        raise InvalidRequest(f"/save has no option --{option[1]}: give /save FILE")
     path = _path(rest)
     if path.is_dir() or rest.rstrip("\"' ").endswith(os.sep):
         raise InvalidRequest(f"{path} is a folder: give the name of a file")
@@ -223,7 +223,7 @@ def _set(view: "ChatView", rest: str) -> None:
 def _path(rest: str) -> Path:
     """The path in a command's arguments, which may be quoted, or escaped as that of a dropped file."""
     name = rest.strip()
-    if "\\" in name and os.name == "posix" and not os.path.exists(name):
+    if "\\" in name and not os.path.exists(name):
         name = re.sub(r"\\(.)", r"\1", name)
     if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
         name = name[1:-1]

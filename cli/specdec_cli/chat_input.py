@@ -34,11 +34,6 @@ class TypedCommand:
     name: str
     rest: str
 
-    @classmethod
-    def parse(cls, line: str) -> "TypedCommand":
-        name, _, rest = line.strip().partition(" ")
-        return cls(name, rest.strip())
-
 
 def interactive() -> bool:
     """Return whether standard input is a terminal; Ctrl-C then stops an answer, not the program."""
@@ -78,7 +73,8 @@ def _message(read: Callable[[], tuple[str, bool]]) -> TypedMessage | TypedComman
         raise EndOfChat from None
     is_verbatim = is_pasted and "\n" in text
     if text.startswith("/") and not is_verbatim and not begins_with_image(text):
-        return TypedCommand.parse(text)
+        name, _, rest = text.strip().partition(" ")
+        return TypedCommand(name, rest.strip())
     if is_pasted or not text.lstrip().startswith(QUOTES):
         return TypedMessage(text, is_verbatim)
     return TypedMessage(text.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"), is_verbatim=True)

@@ -232,7 +232,7 @@ class ChatView:
         """
         self.last = done.statistics
         if self.show_statistics:
-            render.note(facts.plain_statistics(done.statistics, self._gain(done.statistics)))
+            render.note(facts.plain_statistics(done.statistics, self.gain(done.statistics)))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
             render.note(f"{full}: {self._ways_to_make_room()}; /set ctx N opens a larger one")
@@ -248,11 +248,8 @@ class ChatView:
             if not interactive():
                 raise KeyboardInterrupt
 
-    def statistics_line(self, statistics: Statistics) -> str:
-        """All statistics of an answer, and what drafts gained."""
-        return facts.statistics_line(statistics, self._gain(statistics))
-
-    def _gain(self, statistics: Statistics) -> str:
+    def gain(self, statistics: Statistics) -> str:
+        """What drafts gained in an answer, in words."""
         return facts.gain(self.session, self.chat.settings, statistics)
 
     def _ways_to_make_room(self) -> str:

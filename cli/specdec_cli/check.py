@@ -12,12 +12,12 @@ from spec_local.models import catalog, pairs
 from spec_local.models.file_names import is_projector
 from spec_local.models.names import FOUND_PROJECTOR, paired, resolve, resolve_pair
 from spec_local.models.pairs import ExpectedSpeedup, MemoryNeed, ModelSummary, Report, VocabularyMatch
-from spec_local.models.projectors import describe, find_projector, resolve_projector
+from spec_local.models.projectors import ProjectorFile, describe, find_projector, resolve_projector
 from spec_local.system.files import format_size
 from spec_local.system.machine import is_busy, used_by_others
 from specdec_cli import render, waiting
 from specdec_cli.options import named_pair
-from specdec_cli.signatures.models import ModelsCheckOptions
+from specdec_cli.signatures.stores import ModelsCheckOptions
 
 _SHOWN = 5
 
@@ -71,17 +71,17 @@ def _of_projector(main: str, given: str | None) -> list[tuple[str, str]]:
     main_file = resolve(main)
     metadata = gguf_header.read_metadata(main_file)
     if given is None and metadata.get("general.architecture") == "clip":
-        return _projector(main_file)
+        return _projector(describe(main_file))
     check_header(main_file)
     found = resolve_projector(main_file, Path(given) if given else FOUND_PROJECTOR)
     if not found:
         return []
-    senses = describe(found).senses
-    return [("main", f"{main_file.name}: {gguf_header.describe(metadata)}; {senses}"), *_projector(found)]
+    shown = f"{main_file.name}: {gguf_header.describe(metadata)}; {found.senses}"
+    return [("main", shown), *_projector(found)]
 
 
-def _projector(path: Path | None) -> list[tuple[str, str]]:
-    return [("projector", f"{path.name}: {describe(path).description}")] if path else []
+def _projector(found: ProjectorFile | None) -> list[tuple[str, str]]:
+    return [("projector", f"{found.path.name}: {found.description}")] if found else []
 
 
 def _write(rows: Sequence[tuple[str, str]]) -> None:

@@ -2,11 +2,11 @@
 
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 import os
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from specdec_cli import exits, narrow_help, option_conflicts, own_process, render, settings, usage_errors
+from specdec_cli.parameters import option, parameters, record
 
 _WITH_CHILD = ("serve",)  # keep models in a child process of their own
 SAMPLING, MACHINE, GENERAL, SPECULATION = SHARED = ("Sampling", "Machine", "General", "Speculation")
@@ -114,7 +115,8 @@ class ConfigurableCommand(PlainCommand):
 
             option.name, option.opts, option.callback = "help_all", ["--help-all"], show_all
             option.hidden = not self._panels()
-            option.help = f"Show all {len(settings.options(self)) + 1} options."
+            n_options = len({each.name for each in settings.options(self).values()})
+            option.help = f"Show all {n_options + 1} options."
         return self._help_all
 
 
@@ -155,7 +157,7 @@ def _use_default_as_it_is(param: Any) -> None:
     convert = param.process_value
 
     def process(ctx: Any, value: Any) -> Any:
-        if param.required or getattr(ctx.get_parameter_source(param.name), "name", "") != "DEFAULT":
+        if param.required or settings.kind_of_source(ctx, param.name) != "DEFAULT":
             return convert(ctx, value)
         if value is None and param.multiple:
             value = ()
@@ -204,15 +206,22 @@ NoColor = Annotated[
         rich_help_panel=GENERAL,
     ),
 ]
-_CONFIG = {
-    "metavar": "FILE",
-    "envvar": settings.FILE_VARIABLE,
-    "show_envvar": False,
-    "help": "Use this config file (default: see specdec config path).",
-    "rich_help_panel": GENERAL,
-}
-ConfigOption = Annotated[str | None, Option(**_CONFIG)]
-_UsedConfig = Annotated[str | None, Option(**_CONFIG, is_eager=True, callback=use_config)]
+config_option = functools.partial(
+    option,
+    metavar="FILE",
+    envvar=settings.FILE_VARIABLE,
+    show_envvar=False,
+    help="Use this config file (default: see specdec config path).",
+    rich_help_panel=GENERAL,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _General:
+    """The options of all commands that can be configured."""
+
+    config: str | None = config_option(is_eager=True, callback=use_config)
+    no_color: NoColor = False
 
 
 def add(
@@ -229,14 +238,12 @@ def add(
     """
 
     def run(**values: Any) -> None:
-        body_of(body)(_record(options, values))
+        body_of(body)(record(options, values))
 
-    parameters = list(_parameters(options))
-    if configurable:
-        parameters += [_parameter("config", _UsedConfig, None), _parameter("no_color", NoColor, False)]
+    found = [*parameters(options), *(parameters(_General) if configurable else ())]
     run.__doc__ = options.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in found}
     app.command(name, cls=ConfigurableCommand if configurable else PlainCommand, **more)(run)
 
 
@@ -249,31 +256,3 @@ def body_of(command: str) -> Callable[[Any], None]:
     module, _, function = command.partition(":")
     body: Callable[[Any], None] = getattr(importlib.import_module(f"specdec_cli.{module}"), function)
     return body
-
-
-def _parameters(options: Any) -> Iterator[inspect.Parameter]:
-    """Yield the parameters that Typer reads for the fields of a dataclass."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    for field in dataclasses.fields(options):
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            yield from _parameters(kind)
-        else:
-            is_needed = field.default is dataclasses.MISSING
-            yield _parameter(field.name, kind, inspect.Parameter.empty if is_needed else field.default)
-
-
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-
-
-def _record(options: Any, values: dict[str, Any]) -> Any:
-    """Return the dataclass of these values of parameters, as of `_parameters`; others are ignored."""
-    hints = typing.get_type_hints(options)
-    kinds = {field.name: hints[field.name] for field in dataclasses.fields(options)}
-    return options(
-        **{
-            name: _record(kind, values) if dataclasses.is_dataclass(kind) else values[name]
-            for name, kind in kinds.items()
-        }
-    )

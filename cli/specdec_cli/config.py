@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import config_edit, render, settings
-from specdec_cli.signatures.config import (
+from specdec_cli.signatures.machine import (
     ConfigPathOptions,
     ConfigSetOptions,
     ConfigShowOptions,
@@ -98,7 +98,7 @@ def _rows(
 ) -> Iterator[tuple[Any, tuple[str, str]]]:
     """Yield each option of a command with its value and source; append errors of values to `wrong`."""
     ctx = typer.Context(command, default_map=defaults)
-    for option in settings.options(command).values():
+    for option in dict.fromkeys(settings.options(command).values()):
         value, source = option.consume_value(ctx, {})
         ctx.set_parameter_source(option.name, source)
         place = settings.source(ctx, option)

@@ -32,9 +32,9 @@ class ConfigSetting:
                 f"{name}: there is no command {self.table}{names.nearest(self.table, commands)}"
             )
         among = [commands[self.table]] if table else list(commands.values())
-        self._commands = [command for command in among if self.key in settings.keys(command)]
+        self._commands = [command for command in among if self.key in settings.options(command)]
         if not self._commands:
-            known = {key for command in among for key in settings.keys(command)}
+            known = {key for command in among for key in settings.options(command)}
             hint = names.hint(self.key, known, lambda key: ".".join((*table, key)))
             raise InvalidRequest(
                 f"there is no option {name}" + (f" ({hint})" if hint else ": see specdec config show --all")
@@ -47,13 +47,12 @@ class ConfigSetting:
             InvalidRequest: a value is invalid.
             OSError: the file cannot be written.
         """
-        command = self._commands[0]
-        option = self._option(command)
+        option = self._option(self._commands[0])
         if len(values) > 1 and not option.multiple:
             raise InvalidRequest(f"{self.name} takes one value: quote one that has spaces")
         for each in self._commands:
             self._check(each, values)
-        texts = [settings.lasting(command, option, value) for value in values]
+        texts = [settings.lasting(option, value) for value in values]
         new = [_toml(text) for text in texts] if option.multiple else _toml(texts[0])
 
         def set_(document: TOMLDocument) -> None:
@@ -78,7 +77,7 @@ class ConfigSetting:
         return found
 
     def _option(self, command: TyperCommand) -> Any:
-        return settings.options(command)[settings.keys(command)[self.key]]
+        return settings.options(command)[self.key]
 
     def _check(self, command: TyperCommand, values: Sequence[str]) -> None:
         option = self._option(command)

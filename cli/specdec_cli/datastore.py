@@ -16,7 +16,7 @@ from spec_local.models.names import resolve
 from spec_local.system.files import expanded, format_size
 from spec_local.text import counted
 from specdec_cli import progress, render
-from specdec_cli.signatures.datastore import DatastoreAddOptions, DatastoreClearOptions, DatastoreShowOptions
+from specdec_cli.signatures.stores import DatastoreAddOptions, DatastoreClearOptions, DatastoreShowOptions
 
 _MAX_NAMES = 3  # of skipped files in one line
 _count = functools.partial(counted, separator=",")
@@ -28,8 +28,9 @@ def show(options: DatastoreShowOptions) -> None:
         render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")
     described = []
     for folder in folders:
-        answers = _answers(folder)  # may set a damaged file aside
-        described.append(_described(datastore.contents(folder), answers, datastore.set_aside(folder)))
+        described.append(
+            _described(datastore.contents(folder), _answers(folder), datastore.set_aside(folder))
+        )
     render.write("\n".join(described))
 
 

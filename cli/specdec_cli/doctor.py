@@ -29,7 +29,7 @@ from spec_local.system.child_process import ChildResult
 from spec_local.system.files import format_size
 from spec_local.system.machine import default_threads
 from specdec_cli import exits, facts, names, render
-from specdec_cli.signatures.doctor import DoctorOptions
+from specdec_cli.signatures.machine import DoctorOptions
 
 
 def doctor(options: DoctorOptions) -> None:

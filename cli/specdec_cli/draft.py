@@ -1,4 +1,4 @@
-"""`specdec draft quantize`: make a quantized copy of a model, to draft with."""
+"""`specdec draft quantize` and `convert`: make a draft model or a head of files that exist."""
 
 import shlex
 
@@ -6,13 +6,14 @@ import typer
 
 from spec_local.errors import SpecLocalError
 from spec_local.llama.devices import offload_of
-from spec_local.models import quantized_copy
+from spec_local.models import published_heads, quantized_copy
 from spec_local.models.names import resolve
 from spec_local.models.quantized_copy import CopyPlan
 from spec_local.system.files import expanded, format_size
 from spec_local.text import counted
 from specdec_cli import exits, progress, render
-from specdec_cli.signatures.draft import DraftQuantizeOptions
+from specdec_cli.models import download_progress
+from specdec_cli.signatures.drafts import DraftConvertOptions, DraftQuantizeOptions
 
 
 def quantize(options: DraftQuantizeOptions) -> None:
@@ -53,3 +54,16 @@ def _expectation(copy: CopyPlan, pair: list[str]) -> list[str]:
     if not copy.expectation.is_measured:
         lines.append(f"estimated from the sizes; to measure it, run specdec tune {shlex.join(pair)}")
     return lines
+
+
+def convert(options: DraftConvertOptions) -> None:
+    output = expanded(options.output) if options.output else None
+    folder = expanded(options.head)
+    if not folder.is_dir():
+        with download_progress() as on_progress:
+            folder = published_heads.fetch(options.head, render.note, on_progress)
+    main = resolve(options.main) if options.main else published_heads.find_main(folder, options.head)
+    path = published_heads.convert(
+        folder, options.head, main, output, options.kind, force=options.force, log=render.note
+    )
+    render.write(f"{path}\n")

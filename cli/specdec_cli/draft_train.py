@@ -4,16 +4,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from spec_local import training
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.devices import offload_of
-from spec_local.llama.setup.probe import check_model_file
+from spec_local.llama.setup.probe import check_model_files
 from spec_local.models.names import resolve
+from spec_local.system import extras
 from spec_local.system.files import check_target, expanded
 from spec_local.training.recipe import Recipe, general_data
 from specdec_cli import plots, render
 from specdec_cli.options import needed_main
-from specdec_cli.signatures.draft import DraftTrainOptions
+from specdec_cli.signatures.drafts import DraftTrainOptions
 
 _DATASTORE = "datastore"  # as a source: the answers that are kept there
 _LEARNED = "-learned"  # added to the name of a head that was trained further
@@ -28,7 +28,7 @@ def train(options: DraftTrainOptions) -> None:
     recipe = _recipe(options, main, bool(texts))
     # A resumed run may replace its own head.
     check_target(recipe.target, recipe.main, force=options.force or recipe.folder.exists())
-    check_model_file(recipe.main, offload=recipe.offload, log=render.note)
+    check_model_files(recipe.main, offload=recipe.offload, log=render.note)
     from specdec_cli import draft_training  # imports PyTorch, which takes seconds
 
     draft_training.run(recipe, texts, options.plot)
@@ -41,7 +41,8 @@ def _check(options: DraftTrainOptions) -> None:
         SpecLocalError: PyTorch or matplotlib is missing.
         InvalidRequest: an option is invalid.
     """
-    training.check_torch()
+    if why := extras.without_torch():
+        raise SpecLocalError(why)
     if options.plot:
         plots.check()
         if options.plot.exists() and not options.plot.is_file():

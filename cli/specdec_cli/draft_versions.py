@@ -5,7 +5,7 @@ from spec_local.models.head_versions import Data, HeadVersion, HeadVersions
 from spec_local.models.names import resolve
 from specdec_cli import render
 from specdec_cli.options import needed_main
-from specdec_cli.signatures.draft import DraftRollbackOptions, DraftVersionsOptions
+from specdec_cli.signatures.drafts import DraftRollbackOptions, DraftVersionsOptions
 
 _HEADINGS = ("version", "trained", "answers", "your answers", "built-in prompts", "")
 

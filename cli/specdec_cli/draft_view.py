@@ -77,10 +77,9 @@ class _Lines:
         if isinstance(event, events.Answering):
             self.stage = event.what
             return f"{event.what}: {event.n_done:,} of {event.n:,}", False
-        step = event.progress
-        agreement = f"accepted {max(0.0, step.best_agreement):.1%}"
-        line = f"training: step {step.step:,} of {step.n_steps:,}, loss {step.loss:.2f}, {agreement}"
-        return f"{line} · {clock(step.seconds_left)} left", False
+        agreement = f"accepted {max(0.0, event.best_agreement):.1%}"
+        line = f"training: step {event.step:,} of {event.n_steps:,}, loss {event.loss:.2f}, {agreement}"
+        return f"{line} · {clock(event.seconds_left)} left", False
 
 
 def plan(recipe: Recipe, bytes_per_token: int) -> str:

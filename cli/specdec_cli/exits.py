@@ -4,7 +4,6 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import typer
 
@@ -13,7 +12,6 @@ from spec_local.system.files import is_full
 from specdec_cli import last_resort, render
 
 OK, FAILURE, USAGE, CUT_SHORT, INTERRUPTED = 0, 1, 2, 3, 130
-_BY_SIGNAL = 128  # plus its number: 129 for SIGHUP, 143 for SIGTERM
 
 
 @contextlib.contextmanager
@@ -52,33 +50,26 @@ def _of_the_disk(error: OSError) -> str:
 def _unwinding() -> Iterator[None]:
     """Raise SystemExit on SIGTERM or SIGHUP, which closes open resources; a second one kills the process."""
 
-    def on_interrupt(signum: int, frame: object) -> None:
-        last_resort.notice()
-        raise KeyboardInterrupt
-
-    def on_signal(signum: int, frame: object) -> None:
-        last_resort.notice()
-        if signum == render.HANGUP:  # a closed terminal sends it twice, at any time until the end
+    def on_signal(signum: int) -> None:
+        if signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        if signum == signal.SIGHUP:  # a closed terminal sends it twice, at any time until the end
             del previous[signum]
-        signal.signal(signum, signal.SIG_IGN if signum == render.HANGUP else signal.SIG_DFL)
-        raise SystemExit(_BY_SIGNAL + signum)
+        signal.signal(signum, signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL)
+        raise SystemExit(last_resort.BY_SIGNAL + signum)
 
-    handled = [s for s in render.ENDING if signal.getsignal(s) == signal.SIG_DFL]
-    previous: dict[int, Any] = {s: signal.signal(s, on_signal) for s in handled}
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        previous[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    except SystemExit:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            try:
-                stream.flush()
-            except OSError:  # the terminal is closed
-                render.discard(stream)
-        raise
-    finally:
-        for signum, handler in list(previous.items()):
-            signal.signal(signum, handler)
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    handled = [s for s in (signal.SIGINT, *render.ENDING) if signal.getsignal(s) in usual]
+    with last_resort.handling(handled, on_signal) as previous:
+        try:
+            yield
+        except SystemExit:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                try:
+                    stream.flush()
+                except OSError:  # the terminal is closed
+                    render.discard(stream)
+            raise
 
 
 def _failure(code: int, message: str) -> typer.Exit:

@@ -23,7 +23,7 @@ from specdec_cli.first_argument import model_and_prompt
 from specdec_cli.given_files import STANDARD, read_given
 from specdec_cli.given_images import given_images
 from specdec_cli.sessions import generation_settings, n_parallel, opened_for
-from specdec_cli.signatures.generate import GenerateOptions
+from specdec_cli.signatures.answers import GenerateOptions
 
 _MAX_PROMPT = 1 << 24  # bytes
 _MAX_ANSWERS = 10_000  # of one prompt; for more, a batch can be resumed

@@ -110,7 +110,7 @@ def _path(word: re.Match[str]) -> str:
         return word["single"].replace("'\\''", "'")
     if word["double"] is not None:
         return word["double"]
-    return re.sub(r"\\(.)", r"\1", word["bare"]) if os.name == "posix" else word["bare"]
+    return re.sub(r"\\(.)", r"\1", word["bare"])
 
 
 def _marked(name: str) -> Path | None:

@@ -11,14 +11,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from specdec_cli import terminal
 
 _NOTICE_S = 0.5  # for the main thread to handle a signal
 _TOGETHER_S = 60.0  # after which a signal is a first one again
 _ENDING = (signal.SIGINT, signal.SIGTERM)  # not SIGHUP, which a closed terminal sends twice
-_BY_SIGNAL = 128  # plus its number
+BY_SIGNAL = 128  # plus its number: 129 for SIGHUP, 143 for SIGTERM
 
 _NOTICED = b"\0"  # follows the numbers of the signals that the main thread has noticed
 
@@ -26,11 +27,22 @@ _acts: list[Callable[[], None]] = []
 _writing: list[socket.socket] = []  # to the threads that count, of which the last one counts now
 
 
-def notice() -> None:
-    """Say that the main thread handles a signal; its handlers call this."""
-    with contextlib.suppress(OSError):
-        for writing in _writing[-1:]:
-            writing.send(_NOTICED)
+@contextlib.contextmanager
+def handling(signums: Iterable[int], handler: Callable[[int], None]) -> Iterator[dict[int, Any]]:
+    """Handle signals in the block. Yields the handlers before, which are in use again after it."""
+
+    def handle(signum: int, frame: object) -> None:
+        with contextlib.suppress(OSError):
+            for writing in _writing[-1:]:
+                writing.send(_NOTICED)
+        handler(signum)
+
+    previous = {signum: signal.signal(signum, handle) for signum in signums}
+    try:
+        yield previous
+    finally:
+        for signum, before in list(previous.items()):
+            signal.signal(signum, before)
 
 
 @contextlib.contextmanager
@@ -58,7 +70,7 @@ def end(code: int, message: str = "") -> None:
 @contextlib.contextmanager
 def counting_signals() -> Iterator[None]:
     """Let the second signal in the block end the process. A loop of asyncio in the block ends that."""
-    if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     reading, writing = socket.socketpair()
@@ -83,7 +95,7 @@ def _count(reading: socket.socket) -> None:
             if received[0] in _ENDING:
                 now = time.monotonic()
                 if now - earlier < _TOGETHER_S and not _is_noticed(reading):
-                    end(_BY_SIGNAL + received[0])
+                    end(BY_SIGNAL + received[0])
                 earlier = now
 
 

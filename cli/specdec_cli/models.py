@@ -13,12 +13,12 @@ from spec_local.models import catalog, local_stores, published_heads
 from spec_local.models.catalog import PairEntry, PublishedAcceptance
 from spec_local.models.expected_gains import ExpectedGain, expected_gains
 from spec_local.models.local_stores import StoredModel
-from spec_local.models.projectors import describe, find_projector
+from spec_local.models.projectors import find_projector
 from spec_local.system.files import format_size
 from spec_local.text import counted
 from specdec_cli import models_view, progress, render
 from specdec_cli.models_view import ListedModel
-from specdec_cli.signatures.models import (
+from specdec_cli.signatures.stores import (
     ModelsListOptions,
     ModelsPathOptions,
     ModelsPullOptions,
@@ -70,7 +70,7 @@ def _stored(model: StoredModel) -> ListedModel:
 def _with_sight(text: str, main: Path) -> str:
     """The description of a model, with a word if it has a projector and thus sees images or hears sound."""
     found = find_projector(main, link=False)
-    return f"{text}; {describe(found).senses}" if found else text
+    return f"{text}; {found.senses}" if found else text
 
 
 def _recommendation(pair: PairEntry, expected: ExpectedGain | None) -> str:
@@ -129,8 +129,8 @@ def show(options: ModelsShowOptions) -> None:
 
 
 def _projector(main: Path) -> str:
-    path = find_projector(main)
-    return f"{describe(path).description}\n{path}" if path else ""
+    found = find_projector(main)
+    return f"{found.description}\n{found.path}" if found else ""
 
 
 def rm(options: ModelsRmOptions) -> None:

@@ -4,13 +4,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
-_RENAMED = {
-    # Names in earlier versions.
-    "out": "output",
-    "remember": "datastore",
-    "size": "vocabulary",
-    "text": "from",
-    # Names in llama.cpp and other programs.
+_OF_OTHERS = {
     "context": "ctx",
     "ctx-size": "ctx",
     "draft-n": "draft-max",
@@ -24,14 +18,7 @@ _RENAMED = {
     "system-prompt": "system",
     "temperature": "temp",
 }
-_SAME_TOKENS = "a draft model with a different vocabulary always drafts the tokens that both models have"
-_REMOVED = {
-    "cross-vocab": _SAME_TOKENS,
-    "translation": _SAME_TOKENS,
-    "greedy-draft": "draft tokens are always sampled, which is faster",
-    "state": "the prompt cache keeps what the models have read",
-}
-"""Options that earlier versions had, and why none takes their place."""
+"""Names in llama.cpp and other programs."""
 _SETTINGS = {"kind": "type", "n_ctx": "ctx", "target": "output"} | {
     name: name.replace("_", "-")
     for name in (
@@ -62,12 +49,8 @@ def hint(name: str, known: Iterable[str], spelled: Callable[[str], str] = str) -
         spelled: spells a known name as the user has to type it.
     """
     known, name = list(known), name.replace("_", "-")
-    negated = "no-" if name.startswith("no-") else ""
-    bare = name.removeprefix("no-")
-    if why := _REMOVED.get(bare):
-        return f"it was removed, because {why}"
-    if (new := _RENAMED.get(bare)) in known:
-        return f"use {spelled(f'{negated}{new}')}"
+    if (new := _OF_OTHERS.get(name)) in known:
+        return f"use {spelled(new)}"
     near = " or ".join(map(spelled, close(name, known)))
     return f"did you mean {near}?" if near else ""
 

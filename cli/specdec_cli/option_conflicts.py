@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spec_local.errors import InvalidRequest
+from specdec_cli.settings import kind_of_source
 
 _Values = Mapping[str, Any]
 
@@ -51,7 +52,7 @@ def switch_learning_off(ctx: Any) -> None:
     """
     if not ctx.params.get("learn") or ctx.params.get("datastore", True):
         return
-    learn, datastore = (_SOURCES.index(_source(ctx, name)) for name in ("learn", "datastore"))
+    learn, datastore = (_SOURCES.index(kind_of_source(ctx, name)) for name in ("learn", "datastore"))
     if learn == datastore == _SOURCES.index("COMMANDLINE"):
         raise InvalidRequest("--learn needs the datastore: remove --no-datastore, or --learn")
     if datastore and datastore >= learn:
@@ -68,10 +69,6 @@ def check(ctx: Any) -> None:
     if values.get("no_spec") or any(values.get(name) for name in _VARIED):
         return
     for name, (has_effect, needed) in _NEEDED.items():
-        if name in values and _source(ctx, name) == "COMMANDLINE" and not has_effect(values):
+        if name in values and kind_of_source(ctx, name) == "COMMANDLINE" and not has_effect(values):
             option = f"--{name.replace('_', '-')}"
             raise InvalidRequest(f"{option} has no effect here: use {needed}, or remove {option}")
-
-
-def _source(ctx: Any, name: str) -> str:
-    return getattr(ctx.get_parameter_source(name), "name", "")

@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter
 
 from spec_local import kernels
 from spec_local.core.sampling_settings import SETTINGS, SamplingSettings, Setting
@@ -22,33 +22,31 @@ from spec_local.policies import POLICY_NAMES
 from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import commands, completion
+from specdec_cli.parameters import argument, option
 
-if TYPE_CHECKING:
-    from spec_local.core.sampling_settings import SamplingSettings
-
-_ModelOption = functools.partial(Option, metavar="FILE|NAME", autocompletion=completion.models)
-NamedModel = functools.partial(Argument, autocompletion=completion.models)
-MainOption = Annotated[
-    str | None, _ModelOption("--main", "-m", help="Main model, instead of MODEL (default: starter-pair).")
-]
-NeededMainOption = Annotated[
-    str | None, _ModelOption("--main", "-m", help="Main model, instead of MAIN; there is no default.")
-]
-DraftOption = Annotated[
-    str | None,
-    _ModelOption("--draft", "-md", help="Draft model or head; auto (default) finds one, none turns it off."),
-]
-ModelArgument = Annotated[
-    str | None,
-    NamedModel(
-        metavar="MODEL",
-        help="Main model: a file, a name of a model or pair (see specdec models list), or user/repo:quant on "
-        "the Hugging Face Hub.",
-    ),
-]
-DraftArgument = Annotated[
-    str | None, NamedModel(metavar="DRAFT", help="Draft model or head, instead of --draft.")
-]
+named_model = functools.partial(argument, autocompletion=completion.models)
+model_argument = functools.partial(
+    named_model,
+    metavar="MODEL",
+    help="Main model: a file, a name of a model or pair (see specdec models list), or user/repo:quant on "
+    "the Hugging Face Hub.",
+)
+draft_argument = functools.partial(
+    named_model, metavar="DRAFT", help="Draft model or head, instead of --draft."
+)
+model_option = functools.partial(option, metavar="FILE|NAME", autocompletion=completion.models)
+main_option = functools.partial(
+    model_option, "--main", "-m", help="Main model, instead of MODEL (default: starter-pair)."
+)
+needed_main_option = functools.partial(
+    model_option, "--main", "-m", help="Main model, instead of MAIN; there is no default."
+)
+draft_option = functools.partial(
+    model_option,
+    "--draft",
+    "-md",
+    help="Draft model or head; auto (default) finds one, none turns it off.",
+)
 
 
 def named_pair(
@@ -70,26 +68,22 @@ def needed_main(main: str | None, main_option: str | None) -> str:
     raise InvalidRequest("the main model is missing: give it as an argument, or with --main")
 
 
-SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message.")]
-ImageOption = Annotated[
-    list[Path] | None,
-    Option(
-        "--image",
-        "--audio",
-        metavar="FILE",
-        help="Image or sound, repeatable; - is standard input.",
-    ),
-]
-ShowDraftsOption = Annotated[
-    bool, Option("--show-drafts", help="Mark accepted draft tokens, and list rejected ones.")
-]
-HideThinkingOption = functools.partial(
-    Option,
-    "--hide-thinking",
+system_option = functools.partial(option, metavar="TEXT", help="System message.")
+image_option = functools.partial(
+    option, "--image", "--audio", metavar="FILE", help="Image or sound, repeatable; - is standard input."
+)
+show_drafts_option = functools.partial(
+    option, default=False, help="Mark accepted draft tokens, and list rejected ones."
+)
+hide_thinking_option = functools.partial(
+    option,
+    default=False,
     help="Hide the reasoning of a model that thinks first; show only how long it takes.",
 )
-NoWrapOption = functools.partial(
-    Option, "--no-wrap", help="Do not break lines between words; leave line breaks to the terminal."
+no_wrap_option = functools.partial(
+    option,
+    default=False,
+    help="Do not break lines between words; leave line breaks to the terminal.",
 )
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
@@ -103,9 +97,9 @@ else:
     VerifierChoice = Literal[VERIFIER_NAMES]
     ShapeChoice = Literal[SHAPE_NAMES]
 
-_Machine = functools.partial(Option, rich_help_panel=commands.MACHINE)
-_Speculation = functools.partial(Option, rich_help_panel=commands.SPECULATION)
-_Sampling = functools.partial(Option, rich_help_panel=commands.SAMPLING)
+_machine = functools.partial(option, rich_help_panel=commands.MACHINE)
+_speculation = functools.partial(option, rich_help_panel=commands.SPECULATION)
+_sampling = functools.partial(option, rich_help_panel=commands.SAMPLING)
 
 
 def _vocabulary_size(value: str) -> str:
@@ -170,7 +164,7 @@ def _checked_cache_limit(value: str | None) -> str | None:
     return value
 
 
-PROMPT_CACHE = {"metavar": "SIZE|off", "callback": _checked_cache_limit}
+prompt_cache_option = functools.partial(option, metavar="SIZE|off", callback=_checked_cache_limit)
 
 
 def _unless_minus_one(value: int | None) -> int | None:
@@ -178,23 +172,23 @@ def _unless_minus_one(value: int | None) -> int | None:
     return None if value == -1 else value
 
 
-PromptOption = Annotated[
-    str | None, Option("--prompt", "-p", metavar="TEXT", help="The prompt, instead of the argument.")
-]
-VerboseFlag = functools.partial(Option, "--verbose", "-v", count=True, show_default=False)
-VerboseOption = Annotated[int, VerboseFlag(help="Show statistics, device and threads; -vv: llama.cpp's log.")]
-MaxTokensOption = functools.partial(
-    Option,
-    "--max-tokens",
-    "-n",
-    callback=_unless_minus_one,
-    help="Maximum number of tokens (default: until the answer ends).",
+prompt_option = functools.partial(
+    option, "--prompt", "-p", metavar="TEXT", help="The prompt, instead of the argument."
+)
+verbose_option = functools.partial(
+    option,
+    "--verbose",
+    "-v",
+    default=0,
+    count=True,
+    show_default=False,
+    help="Show statistics, device and threads; -vv: llama.cpp's log.",
 )
 
 
-def _choice(text: str, names: tuple[str, ...], note: str) -> Any:
+def _choice(text: str, names: tuple[str, ...], note: str, default: str) -> Any:
     """Return an option with its values in the help text: Typer's column for them would be too wide."""
-    return _Speculation(metavar="NAME", help=f"{text}: {', '.join(names)}; {note}.")
+    return _speculation(default=default, metavar="NAME", help=f"{text}: {', '.join(names)}; {note}.")
 
 
 def use_kernels(value: KernelsChoice) -> KernelsChoice:
@@ -203,140 +197,120 @@ def use_kernels(value: KernelsChoice) -> KernelsChoice:
     return value
 
 
-_KERNELS = {
-    "callback": use_kernels,
-    "help": "CPU kernels: auto uses specdec's own where they work, off uses llama.cpp's.",
-}
-KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
-_DEVICE: dict[str, Any] = {
-    "metavar": "auto|gpu|cpu|NAME",
-    "help": "Where the models run: on the CPU, on a GPU, or each where it is faster (auto); specdec doctor "
+kernels_option = functools.partial(
+    option,
+    default="auto",
+    callback=use_kernels,
+    help="CPU kernels: auto uses specdec's own where they work, off uses llama.cpp's.",
+)
+device_option = functools.partial(
+    option,
+    default="auto",
+    metavar="auto|gpu|cpu|NAME",
+    help="Where the models run: on the CPU, on a GPU, or each where it is faster (auto); specdec doctor "
     "shows the names of GPUs.",
-    "autocompletion": completion.devices,
-    "callback": _device,
-}
-DeviceOption = Annotated[str, Option(**_DEVICE)]
-CacheTypeOption = Annotated[CacheChoice, Option(help="Precision of the KV caches.")]
-LaterContextOption = Annotated[
-    int, Option(min=1, max=1 << 24, help="Context size of later sessions, in tokens.")
-]
-YesOption = Annotated[bool, Option("--yes", "-y", help="Delete without asking.")]
-GPU_LAYERS_HELP = "Number of layers on the GPU; −1: as many as fit (default: depends on --device)."
-GpuLayersOption = Annotated[int | None, Option(help=GPU_LAYERS_HELP)]
+    autocompletion=completion.devices,
+    callback=_device,
+)
+cache_type_option = functools.partial(option, default="f16", help="Precision of the KV caches.")
+later_context_option = functools.partial(
+    option, default=4096, min=1, max=1 << 24, help="Context size of later sessions, in tokens."
+)
+yes_option = functools.partial(option, "--yes", "-y", default=False, help="Delete without asking.")
+gpu_layers_option = functools.partial(
+    option, help="Number of layers on the GPU; −1: as many as fit (default: depends on --device)."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
     """Models, the resources they use, and speculation."""
 
-    main: MainOption = None
-    draft: DraftOption = None
-    ctx: Annotated[
-        int | None,
-        Option("--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."),
-    ] = None
-    no_spec: Annotated[bool, Option("--no-spec", help="Decode without speculation.")] = False
-    threads: Annotated[
-        int | None, _Machine("--threads", "-t", help="Number of threads (default: one per usable core).")
-    ] = None
-    device: Annotated[str, _Machine(**_DEVICE)] = "auto"
-    draft_device: Annotated[
-        str,
-        _Machine(
-            metavar="auto|gpu|cpu|NAME",
-            help="Where the draft model runs (default: as --device).",
-            autocompletion=completion.devices,
-            callback=_device,
-        ),
-    ] = "auto"
-    gpu_layers: Annotated[int | None, _Machine("--gpu-layers", "-ngl", help=GPU_LAYERS_HELP)] = None
-    cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
-    kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"
-    mmproj: Annotated[
-        str,
-        _Machine(
-            "--mmproj",
-            "-mm",
-            metavar="FILE|auto|none",
-            help="Projector of the main model, for images and sound; auto finds it beside it.",
-        ),
-    ] = FOUND_PROJECTOR
-    prompt_cache: Annotated[
-        str | None,
-        _Machine(
-            **PROMPT_CACHE,
-            help="Disk space that saves later sessions from reading the same prompts and answers again; 0 "
-            "keeps them in memory only, off not at all (default: 2GiB, or 5 % of the free space).",
-        ),
-    ] = None
-    workers: Annotated[
-        str | None,
-        _Machine(
-            metavar="HOST:PORT,…",
-            help="Other machines that run layers of the main model; see specdec worker.",
-        ),
-    ] = None
-    proposer: Annotated[
-        str,
-        _Speculation(
-            metavar="NAME",
-            help=f"Source of draft tokens: {', '.join(PROPOSER_NAMES)}, or a lookup of another package; auto "
-            "lets the policy choose.",
-            callback=_known_proposer,
-            autocompletion=completion.proposers,
-        ),
-    ] = "auto"
-    policy: Annotated[
-        PolicyChoice,
-        _choice("Draft-length policy", POLICY_NAMES, "adaptive drafts as much as measured costs justify"),
-    ] = "adaptive"
-    draft_max: Annotated[
-        int | None, _Speculation(help="Maximum draft length in tokens (default: depends on the policy).")
-    ] = None
-    draft_p_min: Annotated[
-        float, _Speculation(help="Confidence below which the confidence policy stops drafting.")
-    ] = 0.75
-    staged: Annotated[
-        int, _Speculation(help="Maximum number of lookup tokens staged in a call of the draft model.")
-    ] = 0
-    draft_vocab: Annotated[
-        str,
-        _Speculation(
-            metavar="N|all",
-            help="To draft faster, use only the first N tokens of the vocabulary and those in the context "
-            "(default: 49152 of a large vocabulary, 16384 of a medium one).",
-            callback=_vocabulary_size,
-        ),
-    ] = "auto"
-    shape: Annotated[
-        ShapeChoice, _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree")
-    ] = "chain"
-    tree_nodes: Annotated[
-        int, _Speculation(help="Maximum number of draft tokens per step in a tree or beams.")
-    ] = 16
-    beam_width: Annotated[int, _Speculation(help="Number of beams.")] = 4
-    verifier: Annotated[
-        VerifierChoice, _choice("Acceptance rule", VERIFIER_NAMES, "all are exact; auto selects the best")
-    ] = "auto"
-    datastore: Annotated[
-        bool,
-        _Speculation(
-            help="Keep answers and the ends of their prompts on disk for lookups in later sessions."
-        ),
-    ] = False
-    learn: Annotated[
-        bool,
-        _Speculation(
-            help="Keep whole prompts and answers on disk to train a head on them; implies --datastore."
-        ),
-    ] = False
-    reproducible: Annotated[
-        bool,
-        _Speculation(
-            "--reproducible",
-            help="Give the same output for a seed with any draft or none (CPU only; may be slower).",
-        ),
-    ] = False
+    main: str | None = main_option()
+    draft: str | None = draft_option()
+    ctx: int | None = option(
+        "--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."
+    )
+    no_spec: bool = option(default=False, help="Decode without speculation.")
+    threads: int | None = _machine(
+        "--threads", "-t", help="Number of threads (default: one per usable core)."
+    )
+    device: str = device_option(rich_help_panel=commands.MACHINE)
+    draft_device: str = device_option(
+        help="Where the draft model runs (default: as --device).", rich_help_panel=commands.MACHINE
+    )
+    gpu_layers: int | None = gpu_layers_option("--gpu-layers", "-ngl", rich_help_panel=commands.MACHINE)
+    cache_type: CacheChoice = cache_type_option(rich_help_panel=commands.MACHINE)
+    kernels: KernelsChoice = kernels_option(rich_help_panel=commands.MACHINE)
+    mmproj: str = _machine(
+        "--mmproj",
+        "-mm",
+        default=FOUND_PROJECTOR,
+        metavar="FILE|auto|none",
+        help="Projector of the main model, for images and sound; auto finds it beside it.",
+    )
+    prompt_cache: str | None = prompt_cache_option(
+        rich_help_panel=commands.MACHINE,
+        help="Disk space that saves later sessions from reading the same prompts and answers again; 0 "
+        "keeps them in memory only, off not at all (default: 2GiB, or 5 % of the free space).",
+    )
+    workers: str | None = _machine(
+        metavar="HOST:PORT,…", help="Other machines that run layers of the main model; see specdec worker."
+    )
+    proposer: str = _speculation(
+        default="auto",
+        metavar="NAME",
+        help=f"Source of draft tokens: {', '.join(PROPOSER_NAMES)}, or a lookup of another package; auto "
+        "lets the policy choose.",
+        callback=_known_proposer,
+        autocompletion=completion.proposers,
+    )
+    policy: PolicyChoice = _choice(
+        "Draft-length policy",
+        POLICY_NAMES,
+        "adaptive drafts as much as measured costs justify",
+        default="adaptive",
+    )
+    draft_max: int | None = _speculation(
+        help="Maximum draft length in tokens (default: depends on the policy)."
+    )
+    draft_p_min: float = _speculation(
+        default=0.75, help="Confidence below which the confidence policy stops drafting."
+    )
+    staged: int = _speculation(
+        default=0, help="Maximum number of lookup tokens staged in a call of the draft model."
+    )
+    draft_vocab: str = _speculation(
+        default="auto",
+        metavar="N|all",
+        help="To draft faster, use only the first N tokens of the vocabulary and those in the context "
+        "(default: 49152 of a large vocabulary, 16384 of a medium one).",
+        callback=_vocabulary_size,
+    )
+    shape: ShapeChoice = _choice(
+        "Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree", default="chain"
+    )
+    tree_nodes: int = _speculation(
+        default=16, help="Maximum number of draft tokens per step in a tree or beams."
+    )
+    beam_width: int = _speculation(default=4, help="Number of beams.")
+    verifier: VerifierChoice = _choice(
+        "Acceptance rule", VERIFIER_NAMES, "all are exact; auto selects the best", default="auto"
+    )
+    datastore: bool = _speculation(
+        "--datastore/--no-datastore",
+        default=False,
+        help="Keep answers and the ends of their prompts on disk for lookups in later sessions.",
+    )
+    learn: bool = _speculation(
+        "--learn/--no-learn",
+        default=False,
+        help="Keep whole prompts and answers on disk to train a head on them; implies --datastore.",
+    )
+    reproducible: bool = _speculation(
+        default=False,
+        help="Give the same output for a seed with any draft or none (CPU only; may be slower).",
+    )
 
     def with_models(self, main: str | None, draft: str | None = None) -> Self:
         """Return the options with other models; None: with the same."""
@@ -355,7 +329,7 @@ class ModelOptions:
 
 
 def _sampler_field(setting: Setting) -> tuple[str, Any, Any]:
-    """Return name, type and default of an option; None: what the model's file recommends, or the default."""
+    """Return name, type and field of an option. Its default is None if a model may recommend another one."""
     help, default, kind = setting.help, getattr(SamplingSettings(), setting.field), setting.kind
     metavar = None
     if kind == list[str]:
@@ -363,8 +337,9 @@ def _sampler_field(setting: Setting) -> tuple[str, Any, Any]:
         help, default, metavar = f"{help}; repeatable, none: no text (default: {texts})", None, "TEXT"
     elif setting.gguf:
         help, default, kind = f"{help} (default: the model's, or {default:g})", None, kind | None
-    option = (Option if setting.field == "temperature" else _Sampling)(metavar=metavar, help=f"{help}.")
-    return setting.option.replace("-", "_"), Annotated[kind, option], default
+    declare = option if setting.field == "temperature" else _sampling
+    field = declare(default=default, metavar=metavar, help=f"{help}.")
+    return setting.option.replace("-", "_"), kind, field
 
 
 if TYPE_CHECKING:
@@ -379,12 +354,9 @@ else:
 class SamplerOptions(_SamplerFields):
     """The sampler; names, meaning and defaults are those of llama.cpp."""
 
-    logit_bias: Annotated[
-        list[str] | None,
-        _Sampling(
-            metavar="ID=BIAS", help="Add a bias to a token's logit; -inf forbids the token; repeatable."
-        ),
-    ] = None
+    logit_bias: list[str] | None = _sampling(
+        metavar="ID=BIAS", help="Add a bias to a token's logit; -inf forbids the token; repeatable."
+    )
 
     def settings(self, recommended: Mapping[str, Any] | None = None) -> SamplingSettings:
         """Return the settings of the sampler.
@@ -409,34 +381,27 @@ class SamplerOptions(_SamplerFields):
 class SamplingOptions(SamplerOptions):
     """The sampler, and the limits and form of the answer."""
 
-    max_tokens: Annotated[int | None, MaxTokensOption()] = None
-    seed: Annotated[
-        int | None,
-        Option(
-            callback=_unless_minus_one,
-            help="Random seed, to repeat an output (see --reproducible).",
-        ),
-    ] = None
-    json_schema: Annotated[
-        str | None,
-        Option(metavar="FILE|JSON", help="JSON schema for the answer: a file, or the schema itself."),
-    ] = None
-    stop: Annotated[
-        list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
-    ] = None
-    grammar_file: Annotated[
-        Path | None, _Sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
-    ] = None
-    thinking_budget: Annotated[
-        int | None,
-        _Sampling(
-            min=0,
-            max=1 << 31,
-            metavar="<int>",
-            help="Maximum number of reasoning tokens before the answer (default: no limit; under a grammar "
-            "or schema, half of the tokens that the answer may have).",
-        ),
-    ] = None
+    max_tokens: int | None = option(
+        "--max-tokens",
+        "-n",
+        callback=_unless_minus_one,
+        help="Maximum number of tokens (default: until the answer ends).",
+    )
+    seed: int | None = option(
+        callback=_unless_minus_one, help="Random seed, to repeat an output (see --reproducible)."
+    )
+    json_schema: str | None = option(
+        metavar="FILE|JSON", help="JSON schema for the answer: a file, or the schema itself."
+    )
+    stop: list[str] | None = _sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
+    grammar_file: Path | None = _sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
+    thinking_budget: int | None = _sampling(
+        min=0,
+        max=1 << 31,
+        metavar="<int>",
+        help="Maximum number of reasoning tokens before the answer (default: no limit; under a grammar "
+        "or schema, half of the tokens that the answer may have).",
+    )
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -2,14 +2,13 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 from spec_local.errors import BackendCrash
-from specdec_cli import exits, last_resort, render
+from specdec_cli import exits, last_resort, render, terminal
 
 _MARK = "_SPECDEC_CHILD"
 """Set in the environment of the child."""
@@ -31,67 +30,28 @@ def run(workers: str) -> int | None:
     command = [sys.executable, "-P", "-m", "specdec_cli", *sys.argv[1:]]
     # Without the second one, ggml starts a debugger after a crash.
     environment = os.environ | {_MARK: "1", "GGML_NO_BACKTRACE": "1"}
-    with (
-        _no_core_dumps(),
-        _terminal_restored(),
-        subprocess.Popen(command, env=environment) as child,
-        _signals_passed_on(child),
-    ):
-        code = child.wait()
-    if code >= 0 or -code in render.ENDING:
-        return code if code >= 0 else 128 - code
+    restore_terminal = terminal.restoration()
+    _prevent_core_dumps()
+    with subprocess.Popen(command, env=environment) as child:
+
+        def pass_on(signum: int) -> None:
+            if signum != signal.SIGINT or not sys.stdin.isatty():  # a terminal sends Ctrl-C to both
+                child.send_signal(signum)
+
+        with last_resort.handling((*render.ENDING, signal.SIGINT), pass_on):
+            code = child.wait()
+    if code >= 0:
+        return code
+    restore_terminal()
+    if -code in render.ENDING:
+        return last_resort.BY_SIGNAL - code
     if missing := silent(addresses):
         raise BackendCrash(f"no worker answers at {', '.join(missing)} any more: start it, and repeat this")
     name = signal.Signals(-code).name
     raise BackendCrash(f"llama.cpp ended ({name}); all workers answer now: try again, or without --workers")
 
 
-@contextlib.contextmanager
-def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Let the child alone handle signals. A terminal sends Ctrl-C to both."""
-
-    def pass_on(signum: int, frame: object) -> None:
-        last_resort.notice()
-        if signum != signal.SIGINT or not sys.stdin.isatty():
-            child.send_signal(signum)
-
-    kinds = [*render.ENDING, signal.SIGINT]
-    previous: dict[int, Any] = {signum: signal.signal(signum, pass_on) for signum in kinds}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
-
-@contextlib.contextmanager
-def _terminal_restored() -> Iterator[None]:
-    """Give the terminal back its modes, which a child that dies does not do."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    modes = termios.tcgetattr(0)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(termios.error):  # the terminal was closed
-            termios.tcsetattr(0, termios.TCSADRAIN, modes)
-
-
-@contextlib.contextmanager
-def _no_core_dumps() -> Iterator[None]:
+def _prevent_core_dumps() -> None:
     """Let a child that dies write no copy of the model's memory to disk."""
-    try:
-        import resource
-
-        previous = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, previous[1]))
-    except (ImportError, ValueError, OSError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_CORE, previous)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

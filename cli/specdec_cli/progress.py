@@ -57,35 +57,24 @@ def bar(
     """
     if not visible or sys.stderr is None:
         with waiting.line(f"{description} …"):
-            yield _Counted(description, total, done).advance
+            yield _Counted(description, total, done).say
         return
     if not sys.stderr.isatty():
-        yield _Lines(description, total, done).advance
+        yield _Counted(description, total, done).print
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as of_rich
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TaskProgressColumn(),
-        TextColumn("time left"),
-        # `speed_estimate_period`: from the rate of the whole run, because the current rate fluctuates.
-        TimeRemainingColumn(),
-    )
-    progress = Progress(
-        *columns,
+    progress = of_rich.Progress(
+        "{task.description}",
+        of_rich.BarColumn(),
+        of_rich.MofNCompleteColumn(),
+        of_rich.TaskProgressColumn(),
+        "time left",
+        of_rich.TimeRemainingColumn(),
         console=render.console(sys.stderr),
         transient=True,
         redirect_stdout=False,
-        speed_estimate_period=1e9,
+        speed_estimate_period=1e9,  # the rate of the whole run, because the current one fluctuates
     )
     with live(progress):
         task = progress.add_task(description, total=total, completed=done)
@@ -93,29 +82,22 @@ def bar(
 
 
 class _Counted:
-    """Shows in a line of `waiting` how much is done."""
+    """Says how much is done."""
 
-    def __init__(self, description: str, total: int, done: float) -> None:
-        self._description, self._total, self._done = description, total, done
+    def __init__(self, description: str, total: int, done: int) -> None:
+        self._description, self._total, self._first, self._done = description, total, done, float(done)
+        self._started = self._printed = time.monotonic()
 
-    def advance(self, units: float) -> None:
+    def say(self, units: float) -> None:
+        """Advance, and say so in a line of `waiting`."""
         self._done += units
         waiting.say(f"{self._description}: {int(self._done)} of {self._total}")
 
-
-class _Lines:
-    """Prints a line of progress now and then; nothing for what ends soon."""
-
-    def __init__(self, description: str, total: int, done: int) -> None:
-        self._description, self._total, self._first = description, total, done
-        self._done = float(done)
-        self._started = self._printed = time.monotonic()
-
-    def advance(self, units: float) -> None:
+    def print(self, units: float) -> None:
+        """Advance, and print a line now and then; nothing for what ends soon."""
         self._done += units
         now = time.monotonic()
-        if now - self._printed < LINE_INTERVAL or not self._done > self._first:
-            return
-        self._printed = now
-        left = (now - self._started) / (self._done - self._first) * (self._total - self._done)
-        render.note(f"{self._description}: {int(self._done)} of {self._total} · {clock(left)} left")
+        if now - self._printed >= LINE_INTERVAL and self._done > self._first:
+            self._printed = now
+            left = (now - self._started) / (self._done - self._first) * (self._total - self._done)
+            render.note(f"{self._description}: {int(self._done)} of {self._total} · {clock(left)} left")

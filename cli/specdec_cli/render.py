@@ -188,9 +188,8 @@ def console(stream: TextIO, **options: Any) -> "Console":
     return Console(file=terminal.raw(stream), markup=False, emoji=False, highlight=False, **options)
 
 
-# Signals that end a process. A closed terminal sends SIGHUP, which Windows does not have.
-HANGUP = getattr(signal, "SIGHUP", None)
-ENDING = (signal.SIGTERM, *([HANGUP] if HANGUP else []))
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a process. A closed terminal sends SIGHUP."""
 
 
 @contextlib.contextmanager
@@ -203,26 +202,19 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """
     received: list[int] = []
 
-    def on_signal(signum: int, frame: object) -> None:
-        last_resort.notice()
-        if received and signum != HANGUP:
+    def on_signal(signum: int) -> None:
+        if received and signum != signal.SIGHUP:
             received.clear()
-            restore()
+            for each, handler in previous.items():
+                signal.signal(each, handler)
             signal.raise_signal(signum)
         received.append(signum)
 
-    def restore() -> None:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
-    handled = [
-        s for s in (signal.SIGINT, *ENDING) if signal.getsignal(s) != signal.SIG_IGN
-    ]  # ignored under nohup
-    previous = {s: signal.signal(s, on_signal) for s in handled}
+    # Under nohup, SIGHUP is ignored.
+    handled = [s for s in (signal.SIGINT, *ENDING) if signal.getsignal(s) != signal.SIG_IGN]
     try:
-        with last_resort.counting_signals():
+        with last_resort.handling(handled, on_signal) as previous, last_resort.counting_signals():
             yield lambda: bool(received)
     finally:
-        restore()
         for signum in set(received).intersection(ENDING):
             signal.raise_signal(signum)

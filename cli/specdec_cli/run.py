@@ -2,9 +2,7 @@
 
 from specdec_cli import chat_input, commands
 from specdec_cli.first_argument import model_and_prompt
-from specdec_cli.signatures.chat import ChatOptions
-from specdec_cli.signatures.generate import GenerateOptions
-from specdec_cli.signatures.run import RunOptions
+from specdec_cli.signatures.answers import ChatOptions, GenerateOptions, RunOptions
 
 
 def run(options: RunOptions) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model_file import check_header
 from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, NO_PROJECTOR, STARTER, paired
-from spec_local.models.projectors import describe, resolve_projector
+from spec_local.models.projectors import resolve_projector
 from spec_local.system import extras
 from spec_local.text import printable
 from specdec_cli import render, settings
 from specdec_cli.options import ModelOptions, SamplerOptions, SamplingOptions
 from specdec_cli.sessions import generation_settings, session_arguments
-from specdec_cli.signatures.serve import ServeOptions
+from specdec_cli.signatures.answers import ServeOptions
 
 try:
     from spec_local.server import run
@@ -86,8 +86,6 @@ def _served(
     models: ModelOptions, sampler: SamplerOptions, parallel: int | None, alias: str | None
 ) -> ServedModel:
     """A model as clients know it: by the name that was given, or that of its file."""
-    from spec_local.server.supervision.served_models import ServedModel
-
     files = models.files()
     check_header(files[0])
     projector = resolve_projector(files[0], models.mmproj)
@@ -96,9 +94,8 @@ def _served(
     others = [files[0].stem] if is_file else [files[0].stem, paired(given)[0]]
     name = printable(alias or (files[0].stem if is_file else given))
     session = session_arguments(models, files, parallel=parallel)
-    return ServedModel(
-        name, session, others, _defaults(models, sampler), describe(projector).reads if projector else ()
-    )
+    reads = projector.reads if projector else ()
+    return ServedModel(name, session, others, _defaults(models, sampler), reads)
 
 
 def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:

@@ -10,7 +10,6 @@ the file, names the variables, and names the source of an invalid value.
 """
 
 import contextlib
-import inspect
 import json
 import os
 import typing
@@ -22,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from spec_local import kernels
-from spec_local.errors import ConfigError, InvalidRequest
+from spec_local.errors import InvalidRequest
 from spec_local.system.files import expanded
 from specdec_cli.names import nearest
 
@@ -47,15 +46,7 @@ class FileDefaults(dict[str, Any]):
 
     def __init__(self, file: "ConfigFile", locations: "dict[str, Location]") -> None:
         super().__init__()
-        self._file, self.locations = file, locations
-
-    def place(self, param: str) -> str:
-        """Return where a value is set, as ``file:line``."""
-        return self._file.place(self.locations[param])
-
-    def error(self, param: str, what: str) -> ConfigError:
-        """Return an error about a value, which names file, line and key."""
-        return self._file.error(self.locations[param], what)
+        self.file, self.locations = file, locations
 
 
 def read(root: TyperGroup, given: str | None = None) -> "Config | None":
@@ -77,12 +68,12 @@ class Config:
         self._folder, self._commands = place.absolute().parent, commands
         self._file = file = ConfigFile(place, str(place), "correct it")
         self._content = file.table()
-        known = {key for command in commands.values() for key in keys(command)}
+        known = {key for command in commands.values() for key in options(command)}
         for key, value in self._content.items():
             if isinstance(value, dict):
                 if key not in commands:
                     raise file.error((key,), "there is no such command" + nearest(key, commands))
-                own = keys(commands[key])
+                own = options(commands[key])
                 for inner in value:
                     if inner not in own:
                         what = f"{key.replace('-', ' ')} has no such option{nearest(inner, own)}"
@@ -99,28 +90,25 @@ class Config:
         name = next(name for name, each in self._commands.items() if each is command)
         top = {key: value for key, value in self._content.items() if key not in self._commands}
         own = self._content.get(name, {})
-        known = keys(command)
-        locations: dict[str, Location] = {known[key]: (key,) for key in known if key in top}
-        locations |= {known[key]: (name, key) for key in known if key in own}
+        known = options(command)
+        locations: dict[str, Location] = {each.name: (key,) for key, each in known.items() if key in top}
+        locations |= {each.name: (name, key) for key, each in known.items() if key in own}
         defaults = FileDefaults(self._file, locations)
         for param, (*table, key) in locations.items():
-            defaults[param] = self._texts(command, param, (own if table else top)[key], defaults)
+            value = (own if table else top)[key]
+            defaults[param] = self._texts(known[key], value, locations[param])
         return defaults
 
-    def _texts(
-        self, command: TyperCommand, param: str, value: Any, defaults: FileDefaults
-    ) -> str | list[str]:
+    def _texts(self, option: Any, value: Any, location: "Location") -> str | list[str]:
         """Return what to type on the command line for a value: a list if the option is repeatable."""
-        option = options(command)[param]
         values = value if isinstance(value, list) else [value]
         if any(isinstance(each, (list, dict)) for each in values):
-            raise defaults.error(param, "takes a value, not a table or a nested list")
+            raise self._file.error(location, "takes a value, not a table or a nested list")
         if isinstance(value, list) and not option.multiple:
-            raise defaults.error(param, "takes one value, not a list")
+            raise self._file.error(location, "takes one value, not a list")
         texts = [_text(each) for each in values]
-        if may_be_file(command, option):
-            is_path = takes_path(command, option)
-            texts = [self._resolved(text, is_path) for text in texts]
+        if may_be_file(option):
+            texts = [self._resolved(text, takes_path(option)) for text in texts]
         return texts if option.multiple else texts[0]
 
     def _resolved(self, text: str, is_path: bool) -> str:
@@ -140,8 +128,7 @@ def add_variables(command: TyperCommand) -> None:
 
     Click's `auto_envvar_prefix` would use the names of Python parameters, some of which differ (``--for``).
     """
-    for key, param in keys(command).items():
-        option = options(command)[param]
+    for key, option in options(command).items():
         option.envvar = [*(option.envvar or ()), variable(key)]
         option.show_envvar = False
         if option.multiple:
@@ -156,13 +143,19 @@ def _elements(text: str | None) -> list[str] | None:
     return [text] if text else None
 
 
+def kind_of_source(ctx: Any, param: str) -> str:
+    """Return "COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP" (of the config file), "DEFAULT", or ""."""
+    return getattr(ctx.get_parameter_source(param), "name", "")
+
+
 def source(ctx: typer.Context, option: Any) -> str:
     """Return where an option's value comes from: a variable, a line of the config file, or "default"."""
-    match _source(ctx, option):
+    match kind_of_source(ctx, option.name):
         case "ENVIRONMENT":
             return _set_variable(option)
         case "DEFAULT_MAP":
-            return typing.cast(FileDefaults, ctx.default_map).place(option.name)
+            defaults = typing.cast(FileDefaults, ctx.default_map)
+            return defaults.file.place(defaults.locations[option.name])
     return "default"
 
 
@@ -170,11 +163,12 @@ def explained(ctx: typer.Context, error: typer.BadParameter) -> Exception:
     """Return the error of an invalid value, with the variable or the file and key that set it."""
     what = shortened(error.message)
     option: Any = error.param
-    match option and _source(ctx, option):
+    match option and kind_of_source(ctx, option.name):
         case "ENVIRONMENT":
             return InvalidRequest(f"{_set_variable(option)}: {what}; correct it, or unset it")
         case "DEFAULT_MAP":
-            return typing.cast(FileDefaults, ctx.default_map).error(option.name, what)
+            defaults = typing.cast(FileDefaults, ctx.default_map)
+            return defaults.file.error(defaults.locations[option.name], what)
     return error
 
 
@@ -184,10 +178,6 @@ def shortened(message: str) -> str:
     return what[:1].lower() + what[1:]
 
 
-def _source(ctx: typer.Context, option: Any) -> str:
-    return getattr(ctx.get_parameter_source(option.name), "name", "")
-
-
 def _set_variable(option: Any) -> str:
     names: list[str] = option.envvar
     return next(name for name in names if os.environ.get(name))
@@ -195,7 +185,7 @@ def _set_variable(option: Any) -> str:
 
 def unknown_variables(root: TyperGroup) -> list[str]:
     """Return a warning for each SPECDEC_* variable that sets no option."""
-    known = {key for _, command in runnable(root) for key in keys(command)}
+    known = {key for _, command in runnable(root) for key in options(command)}
     others = {FILE_VARIABLE, kernels.INSTRUCTION_SET}
     unknown = {name for name in os.environ if name.startswith(_PREFIX)} - others - set(map(variable, known))
     known |= {_key(name) for name in others}
@@ -216,13 +206,9 @@ def variable(key: str) -> str:
 
 
 def options(command: TyperCommand) -> dict[str, Any]:
-    """Return a command's options by parameter, except the one that selects the config file."""
-    return {p.name: p for p in command.params if p.param_type_name == "option" and p.name != "config"}
-
-
-def keys(command: TyperCommand) -> dict[str, str]:
-    """Map the long names of a command's options, without dashes, to its parameters."""
-    return {opt[2:]: name for name, p in options(command).items() for opt in p.opts if opt.startswith("--")}
+    """Return a command's options by their long names, except the one that selects the config file."""
+    found = (p for p in command.params if p.param_type_name == "option" and p.name != "config")
+    return {opt[2:]: option for option in found for opt in option.opts if opt.startswith("--")}
 
 
 def runnable(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCommand]]:
@@ -237,29 +223,24 @@ def runnable(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCo
             yield prefix + name, command
 
 
-def may_be_file(command: TyperCommand, option: Any) -> bool:
+def may_be_file(option: Any) -> bool:
     """Return whether an option takes a file, or a name that may be one."""
-    return takes_path(command, option) or "FILE" in (option.metavar or "")
+    return takes_path(option) or "FILE" in (option.metavar or "")
 
 
-def takes_path(command: TyperCommand, option: Any) -> bool:
+def takes_path(option: Any) -> bool:
     """Return whether an option takes a path, and no name that is not one."""
-    parameters = inspect.signature(command.callback).parameters  # type: ignore[arg-type]
-    return _is_path(parameters[option.name].annotation)
+    return option.type_descriptor.annotation in (Path, list[Path])
 
 
-def lasting(command: TyperCommand, option: Any, value: str) -> str:
+def lasting(option: Any, value: str) -> str:
     """Return what means in any folder what a value of an option means in the current one."""
-    if value in ("", "-") or value.startswith("~") or not may_be_file(command, option):
+    if value in ("", "-") or value.startswith("~") or not may_be_file(option):
         return value
     with contextlib.suppress(ValueError, OSError):  # not a valid path
-        if takes_path(command, option) or Path(value).exists():
+        if takes_path(option) or Path(value).exists():
             return str(Path(value).absolute())
     return value
-
-
-def _is_path(hint: Any) -> bool:
-    return hint is Path or any(map(_is_path, typing.get_args(hint)))
 
 
 def _text(value: Any) -> str:

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import sys
+import termios
 import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
@@ -135,14 +136,13 @@ def restoration() -> Callable[[], None]:
     number = next(filter(os.isatty, (0, 1, 2)), None)
     if number is None:
         return lambda: None
-    import termios
-
     modes = termios.tcgetattr(number)
 
     def restore() -> None:
-        if os.tcgetpgrp(number) == os.getpgrp():  # otherwise another program has the terminal
-            termios.tcsetattr(number, termios.TCSANOW, modes)
-            os.write(number, b"\x1b[0m\x1b[J\x1b[?25h")
+        with contextlib.suppress(OSError, termios.error):  # the terminal was closed
+            if os.tcgetpgrp(number) == os.getpgrp():  # otherwise another program has the terminal
+                termios.tcsetattr(number, termios.TCSANOW, modes)
+                os.write(number, b"\x1b[0m\x1b[J\x1b[?25h")
 
     return restore
 

@@ -15,7 +15,7 @@ from spec_local.llama.devices import CPU, Offload, candidates, fixed_offload
 from spec_local.llama.fitting import load_fitting
 from spec_local.llama.heads.choose import Chosen, choose_head
 from spec_local.llama.model import Model
-from spec_local.llama.setup.probe import check_model_file
+from spec_local.llama.setup.probe import check_model_files
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from spec_local.models.quantized_copy import quantize
 from spec_local.policies.adaptive import MAX_CALLS
@@ -24,7 +24,7 @@ from spec_local.system.machine import OtherPrograms, default_threads, is_busy, u
 from spec_local.text import counted
 from specdec_cli import render, terminal, waiting
 from specdec_cli.options import named_pair
-from specdec_cli.signatures.tune import TuneOptions
+from specdec_cli.signatures.drafts import TuneOptions
 
 _ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _LOOKUP_ACCEPTANCE_RATES = (0.7, 0.8, 0.9, 0.95, 0.99)
@@ -86,7 +86,7 @@ def _tune(job: _Job, offload: Offload, threads: list[int], device: str = "") -> 
         draft_model = _opened(draft_file, offload, n_ctx, stack) if draft_file else None
         head = choose_head(main_model, draft_model, log=render.note) if job.drafting else None
         if head and draft_file:
-            check_model_file(draft_file, offload=offload, main=main_file, log=render.note)
+            check_model_files(draft_file, offload=offload, main=main_file, log=render.note)
         programs = OtherPrograms()
         mains = _tuned(job, main_model, threads, MAX_DRAFT + 1, head)
         best = min(mains, key=lambda t: t.costs.seconds(1))
@@ -123,7 +123,7 @@ def _tune(job: _Job, offload: Offload, threads: list[int], device: str = "") -> 
 
 def _opened(path: Path, offload: Offload, n_ctx: int, stack: ExitStack, *, load_mtp: bool = False) -> Model:
     with waiting.line(f"loading {terminal.visible(path.name)} …"):
-        check_model_file(path, offload=offload, log=render.note)
+        check_model_files(path, offload=offload, log=render.note)
         model = load_fitting(path, offload, n_ctx, load_mtp=load_mtp)
     stack.callback(model.close)
     return model

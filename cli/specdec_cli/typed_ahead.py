@@ -5,14 +5,10 @@ import os
 import re
 import select
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
-
-try:
-    import termios
-except ImportError:  # Windows, where the console keeps what is typed
-    termios = None  # type: ignore[assignment]
 
 _PASTED = re.compile("(\x1b\\[200~.*?(?:\x1b\\[201~|$))", re.DOTALL)  # as terminals mark it
 _ESCAPED = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O?[ -~])?")  # a key that moves the cursor, or with Alt
@@ -29,7 +25,7 @@ def collecting() -> Iterator[None]:
     """Read the keyboard in the block. Ctrl-C and Ctrl-Z act as always, and lose nothing that was typed."""
     global _is_reading
     editing = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-    if termios is None or _is_reading or not editing:
+    if _is_reading or not editing:
         yield
         return
     keyboard = sys.stdin.fileno()

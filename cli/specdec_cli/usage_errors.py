@@ -9,7 +9,6 @@ import typer
 from specdec_cli import exits, names, render, settings
 
 _MEANT = {
-    "cache add": "datastore add",
     "config get": "config show",
     "config list": "config show",
     "download": "models pull",
@@ -17,7 +16,7 @@ _MEANT = {
     "ls": "models list",
     "version": "--version",
 }
-"""Commands of earlier versions and of other programs."""
+"""Commands of other programs."""
 _N_OWNERS = 2  # other commands that have an option
 
 
@@ -87,7 +86,7 @@ def _for_option(option: str, context: Any) -> str:
         return f"give it after a command, as in specdec {others[0]} {option}"
     own = ["help", *(each[2:] for each in _spellings(context.command) if each.startswith("--"))]
     near = names.hint(option[2:], own, "--{}".format) if option.startswith("--") else ""
-    if not others or near.startswith(("use", "it was")):
+    if not others or near.startswith("use"):
         return near
     owners = " and ".join(f"specdec {name}" for name in others[:_N_OWNERS])
     return f"{owners} {'has' if len(others[:_N_OWNERS]) == 1 else 'have'} it"

@@ -10,7 +10,7 @@ from spec_local.llama import workers
 from spec_local.system.machine import default_threads, is_loopback
 from spec_local.text import counted
 from specdec_cli import exits, render
-from specdec_cli.signatures.worker import WorkerOptions
+from specdec_cli.signatures.machine import WorkerOptions
 
 
 def worker(options: WorkerOptions) -> None:

@@ -20,6 +20,7 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.core.sequence import common_prefix
 from spec_local.core.span import text_of
+from spec_local.datastore.answer_store import AnswerStore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
@@ -32,8 +33,7 @@ from spec_local.settings import GenerationSettings
 from spec_local.text import bytes_of
 from spec_local.verifiers import VERIFIERS
 
-if TYPE_CHECKING:  # llguidance and SQLite are loaded at their first use
-    from spec_local.datastore.answer_store import AnswerStore
+if TYPE_CHECKING:  # llguidance is loaded at its first use
     from spec_local.grammar.matcher import Grammar
 
 _MAX_GRAMMARS = 16  # a large one takes megabytes, and a second to make: agents in parallel have one each

@@ -1,7 +1,5 @@
 """The results of a benchmark of several answers at the same time, as Markdown, CSV and JSON."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -13,7 +11,6 @@ from spec_local.bench.figures import Estimate, geometric_mean
 from spec_local.bench.layout import document, interval, table
 from spec_local.bench.parallel import CategoryOutcome, CategoryRun, Key
 from spec_local.bench.report import Measured, run_object
-from spec_local.bench.runner import Run
 from spec_local.bench.variants import PLAIN
 from spec_local.engine.events import Statistics
 from spec_local.text import counted
@@ -183,30 +180,28 @@ def _gap(outcomes: Sequence[CategoryOutcome], each: ParallelFigures) -> str:
 
 def csv_rows(results: ParallelResults) -> str:
     """Format as CSV: one row for each category, variant and number of answers, with medians over its runs."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     head = ["category", "variant", "parallel", "runs", "answers", "tokens", "tokens_per_second", "speedup"]
-    writer.writerow([*head, "seconds_per_token", "first_token_s", "drafted", "accepted", "different"])
-    for outcome in results.outcomes:
-        for key, batches in outcome.batches.items():
-            runs: list[Run] = [run for batch in batches for run in batch.runs]
-            writer.writerow(
-                [
-                    outcome.category,
-                    *key,
-                    len(batches),
-                    len(batches[0].runs),
-                    median(batch.statistics.predicted_n for batch in batches),
-                    _rate(outcome, key),
-                    _speedup(outcome, key),
-                    median(run.statistics.predicted_s / run.statistics.predicted_n for run in runs),
-                    median(run.statistics.first_token_s for run in runs),
-                    median(batch.statistics.draft_n for batch in batches),
-                    median(batch.statistics.draft_n_accepted for batch in batches),
-                    len(outcome.differences.get(key, ())),
-                ]
-            )
-    return out.getvalue()
+    head += ["seconds_per_token", "first_token_s", "drafted", "accepted", "different"]
+    return report.csv_text(head, [_csv_row(o, key) for o in results.outcomes for key in o.batches])
+
+
+def _csv_row(outcome: CategoryOutcome, key: Key) -> list[object]:
+    batches = outcome.batches[key]
+    answers = [run.statistics for batch in batches for run in batch.runs]
+    return [
+        outcome.category,
+        *key,
+        len(batches),
+        len(batches[0].runs),
+        median(batch.statistics.predicted_n for batch in batches),
+        _rate(outcome, key),
+        _speedup(outcome, key),
+        median(each.predicted_s / each.predicted_n for each in answers),
+        median(each.first_token_s for each in answers),
+        median(batch.statistics.draft_n for batch in batches),
+        median(batch.statistics.draft_n_accepted for batch in batches),
+        len(outcome.differences.get(key, ())),
+    ]
 
 
 def as_json(results: ParallelResults) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -250,29 +250,32 @@ _COLUMNS: Mapping[str, Callable[[Run], float]] = {
 
 def csv_rows(results: Results) -> str:
     """Format as CSV: one row for each prompt and variant, with medians over its runs."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     head = ["category", "name", "variant", "runs", "tokens_per_second", "speedup"]
-    head += ["best_speedup", "best_error"]
-    writer.writerow([*head, *_COLUMNS, "identical", "differs_after", "gap"])
-    for outcome in results.outcomes:
-        for variant, runs in outcome.runs.items():
-            difference = outcome.differences.get(variant)
-            writer.writerow(
-                [
-                    outcome.prompt.category,
-                    outcome.prompt.name,
-                    variant,
-                    len(runs),
-                    run_median(outcome, variant, decode_rate),
-                    speedup(outcome, variant),
-                    best_speedup(outcome, variant),
-                    best_error(outcome, variant),
-                    *(run_median(outcome, variant, figure) for figure in _COLUMNS.values()),
-                    int(difference is None),
-                    *((difference.at, difference.gap) if difference else ("", "")),
-                ]
-            )
+    head += ["best_speedup", "best_error", *_COLUMNS, "identical", "differs_after", "gap"]
+    return csv_text(head, [_csv_row(o, variant) for o in results.outcomes for variant in o.runs])
+
+
+def _csv_row(outcome: Outcome, variant: str) -> list[object]:
+    difference = outcome.differences.get(variant)
+    return [
+        outcome.prompt.category,
+        outcome.prompt.name,
+        variant,
+        len(outcome.runs[variant]),
+        run_median(outcome, variant, decode_rate),
+        speedup(outcome, variant),
+        best_speedup(outcome, variant),
+        best_error(outcome, variant),
+        *(run_median(outcome, variant, figure) for figure in _COLUMNS.values()),
+        int(difference is None),
+        *((difference.at, difference.gap) if difference else ("", "")),
+    ]
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([head, *rows])
     return out.getvalue()
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from spec_local.core.draft_vocabulary import USUAL_FIRST
 from spec_local.llama.devices import Offload, usable_gpus
+from spec_local.llama.gguf_header import read_metadata
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.runtime import fingerprint
 from spec_local.llama.sequence import LlamaSequence
@@ -17,6 +18,7 @@ from spec_local.policies.cost_model import CostModel, without_falls
 from spec_local.system.files import write_atomically
 from spec_local.system.folders import user_folder
 from spec_local.system.json_file import JsonRecord, read_record
+from spec_local.system.machine import default_threads
 from spec_local.text import printable
 
 _MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
@@ -72,6 +74,26 @@ class Conditions:
     n_first: int = 0
 
     @classmethod
+    def of_file(
+        cls,
+        path: Path,
+        offload: Offload,
+        wanted: int,
+        threads: int | None = None,
+        cache_type: str = "f16",
+        workers: tuple[str, ...] = (),
+    ) -> "Conditions":
+        """The conditions of one answer with the model in a file, of which only the header is read.
+
+        Args:
+            wanted: context length in tokens, limited to that of the training. threads: None: the default.
+        """
+        header = read_metadata(path)
+        trained = header.get(f"{header.get('general.architecture')}.context_length")
+        n_ctx = min(wanted, trained) if isinstance(trained, int) and trained > 0 else wanted
+        return cls(path, offload, threads or default_threads(), n_ctx, cache_type, workers=workers)
+
+    @classmethod
     def of(cls, sequence: LlamaSequence | HeadSequence) -> "Conditions":
         """The conditions of a context."""
         return cls(
@@ -124,28 +146,16 @@ def read(conditions: LlamaSequence | HeadSequence | Conditions) -> StoredCosts |
     return None
 
 
-def load(conditions: LlamaSequence | HeadSequence | Conditions) -> CostModel | None:
-    """Costs of earlier sessions if all have been measured, and none are estimates."""
-    found = measured(conditions)
-    return found.costs if found else None
-
-
-def load_drafting(conditions: Conditions) -> CostModel | None:
-    """`load` for a model that drafts: with the usual part of its vocabulary, or else with all of it."""
-    found = of_drafting(conditions)
-    return found.costs if found else None
-
-
-def of_drafting(conditions: Conditions) -> StoredCosts | None:
-    """`measured` for a model that drafts: see `load_drafting`."""
-    parts = (measured(replace(conditions, n_first=n)) for n in USUAL_FIRST)
-    return next(filter(None, parts), None) or measured(conditions)
-
-
 def measured(conditions: LlamaSequence | HeadSequence | Conditions) -> StoredCosts | None:
-    """`load`, with when and how the costs were measured."""
+    """Costs of earlier sessions if all have been measured, and none are estimates."""
     found = read(conditions)
     return found if found and not found.costs.estimates else None
+
+
+def measured_drafting(conditions: Conditions) -> StoredCosts | None:
+    """`measured` for a model that drafts: with the usual part of its vocabulary, or else with all of it."""
+    parts = (measured(replace(conditions, n_first=n)) for n in (*USUAL_FIRST, conditions.n_first))
+    return next(filter(None, parts), None)
 
 
 def save(

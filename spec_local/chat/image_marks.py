@@ -1,6 +1,7 @@
 """Images and sounds while a template renders the text around them: unguessable marks stand for them."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from spec_local.chat.messages import Message
 from spec_local.chat.rendered import Rendered
@@ -8,10 +9,10 @@ from spec_local.errors import InvalidRequest, ModelError
 from spec_local.images.marks import NumberedMarks
 from spec_local.images.media import MAX_IMAGES, Media
 
+Render = Callable[[Sequence[Message]], Rendered]
 
-def rendered_with_images(
-    messages: Sequence[Message], render: Callable[[Sequence[Message]], Rendered]
-) -> Rendered:
+
+def rendered_with_images(messages: Sequence[Message], render: Render) -> Rendered:
     """The rendered text of messages with their images.
 
     Where the template leaves out images in results of tools, they become the user's.
@@ -24,14 +25,37 @@ def rendered_with_images(
         InvalidRequest: there are too many images.
         ModelError: the template leaves out an image; and what `render` raises.
     """
-    marks = ImageMarks(messages)
     try:
-        return marks.put(render(marks.messages))
+        return _rendered(messages, render)
     except ModelError:
         if not any(message["role"] == "tool" and message.get("images") for message in messages):
             raise
-    marks = ImageMarks(_after_results(messages))
-    return marks.put(render(marks.messages))
+    return _rendered(_after_results(messages), render)
+
+
+def _rendered(messages: Sequence[Message], render: Render) -> Rendered:
+    images = [image for message in messages for _, image in message.get("images", ())]
+    if len(images) > MAX_IMAGES:
+        raise InvalidRequest(
+            f"the conversation has {len(images)} images and sounds: give at most {MAX_IMAGES}"
+        )
+    if not images:
+        return render(messages)
+    marks = NumberedMarks()
+    numbered = map(marks.of, itertools.count())
+    rendered = render([_marked(message, numbered) for message in messages])
+    return rendered.with_images([marks.of(i).encode() for i in range(len(images))], images)
+
+
+def _marked(message: Message, marks: Iterator[str]) -> Message:
+    """The message with marks in its content instead of images."""
+    content, text, end = message["content"], "", 0
+    for at, _ in message.get("images", ()):
+        text += content[end:at] + next(marks)
+        end = at
+    marked = message | {"content": text + content[end:]}
+    marked.pop("images", None)
+    return marked
 
 
 def _after_results(messages: Sequence[Message]) -> list[Message]:
@@ -48,50 +72,3 @@ def _after_results(messages: Sequence[Message]) -> list[Message]:
             waiting = []
         found.append(message)
     return [*found, {"role": "user", "content": "", "images": waiting}] if waiting else found
-
-
-class ImageMarks:
-    """The images of some messages.
-
-    Args:
-        messages: in the library's form.
-
-    Attributes:
-        messages: the same, with marks in their contents instead of images.
-
-    Raises:
-        InvalidRequest: there are too many images.
-    """
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._images: list[Media] = []
-        self._marks = NumberedMarks()
-        self.messages = [self._marked(message) for message in messages]
-        if len(self._images) > MAX_IMAGES:
-            raise InvalidRequest(
-                f"the conversation has {len(self._images)} images and sounds: give at most {MAX_IMAGES}"
-            )
-
-    def _marked(self, message: Message) -> Message:
-        if not message.get("images"):
-            return message
-        content, text, end = message["content"], "", 0
-        for at, image in message["images"]:
-            text += content[end:at] + self._marks.of(len(self._images))
-            self._images.append(image)
-            end = at
-        marked = message | {"content": text + content[end:]}
-        del marked["images"]
-        return marked
-
-    def put(self, rendered: Rendered) -> Rendered:
-        """The images in place of their marks in a rendered text.
-
-        Raises:
-            ModelError: the template leaves out an image.
-        """
-        if not self._images:
-            return rendered
-        return rendered.with_images(
-            [self._marks.of(i).encode() for i in range(len(self._images))], self._images
-        )

@@ -143,10 +143,7 @@ def for_template(
     Args:
         short_ids: replace the ids of calls by nine letters and digits.
     """
-    return [_for_template(dict(message), arguments, short_ids) for message in messages]
 
-
-def _for_template(message: dict[str, Any], arguments: Arguments, short_ids: bool) -> dict[str, Any]:
     def id_of(call: str) -> str:
         is_right = not short_ids or _SHORT_ID.fullmatch(call)
         return call if is_right else hashlib.sha256(bytes_of(call)).hexdigest()[:9]
@@ -158,14 +155,16 @@ def _for_template(message: dict[str, Any], arguments: Arguments, short_ids: bool
             value = repaired_object(text)
         return {**function} if value is None else {**function, "arguments": value}
 
-    if "tool_call_id" in message:
-        message["tool_call_id"] = id_of(message["tool_call_id"])
-    if calls := message.get("tool_calls"):
-        message["tool_calls"] = [
-            {"id": id_of(call["id"]), "type": "function", "function": called(call["function"])}
-            for call in calls
-        ]
-    return message
+    shown: list[dict[str, Any]] = [dict(message) for message in messages]
+    for message in shown:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = id_of(message["tool_call_id"])
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [
+                {"id": id_of(call["id"]), "type": "function", "function": called(call["function"])}
+                for call in calls
+            ]
+    return shown
 
 
 INVALID = object()

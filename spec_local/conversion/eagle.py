@@ -173,7 +173,7 @@ class _Eagle:
         elif self._settings.norm_output:  # a block does not read its own outputs
             arrays["output_norm"] = self._values("norm.weight").astype(np.float32)
         layout = "EAGLE-3" if mask is None else "P-EAGLE"
-        return ConvertedHead("eagle3", layout, fields, tensors, mask, arrays, rest)
+        return ConvertedHead("eagle3", layout, fields, tensors, mask, arrays=arrays, rest=rest)
 
     def _fields(self, shape: _Shape, rotation: Rotation, n_layers: int = 1) -> dict[str, Value]:
         return {
@@ -208,7 +208,7 @@ class _Eagle:
         if "token_embd.weight" not in tensors:  # llama.cpp also uses it as the output matrix
             rows = (self._main.vocabulary.n_tokens, shape.width)
             tensors["token_embd.weight"] = of_main(self._main, rows, "output.weight", "token_embd.weight")[0]
-        return ConvertedHead("llama", "EAGLE-3", fields, tensors)
+        return ConvertedHead("llama", "EAGLE-3", fields, tensors, has_tokenizer=False)
 
     def _mask(self) -> int:
         """The mask token."""

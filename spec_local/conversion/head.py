@@ -43,9 +43,9 @@ class ConvertedHead:
             main model's, and is not among them.
         tensors: by llama.cpp's names, such as ``blk.0.attn_q.weight``.
         mask: the mask token of heads that draft blocks.
+        has_tokenizer: whether the file gets the main model's tokenizer, which heads do not need.
         arrays: long arrays of the header, int32 or float32, by names without the architecture.
         rest: a second model, which follows in the same file: see `spec_local.llama.later_model`.
-            It has no tokenizer.
     """
 
     architecture: str
@@ -53,6 +53,7 @@ class ConvertedHead:
     fields: Mapping[str, Value]
     tensors: Mapping[str, HeadTensor]
     mask: int | None = None
+    has_tokenizer: bool = True
     arrays: Mapping[str, NDArray[np.int32] | NDArray[np.float32]] = field(default_factory=dict)
     rest: "ConvertedHead | None" = None
 

@@ -1,4 +1,4 @@
-"""Write a converted head as a GGUF file, and check that llama.cpp can use it with its main model."""
+"""Write a head as a GGUF file, and check that llama.cpp can use it with its main model."""
 
 import shutil
 import tempfile
@@ -26,14 +26,14 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0")
 
 
 def write_head(
-    path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, str] = {}
+    path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, Value] = {}
 ) -> Path:
     """Write a head, atomically; an existing file is replaced.
 
     Matrices whose rows cannot be divided into blocks of the type are F16.
 
     Args:
-        main: its main model, whose tokenizer is copied into the file.
+        main: its main model.
         kind: one of `KINDS`.
         origin: further fields with their full names, such as ``general.name``.
 
@@ -63,8 +63,8 @@ def write_head(
     return path
 
 
-def _write(path: Path, head: ConvertedHead, main: Model | None, kind: str, origin: Mapping[str, str]) -> None:
-    """Write a model and its rest, with the tokenizer of the main model, or without one."""
+def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, Value]) -> None:
+    """Write a model and its rest."""
     import gguf  # takes 0.1 s
 
     writer = gguf.GGUFWriter(path, head.architecture)
@@ -75,7 +75,7 @@ def _write(path: Path, head: ConvertedHead, main: Model | None, kind: str, origi
             _add(writer, name, value)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
-        if main:
+        if head.has_tokenizer:
             _copy_tokenizer(writer, main.path)
         else:
             writer.add_tokenizer_model("none")
@@ -101,7 +101,7 @@ def _write(path: Path, head: ConvertedHead, main: Model | None, kind: str, origi
         writer.close()
     if head.rest:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            _write(Path(folder, "rest.gguf"), head.rest, None, kind, {})
+            _write(Path(folder, "rest.gguf"), head.rest, main, kind, {})
             with open(path, "ab") as file, open(Path(folder, "rest.gguf"), "rb") as rest:
                 shutil.copyfileobj(rest, file)
 
@@ -142,7 +142,7 @@ def _add(writer: "GGUFWriter", name: str, value: Value) -> None:
     if isinstance(value, bool):
         writer.add_bool(name, value)
     elif isinstance(value, int):
-        writer.add_uint32(name, value)
+        (writer.add_uint32 if value < 1 << 32 else writer.add_uint64)(name, value)
     elif isinstance(value, float):
         writer.add_float32(name, value)
     elif isinstance(value, str):

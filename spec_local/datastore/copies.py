@@ -9,12 +9,11 @@ too. The list is a file in the datastore's folder, whose lock its writers hold.
 import contextlib
 import os
 import shutil
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spec_local.system.files import replacing
+from spec_local.system.files import NotRegular, read_bytes, replacing
 
 LIST = "copies"
 """Name of the file: absolute paths, each followed by a zero byte."""
@@ -105,11 +104,8 @@ def _is_own(path: Path) -> bool:
 
 def _read(folder: Path) -> list[Path]:
     try:
-        found = (folder / LIST).stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
-            return []
-        content = (folder / LIST).read_bytes()
-    except FileNotFoundError:
+        content = read_bytes(folder / LIST, _MAX_BYTES)
+    except (FileNotFoundError, NotRegular):
         return []
     paths = [Path(os.fsdecode(each)) for each in content.split(b"\0") if each]
     return [path for path in paths if path.is_absolute()]

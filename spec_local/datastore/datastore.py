@@ -12,7 +12,6 @@ what could be read of it, and no file is written while one cannot be read.
 
 import contextlib
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from spec_local.datastore import copies, file_format
+from spec_local.datastore import copies, file_format, records
 from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 from spec_local.datastore.file_format import StoredText, Tokens, joined
 from spec_local.errors import SpecLocalError
@@ -115,17 +114,13 @@ class Datastore:
     def refresh(self) -> None:
         """Read what any process has written since; almost free if there is nothing new."""
         with self._lock:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        for name in self._versions:
-            try:
-                self._read(name)
-            except OSError as error:
-                self._versions[name] = None
-                self._decode(name, b"")
-                path = self.folder / name
-                self._log_once(f"{path} cannot be read ({error.strerror}) and is ignored")
+            for name in self._versions:
+                try:
+                    self._read(name)
+                except OSError as error:
+                    self._versions[name] = None
+                    self._decode(name, b"")
+                    self._log_once(f"{self.folder / name} cannot be read ({error.strerror}) and is ignored")
 
     def add_answer(self, answer: Sequence[int], before: Sequence[int] = ()) -> None:
         """Add an answer and the tokens before it, unless already present; problems are only logged."""
@@ -206,15 +201,7 @@ class Datastore:
     def _append(self, text: StoredText) -> None:
         """Append a text to the journal."""
         record = file_format.encode_record(self._key, text)
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        file = os.open(self.folder / "journal", flags, 0o600)
-        try:
-            os.ftruncate(file, self._valid_size)  # a kill or a full disk may have left a partial record
-            os.lseek(file, 0, os.SEEK_END)
-            while record:
-                record = record[os.write(file, record) :]
-        finally:
-            os.close(file)
+        records.append(self.folder / "journal", self._valid_size, record)
         self.refresh()
 
     def _read(self, name: str) -> None:

@@ -1,8 +1,7 @@
 """Binary format of the datastore's files: an index of many texts, and a journal of the latest ones.
 
 The index starts with a magic string and a key for the vocabulary, and a CRC-32 checksum protects the rest.
-The journal has no header: each record starts with a marker, so that a damaged record does not hide those
-after it, and has a checksum that covers the key, too. Numbers are little-endian.
+The journal has no header: it is a file of `records`. Numbers are little-endian.
 """
 
 import hashlib
@@ -14,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.datastore import records
 from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 
 _MAGIC = b"specdec texts 1\n"
 _INDEX = struct.Struct("<16s16sIIII")  # magic, key, words, positions, texts, checksum of the rest
-_RECORD = struct.Struct("<8sIIQ")  # marker, tokens, checksum of key, label and tokens, label
-_MARKER = b"specdec1"  # not in any tokens: the last byte of a token is 0, because vocabularies are smaller
 _LABEL, _TOKEN = np.dtype("<u8"), np.dtype("<i4")
 
 Tokens = NDArray[np.int32]
@@ -98,33 +96,10 @@ def decode_index(key: bytes, content: bytes) -> tuple[ContextIndex, list[int]]:
 
 def encode_record(key: bytes, text: StoredText) -> bytes:
     """The record of a text in a journal. key: as in `encode_index`."""
-    body = text.label.to_bytes(_LABEL.itemsize, "little") + text.tokens.astype(_TOKEN).tobytes()
-    head = _RECORD.pack(_MARKER, len(text.tokens), zlib.crc32(key + body), text.label)
-    return head + body[_LABEL.itemsize :]
+    return records.encode(key, text.label, text.tokens.astype(_TOKEN).tobytes())
 
 
 def decode_journal(key: bytes, content: bytes) -> Iterator[tuple[StoredText, int]]:
-    """The texts of a journal, each with the offset of its end; an incomplete record at the end is ignored.
-
-    Raises:
-        ValueError: something in the file is not an intact record; all intact ones have been returned before.
-    """
-    at, n_found, damaged = 0, 0, False
-    while at < len(content):
-        marker, end = content[at : at + len(_MARKER)], len(content) + 1
-        if marker == _MARKER and at + _RECORD.size <= len(content):
-            _, n_tokens, checksum, label = _RECORD.unpack_from(content, at)
-            start = at + _RECORD.size
-            end = start + n_tokens * _TOKEN.itemsize
-            if end <= len(content) and zlib.crc32(key + content[start - _LABEL.itemsize : end]) == checksum:
-                yield StoredText(label, np.frombuffer(content, _TOKEN, n_tokens, start)), end
-                at, n_found = end, n_found + 1
-                continue
-        following = content.find(_MARKER, at + 1)
-        incomplete = following < 0 and _MARKER.startswith(marker) and end > len(content)
-        damaged = damaged or not incomplete
-        at = following if following >= 0 else len(content)
-    if damaged:
-        raise ValueError(
-            "is damaged" if n_found else "is damaged or belongs to another version or vocabulary"
-        )
+    """The texts of a journal, each with the offset of its end; raises ValueError as `records.decode`."""
+    for label, tokens, end in records.decode(key, content):
+        yield StoredText(label, np.frombuffer(tokens, _TOKEN)), end

@@ -1,12 +1,13 @@
 """Whether a JSON schema is valid itself, also where it has keywords that cannot be enforced."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from spec_local.errors import InvalidRequest
 from spec_local.grammar.json_schema import short
-from spec_local.grammar.pattern_syntax import why_invalid
+from spec_local.grammar.matcher import is_pattern
 from spec_local.grammar.subschemas import LISTED, NAMED, SINGLE, TYPES, step
 
 _ONE = {
@@ -15,6 +16,17 @@ _ONE = {
 }
 _NAMED = {*NAMED, "dependentSchemas"}
 _MAX_SCHEMAS = 10_000
+_PARTS = re.compile(
+    r"""
+    \\(?P<escape> [pP]\{[^{}]*\} | k<[^<>]*> | u\{[0-9a-fA-F]+\} | c[a-zA-Z] | [0-9]+ | . )
+    | \[\^?(?P<set> (?: \\. | [^\]\\] )* )\]
+    | (?P<open> \[ )
+    | \(\?<(?P<behind> [=!] )
+    | \(\?<(?P<name> [^<>]+ )>
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_MEMBER = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[pPu]\{[^{}]*\}|c[a-zA-Z]|.)|.", re.DOTALL)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -78,7 +90,7 @@ def check(root: Any) -> None:
             schemas += _inside(key, value, at)
             patterns = [value] if key == "pattern" else value if key == "patternProperties" else ()
             for pattern in patterns:
-                if reason := why_invalid(pattern):
+                if reason := _why_invalid(pattern):
                     raise InvalidRequest(
                         f"the pattern {pattern[:40]!a} at {at} is not a regular expression ({reason[:80]}): "
                         "correct it"
@@ -99,3 +111,47 @@ def _inside(key: str, value: Any, at: str) -> Iterator[tuple[Any, str]]:
         for name, one in value.items():
             if key != "dependencies" or not _is_strings(one):
                 yield one, f"{at}/{key}/{step(name)}"
+
+
+def _why_invalid(pattern: str) -> str | None:
+    """Why a pattern is no regular expression (of ECMA-262), supported or not; None: it is one.
+
+    What Python writes in another way is replaced first; Python then checks the rest, without matching.
+    """
+    if is_pattern(pattern):
+        return None
+    names = {match["name"] for match in _PARTS.finditer(pattern)}
+    try:
+        re.compile(_PARTS.sub(lambda part: _in_python(part, names), pattern))
+    except re.error as error:
+        return error.msg
+    except OverflowError:  # a number of repetitions, which JavaScript does not limit
+        return None
+    except RecursionError:
+        return "it is nested too deeply"
+    return None
+
+
+def _in_python(part: re.Match[str], names: set[str | None]) -> str:
+    if part["behind"]:
+        return f"(?{part['behind']}"  # Python has only those of one length
+    if part["name"]:
+        return "("
+    if part["open"]:
+        raise re.error("unterminated character set")
+    if (members := part["set"]) is not None:
+        _check_ranges(members)
+        return "x"
+    escape = part["escape"]
+    if escape[0] == "k" and escape[2:-1] not in names:
+        raise re.error(f"there is no group {escape[2:-1][:20]!a}")
+    if escape[0] in "pP" and not is_pattern(part[0]):
+        raise re.error(f"there is no property {part[0][:20]}")
+    return "x" if len(escape) > 1 or escape.isdigit() else part[0]
+
+
+def _check_ranges(members: str) -> None:
+    found = _MEMBER.findall(members)
+    for first, dash, last in zip(found, found[1:], found[2:], strict=False):
+        if dash == "-" and len(first) == len(last) == 1 and first > last:
+            raise re.error(f"bad character range {first}-{last}")

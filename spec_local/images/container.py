@@ -56,9 +56,24 @@ def read(data: bytes) -> Container:
     raise InvalidRequest(f"{what}: {advice}")
 
 
-def damaged(why: str) -> InvalidRequest:
+def is_known(data: bytes) -> bool:
+    """Return whether a file begins as an image, or as something else that is given in place of one."""
+    return any(beginning.match(data[:4096]) for beginning, _ in (*_PARSERS, *_OTHERS))
+
+
+def damaged(why: str, noun: str = "image") -> InvalidRequest:
     """The error for a file that cannot be decoded."""
-    return InvalidRequest(f"the image is damaged ({why}): save or download it again")
+    return InvalidRequest(f"the {noun} is damaged ({why}): save or download it again")
+
+
+def each_part(noun: str = "image") -> Iterator[int]:
+    """Count the parts of a file, for a loop that ends with the last one.
+
+    Raises:
+        InvalidRequest: there are more than `MAX_PARTS`.
+    """
+    yield from range(MAX_PARTS)
+    raise damaged("it has too many parts", noun)
 
 
 def _png(data: bytes) -> Container:
@@ -93,7 +108,7 @@ def _png(data: bytes) -> Container:
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The kind and content of each chunk, to the end of the image; checks the sums of those that matter."""
     at = 8
-    for _ in range(MAX_PARTS):
+    for _ in each_part():
         length, kind = struct.unpack_from(">I4s", data, at)
         if kind == b"IEND":
             return
@@ -103,7 +118,6 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise damaged("a checksum is wrong")
         yield kind, content
         at += 12 + length
-    raise damaged("it has too many parts")
 
 
 def _png_chunk(chunk: tuple[bytes, bytes]) -> bytes:
@@ -134,7 +148,7 @@ def _jpeg(data: bytes) -> Container:
     width = height = scans = 0
     orientation = 1
     at = 2
-    for _ in range(MAX_PARTS):
+    for _ in each_part():
         found = _MARKER.search(data, at)
         if found is None:
             raise damaged("it ends too early")
@@ -158,8 +172,6 @@ def _jpeg(data: bytes) -> Container:
         if marker not in _LEFT_OUT:
             parts += [bytes((0xFF, marker)), data[found.end() : found.end() + length]]
         at = found.end() + length
-    else:
-        raise damaged("it has too many parts")
     if scans > MAX_SCANS:
         raise InvalidRequest(f"the JPEG has {scans} scans, more than the limit of {MAX_SCANS}: save it again")
     return Container("JPEG", width, height, orientation, b"".join(parts))
@@ -170,8 +182,9 @@ def _gif(data: bytes) -> Container:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + _colours_size(flags)
     parts = [data[:at]]
-    for _ in range(MAX_PARTS):
-        start = at
+    n_parts = each_part()
+    while True:
+        start, _ = at, next(n_parts)
         match data[at]:
             case 0x2C:
                 left, top, *size = struct.unpack_from("<4H", data, at + 1)
@@ -186,7 +199,6 @@ def _gif(data: bytes) -> Container:
                 raise damaged("it has no frame")
             case _:
                 at += 1  # as browsers and Pillow do
-    raise damaged("it has too many parts")
 
 
 def _colours_size(flags: int) -> int:
@@ -194,12 +206,11 @@ def _colours_size(flags: int) -> int:
 
 
 def _after_blocks(data: bytes, at: int) -> int:
-    for _ in range(MAX_PARTS):
-        size = data[at]
+    n_parts = each_part()
+    while size := data[at]:
+        next(n_parts)
         at += 1 + size
-        if not size:
-            return at
-    raise damaged("it has too many parts")
+    return at + 1
 
 
 def _webp(data: bytes) -> Container:

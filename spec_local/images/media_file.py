@@ -2,10 +2,16 @@
 
 from typing import Self
 
-from spec_local.images import sound
+from spec_local.errors import InvalidRequest
+from spec_local.images import container, sound
 from spec_local.images.audio import Audio
 from spec_local.images.image import Image
 from spec_local.images.media import Media
+
+_NEITHER = (
+    "the file is neither a JPEG, PNG, GIF, WebP or BMP image nor a WAV, MP3 or FLAC sound: convert it to "
+    "one of these formats"
+)
 
 
 class MediaFile(Media):
@@ -14,4 +20,6 @@ class MediaFile(Media):
     @classmethod
     def of(cls, data: bytes, name: str = "") -> Self:
         """The image or sound that a file contains."""
+        if data and not sound.begins(data) and not container.is_known(data):
+            raise cls.named(InvalidRequest(_NEITHER), name)
         return (Audio if sound.begins(data) else Image)(data, name)  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from spec_local.errors import InvalidRequest
-from spec_local.images.container import MAX_PARTS
+from spec_local.images.container import damaged, each_part
 
 MAX_SECONDS: Final = 1800
 """Of a file: models read 7 to 25 tokens for each second, so that half an hour has 12,600 or more."""
@@ -66,7 +66,7 @@ def read(data: bytes) -> Sound:
     try:
         found = _wav(data) if data[:4] == b"RIFF" else _flac(data) if data[:4] == b"fLaC" else _mp3(data)
     except (struct.error, IndexError):
-        raise damaged("it ends too early") from None
+        raise damaged("it ends too early", "sound") from None
     if not MIN_SECONDS <= found.seconds <= MAX_SECONDS:
         limit = (
             f"less than {MIN_SECONDS} seconds" if found.seconds < 1 else f"more than {MAX_SECONDS} seconds"
@@ -75,14 +75,9 @@ def read(data: bytes) -> Sound:
     return found
 
 
-def damaged(why: str) -> InvalidRequest:
-    """The error for a file that cannot be decoded."""
-    return InvalidRequest(f"the sound is damaged ({why}): save or download it again")
-
-
 def _wav(data: bytes) -> Sound:
     form, at = b"", 12
-    for _ in range(MAX_PARTS):
+    for _ in each_part("sound"):
         kind, size = struct.unpack_from("<4sI", data, at)
         content = data[at + 8 : at + 8 + size]  # of a file that was written to a pipe, all of the rest
         at += 8 + size + size % 2
@@ -90,8 +85,6 @@ def _wav(data: bytes) -> Sound:
             form = content
         elif kind == b"data":
             break
-    else:
-        raise damaged("it has too many parts")
     tag, channels, rate, _, block, bits = struct.unpack_from("<HHIIHH", form)
     if tag == _EXTENSIBLE:
         (tag,) = struct.unpack_from("<H", form, 24)
@@ -101,7 +94,7 @@ def _wav(data: bytes) -> Sound:
         )
     _check(rate, channels)
     if block != channels * bits // 8:
-        raise damaged("its sizes contradict each other")
+        raise damaged("its sizes contradict each other", "sound")
     samples = content[: len(content) // block * block]
     form = struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits)
     file = _wav_chunk(b"RIFF", b"WAVE" + _wav_chunk(b"fmt ", form) + _wav_chunk(b"data", samples))
@@ -114,17 +107,15 @@ def _wav_chunk(kind: bytes, content: bytes) -> bytes:
 
 def _flac(data: bytes) -> Sound:
     header, end = b"", 4
-    for _ in range(MAX_PARTS):
+    for _ in each_part("sound"):
         (kind,) = struct.unpack_from("B", data, end)
         start, end = end + 4, end + 4 + int.from_bytes(data[end + 1 : end + 4])
         if kind & 0x7F == 0:  # STREAMINFO
             header = data[start:end]
         if kind & 0x80:  # the last one
             break
-    else:
-        raise damaged("it has too many parts")
     if len(header) != 34:
-        raise damaged("it has no header")
+        raise damaged("it has no header", "sound")
     facts = int.from_bytes(header[10:18])  # bits: 20 of the rate, 3 of the channels, 5 of bits, 36 of samples
     rate, n_samples = facts >> 44, facts & (1 << 36) - 1
     _check(rate, (facts >> 41 & 7) + 1)
@@ -141,7 +132,7 @@ def _mp3(data: bytes) -> Sound:
         if seconds > MAX_SECONDS:
             break
     if not frames:
-        raise damaged("it has no frames")
+        raise damaged("it has no frames", "sound")
     at = max(frames[0].find(b"Xing", 0, 64), frames[0].find(b"Info", 0, 64))
     if at >= 0 and len(frames) < 1 + int.from_bytes(frames[0][at + 8 : at + 12]):
         frames[0] = b""  # it tells of more frames than there are; otherwise, of silence at both ends
@@ -162,7 +153,7 @@ def _mp3_frames(data: bytes) -> Iterator[tuple[bytes, float]]:
         if rate_index == 3 or not 0 < kbits_index < 15 or kind != (first or kind):
             at, n_searches = at + 1, n_searches + 1
             if n_searches > _MAX_SEARCHES:
-                raise damaged("there is other data between its frames")
+                raise damaged("there is other data between its frames", "sound")
             continue
         rate = _MP3_RATES[rate_index] // {3: 1, 2: 2, 0: 4}[version]
         n_samples = 1152 if version == 3 else 576

@@ -54,7 +54,7 @@ class ImageReader(Protocol):
 class Model:
     """The weights and the vocabulary of a GGUF file.
 
-    A damaged file can crash llama.cpp, and with it this process: `setup.probe.check_model_file` tests
+    A damaged file can crash llama.cpp, and with it this process: `setup.probe.check_model_files` tests
     it in a child process first. Any number of threads may use a model at the same time.
 
     Args:

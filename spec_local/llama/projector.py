@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from spec_local.core.span import Span, Vectors
 from spec_local.errors import BackendError, InvalidRequest, ModelFileError
 from spec_local.images.audio import Audio
+from spec_local.images.container import damaged
 from spec_local.images.image import Image
 from spec_local.images.media import Media
-from spec_local.images.sound import MIN_SECONDS, damaged
+from spec_local.images.sound import MIN_SECONDS
 from spec_local.llama import gguf_header, mtmd, runtime
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject
@@ -238,7 +239,7 @@ class _Chunks:
         data, size = encoded.ctypes.data_as(_BYTES), len(encoded) - len(_BEYOND)
         decoded = lib.mtmd_helper_bitmap_init_from_buf(self._handle, data, size, False)
         if not decoded:
-            raise Media.named(damaged("it cannot be decoded"), file.name)
+            raise Media.named(damaged("it cannot be decoded", "sound"), file.name)
         try:
             n = lib.mtmd_bitmap_get_n_bytes(decoded) // _FLOAT_BYTES
             samples = ctypes.cast(lib.mtmd_bitmap_get_data(decoded), ctypes.POINTER(ctypes.c_float))
@@ -253,7 +254,7 @@ class _Chunks:
         if len(samples) % (_WINDOW_S * rate) < least:  # the last window is too short
             samples = samples[: len(samples) // (_WINDOW_S * rate) * (_WINDOW_S * rate)]
         if not len(samples) or not max(samples.max(), -samples.min()) < _LOUDEST:  # or one is not a number
-            raise Media.named(damaged("its samples are no sound"), self._image.name)
+            raise Media.named(damaged("its samples are no sound", "sound"), self._image.name)
         data = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         return self._lib.mtmd_bitmap_init_from_audio(len(samples), data)
 

@@ -10,7 +10,11 @@ from spec_local.images.marks import NumberedMarks
 from spec_local.images.media import MAX_IMAGES, Media
 from spec_local.text import bytes_of
 
-_KINDS = ("image_url", "input_audio")
+_KINDS = {
+    "image_url": ("url", Image.of_data_uri, "data:image/png;base64,…"),
+    "input_audio": ("data", Audio.of_base64, "base64"),
+}
+"""By the type of a part: the key of its data, what reads them, and what they are."""
 
 
 class MarkedMessages:
@@ -45,6 +49,8 @@ class MarkedMessages:
             if is_image:
                 text += self._marks.of(len(self.images))
                 self.images.append(_media(part))
+            elif not isinstance(part.get("text"), str):
+                raise InvalidRequest(f"a part of the type {part.get('type')!r} has no text: give a text")
             else:
                 text += "\n" * follows_text + part["text"]  # as in llama.cpp
             follows_text = not is_image
@@ -71,7 +77,10 @@ class MarkedMessages:
 
 
 def _media(part: Mapping[str, Any]) -> Media:
-    if part["type"] == "input_audio":
-        return Audio.of_base64(part["input_audio"]["data"])
-    url = part["image_url"]
-    return Image.of_data_uri(url["url"] if isinstance(url, Mapping) else url)
+    kind = part["type"]
+    key, read, form = _KINDS[kind]
+    data = part.get(kind)
+    data = data.get(key) if isinstance(data, Mapping) else data
+    if not isinstance(data, str):
+        raise InvalidRequest(f'a part of the type {kind!r} has no data: give {{"{key}": "{form}"}} in {kind}')
+    return read(data)

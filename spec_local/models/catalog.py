@@ -404,20 +404,21 @@ def _remove(name: str) -> None:
             )
         for path in local_files(name):
             path.unlink()
-        return
-    from spec_local.models import hub_cache
+    if model := _downloaded(name):
+        from spec_local.models import hub_cache
 
-    hub_cache.remove(_hub_model(name))
+        hub_cache.remove(model)
 
 
 def size_on_disk(name: str) -> int:
     """Bytes that `remove` would free: the files and interrupted downloads. Raises as `remove` does."""
     _check_own(name)
-    if _off_hub(name):
-        return sum(path.stat().st_size for path in local_files(name))
-    from spec_local.models import hub_cache
+    size = sum(path.stat().st_size for path in local_files(name)) if _off_hub(name) else 0
+    if model := _downloaded(name):
+        from spec_local.models import hub_cache
 
-    return hub_cache.size_on_disk(_hub_model(name))
+        size += hub_cache.size_on_disk(model)
+    return size
 
 
 def program(name: str) -> str | None:
@@ -457,6 +458,16 @@ def _off_hub(name: str) -> ModelEntry | None:
 
 def _place(wanted: ModelEntry) -> Path:
     return (Path(__file__).parents[1] / "shipped" if wanted.shipped else folder()) / str(wanted.file)
+
+
+def _downloaded(name: str) -> "HubModel | None":
+    """What the Hub's cache has of a model; of a converted head, the safetensors that it was made from."""
+    wanted = _off_hub(name)
+    if not wanted:
+        return _hub_model(name)
+    from spec_local.models.hub_cache import HubModel
+
+    return HubModel(wanted.checkpoint) if wanted.checkpoint else None
 
 
 def _hub_model(name: str) -> "HubModel":

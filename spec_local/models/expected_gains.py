@@ -179,15 +179,14 @@ def _measured(pair: PairEntry, files: Mapping[str, Path]) -> ExpectedGain | None
     head = draft.head if draft else None
     if not {pair.main, pair.draft} <= files.keys() or (head and not pair.acceptance):
         return None
-    from spec_local.models.pairs import measured_speedup  # takes long to import
+    from spec_local.calibration.cost_store import Conditions  # these take long to import
+    from spec_local.llama.devices import OFFLOADED
+    from spec_local.models.pairs import USUAL_CONTEXT, expectation
 
-    rate, longest = _acceptance(pair)
-    gain = measured_speedup(
-        files[pair.main],
-        files[pair.draft],
-        rate,
-        longest,
-        is_head=head is not None,
-        drafts_blocks=head in _BLOCKS,
+    verifying, drafting = (
+        Conditions.of_file(files[name], OFFLOADED, USUAL_CONTEXT) for name in (pair.main, pair.draft)
     )
-    return ExpectedGain(gain.speedup, gain.draft_length, True) if gain else None
+    drafting = replace(drafting, is_head=head is not None, branching=head in _BLOCKS)
+    rate, longest = _acceptance(pair)
+    found = expectation(verifying, drafting, None, [rate], max_draft=longest, drafts_blocks=head in _BLOCKS)
+    return ExpectedGain(found.speedups[0].speedup, found.speedups[0].draft_length, True) if found else None

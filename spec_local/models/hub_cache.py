@@ -37,8 +37,9 @@ _LOCK_TIMEOUT_S = 0.3  # enough to acquire a free lock
 class HubModel:
     """One model on the Hub.
 
-    repo: "user/repo". files: its parts in order; or quant: a part of its file name. revision: a branch, tag
-    or commit. size: bytes of all parts, if known. sha256: of its only file, if known.
+    repo: "user/repo". files: its parts in order; or quant: a part of its file name; without both, all files,
+    as of a head in safetensors. revision: a branch, tag or commit. size: bytes of all parts, if known.
+    sha256: of its only file, if known.
     """
 
     repo: str
@@ -173,6 +174,9 @@ def size_on_disk(model: HubModel) -> int:
 
 def _removable(model: HubModel) -> list[Path]:
     """The cached files; if the model is incomplete, those that are there."""
+    if not (model.files or model.quant):
+        files = filter(os.path.isfile, (repo_folder(model.repo) / "snapshots").rglob("*"))
+        return list({blob_of(path): path for path in files}.values())
     incomplete = ([s / name for name in model.present(_names(s))] for s in snapshots(model))
     found = cached_files(model) or next(filter(None, incomplete), [])
     # Projectors first: a second call after an error still finds the model.

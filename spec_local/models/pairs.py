@@ -8,7 +8,6 @@ from typing import Literal
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions, StoredCosts
 from spec_local.calibration.tuning import chain_plans
-from spec_local.llama import gguf_header
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
@@ -16,7 +15,7 @@ from spec_local.llama.fitting import free_bytes
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.vocabulary import Vocabulary
-from spec_local.models.projectors import find_projector, projector_bytes
+from spec_local.models.projectors import find_projector
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import ON_CPU, ON_GPU, CallCosts, CostModel
 from spec_local.proposers.vocabulary_map import VocabularyMap
@@ -153,9 +152,11 @@ def check(
     models = [open_header(path) for path in (main, draft)]
     lengths = [model.n_ctx(n_ctx) for model in models]
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
-    projector = projector_bytes(find_projector(main))
+    projector = find_projector(main)
     weights = sum(model.size for model in models)
-    memory = MemoryNeed(weights, sum(caches), OVERHEAD, free_bytes(offload), projector)
+    memory = MemoryNeed(
+        weights, sum(caches), OVERHEAD, free_bytes(offload), projector.memory if projector else 0
+    )
     head = choose_head(*models)
     if head:
         match = VocabularyMatch("same", None, [], 1.0)
@@ -178,35 +179,9 @@ def check(
         max_draft=min(MAX_CALLS, head.max_draft) if head else MAX_CALLS,
         drafts_blocks=head is not None and head.drafts_blocks,
     )
-    stored = cost_store.measured(conditions[0]), cost_store.of_drafting(conditions[1])
+    stored = cost_store.measured(conditions[0]), cost_store.measured_drafting(conditions[1])
     others = max((each.others for each in stored if each), default=0.0)
     return Report(members[0], members[1], match, memory, expected, others)
-
-
-def measured_speedup(
-    main: Path, draft: Path, acceptance_rate: float, max_draft: int, *, is_head: bool, drafts_blocks: bool
-) -> ExpectedSpeedup | None:
-    """The best speed-up by costs that were measured here with the usual settings; None: there are none.
-
-    Args:
-        is_head, drafts_blocks: what the draft is; see `Conditions` and `CallCosts`.
-    """
-    threads, conditions = default_threads(), []
-    for path in (main, draft):
-        trained = gguf_header.read_metadata(path)
-        length = trained.get(f"{trained.get('general.architecture')}.context_length")
-        n_ctx = min(USUAL_CONTEXT, length) if isinstance(length, int) else USUAL_CONTEXT
-        conditions.append(Conditions(path, OFFLOADED, threads, n_ctx))
-    drafting = replace(conditions[1], is_head=is_head, branching=drafts_blocks)
-    found = expectation(
-        conditions[0],
-        drafting,
-        None,
-        [acceptance_rate],
-        max_draft=max_draft,
-        drafts_blocks=drafts_blocks,
-    )
-    return found.speedups[0] if found else None
 
 
 def advice(main: Path, draft: Path, sizes: Sequence[int], coverage: float = 1.0) -> str | None:
@@ -271,7 +246,9 @@ def expectation(
     Returns:
         None: the costs have not been measured, and cannot be estimated.
     """
-    of_main, of_draft = (_reliable(found) for found in (cost_store.read(main), cost_store.of_drafting(draft)))
+    of_main, of_draft = (
+        _reliable(found) for found in (cost_store.read(main), cost_store.measured_drafting(draft))
+    )
     if of_main and of_draft and not of_main.estimates:
         if copied != 1.0:
             of_draft = CostModel({n: seconds * copied for n, seconds in of_draft.costs.items()})

@@ -6,7 +6,7 @@ projector needs beyond that, such as a type that llama.cpp knows, shows when lla
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spec_local.errors import InvalidRequest, ModelFileError
@@ -68,6 +68,11 @@ class ProjectorFile:
     buffers: int
 
     @property
+    def memory(self) -> int:
+        """Bytes of memory that a session needs for it, at most."""
+        return self.size + self.buffers
+
+    @property
     def description(self) -> str:
         """What it is, in words, such as ``projector for images of 896 × 896 pixels (gemma3), 851 MB``."""
         seen = [what for what, has in (("images", self.has_vision), ("sound", self.has_audio)) if has]
@@ -125,7 +130,7 @@ def describe(path: Path) -> ProjectorFile:
     )
 
 
-def find_projector(main: Path, *, link: bool = True) -> Path | None:
+def find_projector(main: Path, *, link: bool = True) -> ProjectorFile | None:
     """The projector that is beside a main model; None: there is none.
 
     These places are searched: the repository of the main model in a cache of the Hub; ollama's manifest of
@@ -142,8 +147,8 @@ def find_projector(main: Path, *, link: bool = True) -> Path | None:
         return None
 
 
-def resolve_projector(main: Path, given: Path | str) -> Path | None:
-    """Return the projector's file for a main model; None: it has none, and reads only text.
+def resolve_projector(main: Path, given: Path | str) -> ProjectorFile | None:
+    """Return the projector for a main model; None: it has none, and reads only text.
 
     given: a file, or the text ``auto`` or ``none``.
 
@@ -166,33 +171,22 @@ def resolve_projector(main: Path, given: Path | str) -> Path | None:
             f"{projector.path} is the projector of another model than {main.name} ({reason}): give the one "
             "that was made for it, or `mmproj=none`"
         )
-    return projector.path
+    return projector
 
 
-def projector_bytes(path: Path | None) -> int:
-    """Bytes of memory that a session needs for a projector, at most; 0 without one.
-
-    Raises:
-        ModelFileError: see `describe`.
-    """
-    if path is None:
-        return 0
-    projector = describe(path)
-    return projector.size + projector.buffers
-
-
-def _found(main: Path, *, link: bool) -> Path | None:
+def _found(main: Path, *, link: bool) -> ProjectorFile | None:
     metadata = gguf_header.read_metadata(main)
     if not gguf_header.generates_text(metadata):
         return None
     if ollama.keeps(main):  # beside it are the blobs of all models
         kept = ollama.projector(main)
-        if not kept or not _usable(kept[1], metadata):
-            return None
-        return ollama.linked(*kept, ollama.PROJECTOR) if link else kept[1]
+        found = _usable(kept[1], metadata) if kept else None
+        return (
+            replace(found, path=ollama.linked(*kept, ollama.PROJECTOR)) if kept and found and link else found
+        )
     for name, files in _repositories(main):
-        if path := _best(name, files, metadata, OTHER):
-            return path
+        if found := _best(name, files, metadata, OTHER):
+            return found
     return None if _is_of_llama_cpp(main) else _in_folder(main, metadata)
 
 
@@ -229,7 +223,7 @@ def _projectors_beside(main: Path) -> dict[str, Path]:
     return {path.name: path for path in paths if file_names.is_projector(path.name)}
 
 
-def _in_folder(main: Path, metadata: Metadata) -> Path | None:
+def _in_folder(main: Path, metadata: Metadata) -> ProjectorFile | None:
     """The projector in a folder that may have several models."""
     files = _projectors_beside(main)
     if found := _best(main.name, files, metadata, ANY + 1):
@@ -262,7 +256,7 @@ def _best(
     metadata: Metadata,
     least: int,
     accepted: Callable[[ProjectorFile], bool] = lambda projector: True,
-) -> Path | None:
+) -> ProjectorFile | None:
     """The projector for a main model among files by their names.
 
     Args:
@@ -277,8 +271,9 @@ def _best(
         same = projector.name and projector.name.lower() == str(metadata.get("general.name", "")).lower()
         likeness = SAME if same else file_names.likeness(name, each)
         if likeness >= least:
-            found.append((-likeness, -shared, file_names.rank(projector.quantization), each))
-    return files[min(found)[-1]] if found else None
+            rank = -likeness, -shared, file_names.rank(projector.quantization), each
+            found.append((rank, projector))
+    return min(found, key=lambda ranked: ranked[0])[1] if found else None
 
 
 def _usable(path: Path, metadata: Metadata) -> ProjectorFile | None:

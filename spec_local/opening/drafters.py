@@ -127,13 +127,7 @@ class _File:
         return any(_TUNED.search(str(name)) for name in (*names, self.path.stem))
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A file, and the rest of a `Drafter`."""
-
-    file: _File
-    why: str
-    is_of_pair: bool = False
+_Candidate = tuple[Drafter, _File]
 
 
 class _Search:
@@ -154,20 +148,20 @@ class _Search:
             if version.size <= spare and not _verdict(self._key, head).exists():
                 yield Drafter(head, "a head that has learned from your answers")
         sources = (self._heads(), self._of_pairs(), self._small_models())
-        for candidate in itertools.chain.from_iterable(map(_readable, sources)):
-            file, path = candidate.file, os.path.realpath(candidate.file.path)
+        for drafter, file in itertools.chain.from_iterable(map(_readable, sources)):
+            path = os.path.realpath(file.path)
             if path in seen or file.size > spare:
                 continue
             seen.add(path)
-            if (self._is_head(file) or self._pays(candidate)) and self._may_fit(candidate):
-                yield Drafter(file.path, candidate.why, candidate.is_of_pair)
+            if (self._is_head(file) or self._pays(drafter, file)) and self._may_fit(drafter, file):
+                yield drafter
 
     def _heads(self) -> Iterator[_Candidate]:
         """Heads beside the main model; first those whose names contain its name."""
         name = letters(QUANT.sub("", self._main.path.stem))
         heads = filter(self._is_head, self._beside)
         for head in sorted(heads, key=lambda head: name not in letters(head.path.stem)):
-            yield _Candidate(head, "a head beside the main model")
+            yield Drafter(head.path, "a head beside the main model"), head
 
     def _is_head(self, file: _File) -> bool:
         """Return whether a file is a head for a model like this one, as far as its header says."""
@@ -182,7 +176,7 @@ class _Search:
     def _of_pairs(self) -> Iterator[_Candidate]:
         for name, pair in _pairs(self._main.path):
             if path := catalog.find(pair.draft):
-                yield _Candidate(_read(path), f"the draft of the pair {name}", is_of_pair=True)
+                yield Drafter(path, f"the draft of the pair {name}", is_of_pair=True), _read(path)
 
     def _small_models(self) -> Iterator[_Candidate]:
         """Models whose headers say that they are of the main model's family, the most promising first."""
@@ -192,7 +186,7 @@ class _Search:
         for file in sorted(filter(self._is_related, files), key=self._rank):
             if file.size <= most:
                 share = f"1/{self._main.size / file.size:.0f}"
-                yield _Candidate(file, f"same vocabulary, {share} of the size")
+                yield Drafter(file.path, f"same vocabulary, {share} of the size"), file
 
     def _is_related(self, file: _File) -> bool:
         # Mixtures of experts have the name of the dense models with an addition: qwen3 and qwen3moe.
@@ -211,23 +205,22 @@ class _Search:
             file.size if is_large else -file.size,
         )
 
-    def _pays(self, candidate: _Candidate) -> bool:
+    def _pays(self, drafter: Drafter, file: _File) -> bool:
         """Return whether drafting with a model probably pays, as `specdec models check` expects it."""
-        file, n_ctx = candidate.file, self._conditions.n_ctx
+        n_ctx = self._conditions.n_ctx
         length = min(n_ctx, file.number("context_length") or n_ctx)
         drafting = replace(self._conditions, path=file.path, n_ctx=length, workers=())
         share = file.size / self._main.active_size
         found = expectation(self._conditions, drafting, share, [_ACCEPTANCE_RATE])
         pays = found is not None and found.speedups[0].speedup >= _LEAST_GAIN
-        return pays or (candidate.is_of_pair and not (found and found.is_measured))
+        return pays or (drafter.is_of_pair and not (found and found.is_measured))
 
-    def _may_fit(self, candidate: _Candidate) -> bool:
+    def _may_fit(self, drafter: Drafter, file: _File) -> bool:
         """Return whether a file has not been rejected, and a model has the main model's tokens."""
-        file = candidate.file
         verdict = _verdict(self._key, file.path)
         with contextlib.suppress(OSError):
             return not read_bytes(verdict, _MAX_VERDICT)
-        if candidate.is_of_pair or self._is_head(file):  # loading it shows more
+        if drafter.is_of_pair or self._is_head(file):  # loading it shows more
             return True
         if self._n_compared == _MAX_COMPARED:
             return False

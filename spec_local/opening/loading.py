@@ -14,7 +14,7 @@ from spec_local.errors import BackendCrash, ModelError, ModelFileError, SpecLoca
 from spec_local.llama import runtime
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.llama.devices import Offload
+from spec_local.llama.devices import OFFLOADED, Offload
 from spec_local.llama.fitting import free_bytes, n_that_fit, size_of_files
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.base import HeadSequence
@@ -25,8 +25,8 @@ from spec_local.llama.open import open_sequences
 from spec_local.llama.projector import Projector
 from spec_local.llama.reproducible import open_reproducible_sequences
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.llama.setup.probe import check_model_file, check_projector_file
-from spec_local.models.projectors import describe, projector_bytes
+from spec_local.llama.setup.probe import check_model_files, check_projector_file
+from spec_local.models.projectors import ProjectorFile
 from spec_local.opening.preload import take
 from spec_local.system.machine import default_threads
 
@@ -43,19 +43,17 @@ OF_A_HEAD = (*_OF_THE_FILE, BackendCrash)
 """Errors of a file that nobody can use, if the main model can be loaded without it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
     """See `spec_local.session.Session.open`. workers: their addresses, checked.
 
     offload, draft_offload: of the main model, and of the draft model; a head runs where the main model does.
     find_draft: without a draft, and without layers for multi-token prediction, look for one on this machine.
-    mmproj: the main model's projector.
+    projector: that of the main model.
     """
 
     n_ctx: int | None
     threads: int | None
-    offload: Offload
-    draft_offload: Offload
     cache_type: str
     branches: int
     reproducible: bool
@@ -63,8 +61,15 @@ class LoadSettings:
     draft_vocab: DraftVocab
     mtp: bool
     workers: tuple[str, ...]
+    offload: Offload = OFFLOADED
+    draft_offload: Offload = OFFLOADED
     find_draft: bool = False
-    mmproj: Path | None = None
+    projector: ProjectorFile | None = None
+
+    @property
+    def projector_bytes(self) -> int:
+        """Bytes of memory that the projector takes, at most; it is loaded with the first image."""
+        return self.projector.memory if self.projector else 0
 
 
 Sequences = Sequence[tuple[LlamaSequence, LlamaSequence | HeadSequence | None]]
@@ -90,17 +95,16 @@ def load(
     """
     with ExitStack() as stack:
         free = free_bytes(settings.offload)
-        reserved = projector_bytes(settings.mmproj)
+        reserved = settings.projector_bytes
         if draft and settings.draft_offload == settings.offload:
             reserved += size_of_files([draft])
         model = _model(main, settings, log, stack, load_mtp=settings.mtp and not draft, reserved=reserved)
-        if settings.mmproj:
-            kind = describe(settings.mmproj).type
+        if found := settings.projector:
             check = functools.partial(
-                check_projector_file, settings.mmproj, main, offload=settings.offload, log=log
+                check_projector_file, found.path, main, offload=settings.offload, log=log
             )
             threads = settings.threads or default_threads()
-            model.projector = Projector(settings.mmproj, model, kind, threads, check)
+            model.projector = Projector(found.path, model, found.type, threads, check)
         wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
         if settings.n_ctx is not None and model.n_ctx(wanted) < wanted:
             log(f"context: {model.n_ctx(wanted)} tokens, which is what the model was trained for")
@@ -126,16 +130,10 @@ def _load_found(
     caches = main.kv_bytes(main.n_ctx(wanted), CACHE_TYPES.get(settings.cache_type, 2.0))
     # Of the main model and, at most as large, of the draft model.
     needed = 2 * caches * (settings.parallel or 1) + OVERHEAD + (0 if settings.workers else main.size)
-    needed += projector_bytes(settings.mmproj)
-    conditions = Conditions(
-        main.path,
-        settings.offload,
-        settings.threads or default_threads(),
-        main.n_ctx(wanted),
-        settings.cache_type,
-        workers=settings.workers,
+    conditions = Conditions.of_file(
+        main.path, settings.offload, wanted, settings.threads, settings.cache_type, settings.workers
     )
-    spare = free - needed
+    spare = free - needed - settings.projector_bytes
     quiet = log if runtime.is_verbose() else lambda line: None  # nobody has asked for these files
     for found in islice(drafters.find_drafters(conditions, spare), _MAX_TRIED):
         try:
@@ -180,7 +178,7 @@ def _load_sequences(
         head = choose_head(*models, log=(lambda line: None) if found else log)
         if head and draft:
             if not settings.workers:
-                check_model_file(draft, offload=settings.offload, main=main.path, log=log)
+                check_model_files(draft, offload=settings.offload, main=main.path, log=log)
             del models[1:]
         elif found and not found.is_of_pair and (why := difference(*(m.vocabulary for m in models))):
             raise VocabularyMismatch(f"another vocabulary ({why})")
@@ -189,8 +187,7 @@ def _load_sequences(
         if n_parallel is None:
             n_parallel = sequences_that_fit(
                 sequence_bytes(models, lengths, settings.cache_type),
-                # It is loaded with the first image.
-                free_bytes(settings.offload) - projector_bytes(settings.mmproj),
+                free_bytes(settings.offload) - settings.projector_bytes,
             )
         mains, *others = _contexts(models, lengths, n_parallel, head, settings, stack)
         drafts: Sequence[LlamaSequence | HeadSequence | None] = others[0] if others else [None] * n_parallel
@@ -229,7 +226,7 @@ def _model(
     model = None if workers else take(path, offload=offload, load_mtp=load_mtp)
     if not model:
         if not workers:  # the memory of this machine may be too small for what workers hold
-            check_model_file(path, offload=offload, log=log)
+            check_model_files(path, offload=offload, log=log)
             n = n_that_fit(path, offload, lambda header: _context_bytes(header, settings), reserved)
         model = Model(path, offload=offload, n_offloaded=n, load_mtp=load_mtp, workers=workers)
         if n is not None:

@@ -61,10 +61,9 @@ def _plan(session: Mapping[str, Any], memory: int | None) -> dict[str, int]:
     from spec_local.llama.heads.choose import choose_head
     from spec_local.llama.model import Model
     from spec_local.models.pairs import OVERHEAD
-    from spec_local.models.projectors import projector_bytes, resolve_projector
+    from spec_local.models.projectors import resolve_projector
     from spec_local.opening.drafters import find_drafters
     from spec_local.opening.loading import DEFAULT_CONTEXT, sequence_bytes, sequences_that_fit
-    from spec_local.system.machine import default_threads
 
     draft, wanted = session["draft"], session["n_ctx"] or DEFAULT_CONTEXT
     offload = offload_of(session.get("device", AUTO), session["gpu_layers"])
@@ -72,19 +71,13 @@ def _plan(session: Mapping[str, Any], memory: int | None) -> dict[str, int]:
     main = Model(session["main"], weights=False, load_mtp=draft == FOUND_DRAFT)
     models = [main]
     if draft == FOUND_DRAFT and not choose_head(main):
-        conditions = Conditions(
-            main.path,
-            offload,
-            session["threads"] or default_threads(),
-            main.n_ctx(wanted),
-            session["cache_type"],
-        )
+        conditions = Conditions.of_file(main.path, offload, wanted, session["threads"], session["cache_type"])
         found = islice(find_drafters(conditions, sys.maxsize), 1)
         models += [Model(drafter.path, weights=False) for drafter in found]
     elif draft not in (FOUND_DRAFT, NO_DRAFT):
         models.append(Model(draft, weights=False))
-    mmproj = resolve_projector(main.path, session.get("mmproj", FOUND_PROJECTOR))
-    fixed = sum(model.size for model in models) + projector_bytes(mmproj) + OVERHEAD
+    projector = resolve_projector(main.path, session.get("mmproj", FOUND_PROJECTOR))
+    fixed = sum(model.size for model in models) + (projector.memory if projector else 0) + OVERHEAD
     size = sequence_bytes(models, [model.n_ctx(wanted) for model in models], session["cache_type"])
     n_parallel = session["parallel"] or sequences_that_fit(size, memory - fixed)
     return {"n_parallel": n_parallel, "needed": fixed + n_parallel * size, "memory": memory}

@@ -2,40 +2,30 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelFileError, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.devices import AUTO, OFFLOADED, ON_CPU, fixed_offload
-from spec_local.models.names import FOUND_DRAFT, FOUND_PROJECTOR, NO_DRAFT, resolve_pair
-from spec_local.models.projectors import resolve_projector
+from spec_local.models.names import FOUND_DRAFT, NO_DRAFT, resolve_pair
+from spec_local.models.projectors import ProjectorFile, resolve_projector
 from spec_local.opening.loading import OF_A_HEAD, LoadSettings, Sequences, load
 from spec_local.opening.placing import placed
 
 _Loaded = tuple[Sequences, ExitStack]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenOptions:
-    """See `spec_local.session.Session.open`. workers: their addresses, checked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions(LoadSettings):
+    """What is asked for, from which the other settings follow; see `spec_local.session.Session.open`."""
 
-    n_ctx: int | None
-    threads: int | None
     device: str
+    draft_device: str
     gpu_layers: int | None
-    cache_type: str
-    branches: int
     learn: bool
-    reproducible: bool
-    parallel: int | None
-    draft_vocab: int | Literal["auto", "all"]
-    mtp: bool
-    workers: tuple[str, ...]
-    mmproj: Path | str = FOUND_PROJECTOR
-    draft_device: str = AUTO
+    mmproj: Path | str
 
     def check(self) -> None:
         """Raise InvalidRequest if a value is out of range, or excludes another one."""
@@ -52,12 +42,12 @@ class OpenedModels:
     """Models that are open.
 
     sequences: their contexts. draft: the file of the draft that was given, or that has learned in its place.
-    mmproj: the file of the main model's projector. resources: frees everything when it is closed.
+    projector: that of the main model. resources: frees everything when it is closed.
     """
 
     sequences: Sequences
     draft: Path | None
-    mmproj: Path | None
+    projector: ProjectorFile | None
     resources: ExitStack
 
 
@@ -80,20 +70,13 @@ def open_models(
         fixed = OFFLOADED
     drafting, find_draft = draft != NO_DRAFT, draft == FOUND_DRAFT
     main, draft = resolve_pair(main, None if find_draft else draft, drafting=drafting)
-    settings = LoadSettings(
-        n_ctx=options.n_ctx,
-        threads=options.threads,
+    settings = replace(
+        options,
         offload=fixed or OFFLOADED,
         draft_offload=of_draft or fixed or OFFLOADED,
-        cache_type=options.cache_type,
-        branches=options.branches,
-        reproducible=options.reproducible,
-        parallel=options.parallel,
-        draft_vocab=options.draft_vocab,
         mtp=options.mtp and drafting,
-        workers=options.workers,
         find_draft=find_draft,
-        mmproj=resolve_projector(main, options.mmproj),
+        projector=resolve_projector(main, options.mmproj),
     )
     if doubts := kernels.status().doubts:
         log(f"comparing the CPU kernels for {', '.join(doubts)} again: a session's calls took longer")
@@ -106,7 +89,7 @@ def open_models(
         draft, (sequences, resources) = _load_learned(main, draft, load_with, log)
     else:
         sequences, resources = load_with(draft)
-    return OpenedModels(sequences, draft, settings.mmproj, resources)
+    return OpenedModels(sequences, draft, settings.projector, resources)
 
 
 def _load_learned(

@@ -1,7 +1,6 @@
 """Choose the devices of a session's models: those that were measured as fastest, or are now."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.calibration.placement import DeviceCosts, choose, shown
 from spec_local.errors import SpecLocalError
-from spec_local.llama import gguf_header
 from spec_local.llama.devices import CPU, Offload, candidates
 from spec_local.llama.fitting import free_bytes
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.opening.loading import DEFAULT_CONTEXT, LoadSettings, load
 from spec_local.policies.cost_model import CostModel
-from spec_local.system.machine import OtherPrograms, default_threads
+from spec_local.system.machine import OtherPrograms
 
 
 def placed(
@@ -69,52 +67,45 @@ def _measured(
         parallel=1,
         branches=1,
         draft_vocab="auto",
-        mmproj=None,
+        projector=None,
     )
     programs = OtherPrograms()
     try:
         sequences, resources = load(main, draft, alone, lambda line: None)
         with resources:
-            sequence = sequences[0][1]
-            of_main, of_draft = KnownCosts().measured(*sequences[0])
+            verifying, drafting = sequences[0]
+            of_main, of_draft = KnownCosts().measured(verifying, drafting)
+            others = programs.cores()
+            cost_store.save(verifying, of_main, others=others)
+            if drafting and of_draft:
+                cost_store.save(drafting, of_draft, others=others)
     except SpecLocalError as error:
         log(f"`device={name}` cannot be used for these models: {error}")
         return None
-    others = programs.cores()
-    cost_store.save(_conditions(main, settings, device), of_main, others=others)
-    if not sequence or not of_draft:
-        return DeviceCosts(of_main)
-    if isinstance(sequence, HeadSequence):
-        key = _of_head(
-            sequence.model.path, main, settings, device, drafts_blocks=sequence.limits.drafts_blocks
-        )
-        of_draft.drafts_blocks = sequence.limits.drafts_blocks
-    else:
-        key = _conditions(sequence.model.path, settings, device)
-    n_first = sequence.draft_vocabulary.n_first if sequence.draft_vocabulary else 0
-    cost_store.save(replace(key, n_first=n_first), of_draft, others=others)
-    return DeviceCosts(of_main, of_draft, isinstance(sequence, HeadSequence))
+    if isinstance(drafting, HeadSequence) and of_draft:
+        of_draft.drafts_blocks = drafting.limits.drafts_blocks
+    return DeviceCosts(of_main, of_draft, isinstance(drafting, HeadSequence))
 
 
 def _stored(main: Path, draft: Path | None, settings: LoadSettings, device: Offload) -> DeviceCosts | None:
     """The costs on a device that were measured earlier; None: some are missing."""
-    of_main = cost_store.load(_conditions(main, settings, device))
+    of_main = cost_store.measured(_conditions(main, settings, device))
     if not of_main:
         return None
-    if draft and (of_draft := cost_store.load_drafting(_conditions(draft, settings, device))):
-        return DeviceCosts(of_main, of_draft)
+    if draft and (of_draft := cost_store.measured_drafting(_conditions(draft, settings, device))):
+        return DeviceCosts(of_main.costs, of_draft.costs)
     if (draft or settings.mtp) and (of_head := _stored_of_head(draft or main, main, settings, device)):
-        return DeviceCosts(of_main, of_head, is_head=True)
-    return None if draft else DeviceCosts(of_main)
+        return DeviceCosts(of_main.costs, of_head, is_head=True)
+    return None if draft else DeviceCosts(of_main.costs)
 
 
 def _stored_of_head(head: Path, main: Path, settings: LoadSettings, device: Offload) -> CostModel | None:
     """The costs of a head in this file, which may be that of the main model; None: there are none."""
     for drafts_blocks in (False, True):
         key = _of_head(head, main, settings, device, drafts_blocks=drafts_blocks)
-        if costs := cost_store.load_drafting(key):
-            costs.drafts_blocks = drafts_blocks
-            return costs
+        if found := cost_store.measured_drafting(key):
+            found.costs.drafts_blocks = drafts_blocks
+            return found.costs
     return None
 
 
@@ -129,15 +120,7 @@ def _of_head(
 def _conditions(model: Path, settings: LoadSettings, device: Offload) -> Conditions:
     """The conditions of one answer with this model on this device."""
     wanted = DEFAULT_CONTEXT if settings.n_ctx is None else settings.n_ctx
-    header = gguf_header.read_metadata(model)
-    trained = header.get(f"{header.get('general.architecture')}.context_length")
-    return Conditions(
-        model,
-        device,
-        settings.threads or default_threads(),
-        min(wanted, int(trained)) if trained else wanted,
-        settings.cache_type,
-    )
+    return Conditions.of_file(model, device, wanted, settings.threads, settings.cache_type)
 
 
 def _found(main: Path, settings: LoadSettings, device: Offload) -> Path | None:
@@ -147,8 +130,5 @@ def _found(main: Path, settings: LoadSettings, device: Offload) -> Path | None:
     from spec_local.opening import drafters  # takes 30 ms
 
     spare = free_bytes(device) - main.stat().st_size
-    for found in drafters.find_drafters(_conditions(main, settings, device), spare):
-        with suppress(SpecLocalError):  # a damaged file is passed over by loading, too
-            gguf_header.read_metadata(found.path)
-            return found.path
-    return None
+    found = drafters.find_drafters(_conditions(main, settings, device), spare)
+    return next((drafter.path for drafter in found), None)

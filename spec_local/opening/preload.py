@@ -34,7 +34,7 @@ def preload(
         ModelFileError, BackendCrash: see `check_model_files`.
     """
     keys = [(path, offload, load_mtp) for path in dict.fromkeys(paths)]
-    check_model_files([path for path, *_ in keys], offload=offload, log=log)
+    check_model_files(*(path for path, *_ in keys), offload=offload, log=log)
     runtime.library()
     begun: dict[_Arguments, Future[Model]] = {key: Future() for key in keys}
     _begun.update(begun)

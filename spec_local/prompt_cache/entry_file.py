@@ -5,6 +5,7 @@ the data, and a hash over header, tokens and data. The hashes find every acciden
 bad disks. They do not protect against malicious files: whoever can write to the folder can write anything.
 """
 
+import hashlib
 import os
 from collections.abc import Callable
 from io import BufferedReader, FileIO
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from spec_local.prompt_cache.entry import TOKEN_BYTES, CacheEntry
-from spec_local.prompt_cache.folder import private
 from spec_local.system.files import opened
-from spec_local.system.hashed import CHUNK, HASH_BYTES, digest_of, hash_of, read_hashed
 
+_HASH_BYTES = 32
+_CHUNK = 1 << 22  # bytes to hash, and to read or write, at once; some systems write at most 2 GiB per call
 _FAMILY, _MAGIC = b"specdec prompt ", b"specdec prompt 1\n"
 _MAX_HEADER = 1 << 12
 _FIRST_READ = 1 << 12  # holds header and tokens of a block of 256 in one read
@@ -49,7 +50,7 @@ class _Header(BaseModel):
 
 def file_size(entry: CacheEntry, identity: bytes, block: int) -> int:
     """The bytes of the file of an entry."""
-    return len(_frame(entry, identity, block)) + entry.size + HASH_BYTES
+    return len(_frame(entry, identity, block)) + entry.size + _HASH_BYTES
 
 
 def write(
@@ -60,9 +61,9 @@ def write(
     data: NDArray[np.uint8],
     checkpoint: Callable[[], None],
     *,
-    chunk_bytes: int = CHUNK,
+    chunk_bytes: int = _CHUNK,
 ) -> None:
-    """Create a file that must not exist yet, and that only the user can read.
+    """Write the file of an entry.
 
     checkpoint: called before each chunk is written; may wait, or raise an exception, which ends the writing.
 
@@ -70,8 +71,8 @@ def write(
         OSError: it cannot be written; what is there of the file remains.
     """
     frame = _frame(entry, identity, block)
-    digest = digest_of(frame)
-    with open(path, "xb", buffering=0, opener=private) as file:
+    digest = _digest_of(frame)
+    with path.open("wb", buffering=0) as file:
         _write_all(file, memoryview(frame))
         for start in range(0, entry.size, chunk_bytes):
             chunk = data.data[start : start + chunk_bytes]
@@ -109,10 +110,20 @@ def read_data(path: Path, entry: CacheEntry, identity: bytes, block: int) -> NDA
         if found != entry:
             raise Damaged(path)
         file.seek(len(frame))
-        data = read_hashed(file, entry.size, frame)
-    if data is None:
-        raise Damaged(path)
+        data, digest = np.empty(entry.size, np.uint8), _digest_of(frame)
+        for start in range(0, entry.size, _CHUNK):
+            chunk = data.data[start : start + _CHUNK]
+            if file.readinto(chunk) != len(chunk):
+                raise Damaged(path)
+            digest.update(chunk)
+        if file.read(_HASH_BYTES) != digest.digest():
+            raise Damaged(path)
     return data
+
+
+def _digest_of(data: bytes) -> "hashlib.blake2b":
+    """The digest of what has been read or written so far, to be updated with the rest."""
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES)
 
 
 def _frame(entry: CacheEntry, identity: bytes, block: int) -> bytes:
@@ -127,7 +138,7 @@ def _frame(entry: CacheEntry, identity: bytes, block: int) -> bytes:
         size=entry.size,
     )
     text = header.model_dump_json().encode()
-    return _MAGIC + len(text).to_bytes(4, "little") + text + hash_of(text) + entry.tokens
+    return _MAGIC + len(text).to_bytes(4, "little") + text + _digest_of(text).digest() + entry.tokens
 
 
 def _read_frame(file: BufferedReader, path: Path, identity: bytes, block: int) -> tuple[CacheEntry, bytes]:
@@ -139,19 +150,19 @@ def _read_frame(file: BufferedReader, path: Path, identity: bytes, block: int) -
     length = int.from_bytes(content[len(_MAGIC) : at], "little")
     if length > _MAX_HEADER:
         raise Damaged(path)
-    content += file.read(max(0, at + length + HASH_BYTES - len(content)))
-    text, stored_hash = content[at : at + length], content[at + length : at + length + HASH_BYTES]
-    if hash_of(text) != stored_hash:
+    content += file.read(max(0, at + length + _HASH_BYTES - len(content)))
+    text, stored_hash = content[at : at + length], content[at + length : at + length + _HASH_BYTES]
+    if _digest_of(text).digest() != stored_hash:
         raise Damaged(path)
     try:
         header = _Header.model_validate_json(text)
         parent = bytes.fromhex(header.parent)
     except ValueError:
         raise Damaged(path) from None
-    first = at + length + HASH_BYTES
+    first = at + length + _HASH_BYTES
     last = first + header.n * TOKEN_BYTES
     size = os.fstat(file.fileno()).st_size
-    if size != last + header.size + HASH_BYTES or (header.identity, header.block) != (identity.hex(), block):
+    if size != last + header.size + _HASH_BYTES or (header.identity, header.block) != (identity.hex(), block):
         raise Damaged(path)
     content += file.read(max(0, last - len(content)))
     entry = CacheEntry.of(header.kind, parent, header.start, content[first:last], header.size)

@@ -6,13 +6,9 @@ any moment. Names that are not of this form are not touched.
 """
 
 import contextlib
-import hashlib
-import itertools
 import json
 import os
-import platform
 import re
-import secrets
 import shutil
 import stat
 import time
@@ -20,19 +16,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_local.system.files import read_bytes
+from spec_local.system.files import ABANDONED, read_bytes, write_atomically
 from spec_local.system.folders import user_folder
 
 _SUFFIX = ".prompt"
 _ABOUT, _MAX_ABOUT = "about.json", 1 << 16
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.prompt")
-_TEMPORARY = re.compile(r"\.[0-9a-f]{32}-(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-(?P<run>[0-9a-f]{8})-\d+\.part")
-_ABANDONED = 3600.0  # seconds after its last write when a temporary file is left over, whoever wrote it
-
-_HOST = hashlib.blake2b(platform.node().encode("utf-8", "replace"), digest_size=4).hexdigest()
-_RUN = secrets.token_hex(4)  # an earlier process may have had our id: in a container it is always the same
-_numbers = itertools.count()
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.prompt\..+\.part")  # see `replacing`
 
 _DEFAULT_LIMIT, _DEFAULT_SHARE = 2 << 30, 0.05
 
@@ -107,23 +98,7 @@ def prepare(identity_dir: Path, name: str) -> None:
         return
     for path in (identity_dir.parent, identity_dir):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = temporary(identity_dir / "".zfill(32))
-    try:
-        with open(part, "x", opener=private) as file:
-            json.dump({"name": name}, file)
-        part.replace(about)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def private(path: str, flags: int) -> int:
-    """Open a file for `open`; if it is created, only the user can read it."""
-    return os.open(path, flags, 0o600)
-
-
-def temporary(path: Path) -> Path:
-    """A name beside `path` that no other writer has, and that says which process it is of."""
-    return path.with_name(f".{path.stem}-{_HOST}-{os.getpid()}-{_RUN}-{next(_numbers)}.part")
+    write_atomically(about, json.dumps({"name": name}).encode())
 
 
 def make_room(folder: Path, size: int, limit: int, kept: Collection[Path]) -> bool:
@@ -163,32 +138,12 @@ def mark_used(paths: Iterable[tuple[Path, int]]) -> None:
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Delete temporary files of processes that were killed."""
+    """Delete temporary files that processes which were killed have left, an hour after their last write."""
     for identity in _identities(folder):
         for path, facts in list(_files(identity)):
-            if not path.endswith(_SUFFIX) and _is_left_over(os.path.basename(path), facts):
+            if not path.endswith(_SUFFIX) and time.time() - facts.st_mtime > ABANDONED:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-
-
-def _is_left_over(name: str, facts: os.stat_result) -> bool:
-    found = _TEMPORARY.fullmatch(name)
-    if not found or time.time() - facts.st_mtime > _ABANDONED:
-        return bool(found)
-    if found["host"] != _HOST:
-        return False
-    pid = int(found["pid"])
-    return found["run"] != _RUN if pid == os.getpid() else not _is_alive(pid)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # it is another user's
-        return True
-    return pid > 0
 
 
 def _identities(folder: Path) -> Iterator[Path]:

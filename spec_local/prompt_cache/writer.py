@@ -11,7 +11,7 @@ from spec_local.prompt_cache import entry_file, folder
 from spec_local.prompt_cache.entry import CacheEntry
 from spec_local.prompt_cache.index import Index, Item
 from spec_local.prompt_cache.memory import RecentItems
-from spec_local.system.files import is_full
+from spec_local.system.files import is_full, replacing
 
 _TOUCH_EVERY = 60.0  # seconds between two marks of use of the same file
 _MAX_TOUCHED = 10_000
@@ -167,7 +167,6 @@ class Writer:
         """Whether the file is there in the end."""
         item, index = job.item, job.item.index
         entry, data, path = item.entry, item.data, self.path(index, item.entry)
-        part = folder.temporary(path)
         try:
             if data is None:
                 return False
@@ -179,12 +178,8 @@ class Writer:
             if not folder.make_room(self._folder, size, self._limit, kept):
                 return False
             folder.prepare(path.parent, job.name)
-            try:
+            with replacing(path, durable=False, make_folder=False) as part:
                 self._write_file(part, entry, index.identity, index.block, data, lambda: self._pause(job))
-                part.replace(path)
-            finally:
-                with contextlib.suppress(OSError):
-                    part.unlink()
             with self._lock:
                 on_disk = [each for each in job.history if (its := index.get(each.key)) and its.on_disk]
             folder.mark_used([(self.path(index, each), each.end) for each in (entry, *on_disk)])

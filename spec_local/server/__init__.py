@@ -5,7 +5,6 @@ app              routes, and the way of a request to its response; guard: what e
 page/            the page, static files
 protocol         an `Exchange`: chat_completions, completions, responses, messages, ollama, llama_completion
 ollama_paths     the models as Ollama lists them; model_facts: what they can do
-prompts          paths that return a prompt's number of tokens, or its text
 engine           the server's side of the process with the models: gives each answer its events
 engine_process   the models, in a child process: answers several requests at the same time
 stable_prompts   leaves out what changes in system messages from request to request

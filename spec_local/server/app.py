@@ -14,10 +14,9 @@ from starlette.routing import Route
 from spec_local.core.lazy_table import LazyTable
 from spec_local.errors import SpecLocalError
 from spec_local.server.guard import Access, Guard
-from spec_local.server.handlers import Handlers
+from spec_local.server.handlers import PROMPTS, Handlers
 from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.protocols import errors, llama_paths, ollama_paths
-from spec_local.server.protocols.prompts import PROMPTS
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.work import until_gone
 from spec_local.server.supervision.served_models import ServedModels
@@ -66,20 +65,13 @@ def create(
     kinds = kinds or PROTOCOLS
     handlers = Handlers(served, kinds, access, learning)
     open_paths = {"/health", "/v1/health", *page_files()}
-    middleware = [Middleware(Guard, access=access, open_paths=open_paths)]
-    if access.origins:
-        middleware.insert(
-            0,
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(access.origins),
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-            ),
-        )
+    guard = Middleware(Guard, access=access, open_paths=open_paths)
+    cors = Middleware(
+        CORSMiddleware, allow_origins=list(access.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+    )
     application = Starlette(
         routes=_routes(handlers, kinds, served, access.max_body),
-        middleware=middleware,
+        middleware=[cors, guard] if access.origins else [guard],
         exception_handlers={
             SpecLocalError: _library_error,
             HTTPException: _http_error,

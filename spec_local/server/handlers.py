@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -19,15 +19,27 @@ from spec_local.server.guard import Access
 from spec_local.server.learning.idle_training import IdleTraining
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.protocols import errors, openapi, responding
-from spec_local.server.protocols.prompts import PROMPTS
-from spec_local.server.protocols.protocol import Exchange
+from spec_local.server.protocols.protocol import QUESTIONS, Exchange
 from spec_local.server.protocols.request_body import completed, read_json
 from spec_local.server.protocols.work import in_thread, work_on
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from spec_local.server.supervision.supervisor import Supervisor
+from spec_local.text import printable
 
-_QUESTIONS = ("messages", "input", "prompt", "images")
-"""Fields of bodies that may be large."""
+PROMPTS: Mapping[str, tuple[str, Callable[[str, int], dict[str, Any]]]] = {
+    "/v1/messages/count_tokens": ("/v1/messages", lambda text, n: {"input_tokens": n}),
+    **{
+        f"{version}/{kind}/input_tokens": (
+            f"/v1/{kind}",
+            lambda text, n: {"object": "response.input_tokens", "input_tokens": n},
+        )
+        for version in ("", "/v1")
+        for kind in ("responses", "chat/completions")
+    },
+    "/apply-template": ("/v1/chat/completions", lambda text, n: {"prompt": printable(text)}),
+}
+"""For each path of prompts without an answer: the path whose bodies it takes, and the response for a prompt's
+text and number of tokens."""
 
 
 def modalities(reads: Collection[type[Media]]) -> dict[str, bool]:
@@ -60,12 +72,12 @@ class Handlers:
             self._metrics.add_learning(lambda: learning.learner(served.current), lambda: learning.is_training)
         served.observe = self._metrics.observe
 
-    def _name_in(self, request: Request, body: Mapping[str, Any] | None = None) -> Any:
+    def _name_in(self, request: Request, body: Mapping[str, Any] = {}) -> Any:
         """The model that a question is about: the one that was used last, unless it names another."""
-        return request.query_params.get("model") or (body or {}).get("model") or self._served.current.name
+        return request.query_params.get("model") or body.get("model") or self._served.current.name
 
     async def use(
-        self, request: Request, body: Mapping[str, Any] | None = None
+        self, request: Request, body: Mapping[str, Any] = {}
     ) -> contextlib.AbstractContextManager[Supervisor]:
         return await self._served.use(self._name_in(request, body))
 
@@ -184,7 +196,7 @@ class Handlers:
             loaded.set_result(None)
             waited_s = time.monotonic() - begun
             exchange = await self._checked(kind, request, body, engine)
-            for name in _QUESTIONS:  # the images are there once more
+            for name in QUESTIONS:  # the images are there once more
                 body.pop(name, None)
             exchange.waited_s = waited_s
             answers = engine.answer(exchange.requests)

@@ -1,7 +1,7 @@
 """Counters for Prometheus; those of speculative decoding are named as vLLM names them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from prometheus_client import (
@@ -37,11 +37,8 @@ class Metrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"specdec:{name}", text, labels, registry=registry)
 
-        for name, text, function in (
-            ("num_requests_running", "Answers that are being generated.", running),
-            ("num_requests_waiting", "Answers that wait for their turn.", waiting),
-        ):
-            Gauge(f"specdec:{name}", text, registry=registry).set_function(function)
+        self._gauge("num_requests_running", "Answers that are being generated.").set_function(running)
+        self._gauge("num_requests_waiting", "Answers that wait for their turn.").set_function(waiting)
         self._answers = counter(
             "request_success", "Answers by the reason of their end.", ("finished_reason",)
         )
@@ -82,34 +79,22 @@ class Metrics:
             is_training: returns whether a head is trained now.
         """
 
-        def gauge(name: str, text: str, function: Callable[[], float], **labels: str) -> None:
-            if name not in gauges:
-                gauges[name] = Gauge(f"specdec:{name}", text, list(labels), registry=self._registry)
-            (gauges[name].labels(**labels) if labels else gauges[name]).set_function(function)
+        def of_current(fact: Callable[[HeadVersion], float]) -> Callable[[], float]:
+            return lambda: fact(found.current) if (found := learner()) and found.current else 0
 
-        def current() -> HeadVersion | None:
-            found = learner()
-            return found.current if found else None
-
-        def acceptance(data: Data) -> float:
-            version = current()
-            return version.after.get(data, 0.0) if version else 0.0
-
-        gauges: dict[str, Gauge] = {}
-        gauge(
-            "draft_head_version",
-            "Number of the version of the head that has learned from answers; 0: there is none.",
-            lambda: version.number if (version := current()) else 0,
-        )
-        gauge(
-            "learned_answers",
-            "Answers that this version has learned from.",
-            lambda: version.n_answers if (version := current()) else 0,
-        )
+        text = "Number of the version of the head that has learned from answers; 0: there is none."
+        self._gauge("draft_head_version", text).set_function(of_current(lambda version: version.number))
+        text = "Answers that this version has learned from."
+        self._gauge("learned_answers", text).set_function(of_current(lambda version: version.n_answers))
         text = "Acceptance of this version's first draft token, on held-out answers and on built-in prompts."
+        accepted = self._gauge("draft_head_acceptance", text, ["data"])
         for data in get_args(Data):
-            gauge("draft_head_acceptance", text, functools.partial(acceptance, data), data=data)
-        gauge("training_running", "1 while a head is trained, 0 also while that is paused.", is_training)
+            accepted.labels(data).set_function(of_current(functools.partial(_acceptance, data)))
+        text = "1 while a head is trained, 0 also while that is paused."
+        self._gauge("training_running", text).set_function(is_training)
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"specdec:{name}", text, labels, registry=self._registry)
 
     def observe(self, event: Event, seconds: float) -> None:
         """Count the last event of an answer, so many seconds after the request."""
@@ -141,3 +126,7 @@ class Metrics:
     def text(self) -> bytes:
         """All counters in Prometheus's text format."""
         return generate_latest(self._registry)
+
+
+def _acceptance(data: Data, version: HeadVersion) -> float:
+    return version.after.get(data, 0.0)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from spec_local.errors import InvalidRequest
 
-_ABANDONED = 3600.0
+ABANDONED = 3600.0
 """Seconds after its last write when a temporary file is assumed to be left over from a killed process."""
 
 
@@ -38,7 +38,7 @@ def replacing(path: Path, *, durable: bool = True, make_folder: bool = True) -> 
     prefix, suffix = f".{path.name}.", ".part"
     for left in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED:
+            if time.time() - left.stat().st_mtime > ABANDONED:
                 left.unlink()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=suffix)
     temporary = Path(name)
@@ -188,15 +188,13 @@ def read_input(path: Path, max_bytes: int) -> bytes:
     Raises:
         InvalidRequest: it cannot be read, or has more than `max_bytes`.
     """
+    _check_name(path)
     try:
         with path.open("rb") as file:
-            return limited(file.read(max_bytes + 1), str(path), max_bytes)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check the file") from None
-    except ValueError as error:
-        if isinstance(error, InvalidRequest):
-            raise
-        raise InvalidRequest(f"{path} cannot be read ({error}): check the file") from None
+    return limited(content, str(path), max_bytes)
 
 
 def limited(raw: bytes, source: str, max_bytes: int) -> bytes:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spec_local.system import machine
+from spec_local.system.files import ABANDONED
 from spec_local.system.folders import user_folder
 
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-_ABANDONED = 3600.0  # seconds after which a temporary folder must be left over from a killed build
 _MAX_QUOTED = 200  # maximum number of characters quoted from a compiler message
 _TEMPORARY = ".build-"
 
@@ -138,5 +138,5 @@ def _remove_others(library: Path, prefix: str) -> None:
         with contextlib.suppress(OSError):
             if path.name.startswith(prefix) and path.stem != library.stem:
                 path.unlink()
-            elif path.name.startswith(_TEMPORARY) and time.time() - path.stat().st_mtime > _ABANDONED:
+            elif path.name.startswith(_TEMPORARY) and time.time() - path.stat().st_mtime > ABANDONED:
                 shutil.rmtree(path)

@@ -1,10 +1,8 @@
 """TOML files written by users: errors name the file, the line and the key."""
 
-import bisect
 import os
 import re
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,28 +82,18 @@ def parse(text: str, shown: str, advice: str, kind: type[SpecLocalError]) -> dic
     Raises:
         kind: it is not valid, or nested too deeply, or has a number that is too long.
     """
-    lines = text.split("\n")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         what, line = str(error), 1
         if found := _LOCATION.fullmatch(what):
             what, line = found[1], int(found[2] or len(text.splitlines()) or 1)
-    except (RecursionError, ValueError) as error:
-        what = "is nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
-        line = bisect.bisect_left(range(len(lines)), True, key=lambda n: _exceeds(lines[:n]))
-    raise kind(f"{shown}, line {line}, {what}; {advice}")
-
-
-def _exceeds(lines: Sequence[str]) -> bool:
-    """Return whether a limit of the parser is exceeded before the end of the first lines of a file."""
-    try:
-        tomllib.loads("\n".join(lines))
-    except tomllib.TOMLDecodeError:
-        return False
-    except (RecursionError, ValueError):
-        return True
-    return False
+        what = f"line {line}, {what}"
+    except RecursionError:
+        what = "its values are nested too deeply"
+    except ValueError:
+        what = "a number in it is too long"
+    raise kind(f"{shown}, {what}; {advice}")
 
 
 def _line(text: str, location: Location) -> int:

@@ -9,7 +9,7 @@ from spec_local.llama.model import Model
 from spec_local.training import precision
 from spec_local.training.events import Event, Generating, GenerationRate, Stage
 from spec_local.training.generation import LONGEST_CALL, DataGenerator, GenerationProgress
-from spec_local.training.parallel_rows import n_that_fit
+from spec_local.training.parallel_rows import texts_that_fit
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, prompt_source
 
@@ -115,6 +115,6 @@ class DataStage:
 
     def _n_parallel(self, path: Path) -> int:
         model = Model(path, weights=False)
-        n = n_that_fit(model, _N_CTX, self._recipe.limits.n_parallel, self._recipe.offload)
+        n = texts_that_fit(model, _N_CTX, self._recipe.limits.n_parallel, self._recipe.offload)
         model.close()
         return n

@@ -38,11 +38,4 @@ class Answering:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """Progress of the training."""
-
-    progress: TrainingProgress
-
-
-Event = Stage | GenerationRate | Generating | Answering | Training
+Event = Stage | GenerationRate | Generating | Answering | TrainingProgress

@@ -8,10 +8,14 @@ training data (Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by
 Nothing").
 """
 
+import contextlib
+import math
+import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +36,7 @@ TEMPERATURES = (0.0, 0.0, 0.5, 0.9)
 """Usual sampling temperatures."""
 LONGEST_CALL = 30.0
 """Seconds between two progress values; in longer ones, the process was suspended."""
+_DONE = "complete"  # file that exists once the prompts of a list have been answered
 _BLOCK = 64  # columns of logits that are represented by their maximum
 _MAX_PERIOD, _REPEATS = 32, 4  # an answer is in a loop if it repeats up to 32 tokens 4 times
 _MAX_PASSAGES = 64  # number of latest answers that prompts may be about
@@ -304,6 +309,50 @@ class DataGenerator:
             shards.write(self._folder, self._n_shards, Shard(self._finished, self._prompt_number))
             self._n_shards += 1
             self._finished, self._written_at = [], time.monotonic()
+
+
+def answers_to(
+    prompts: Sequence[TrainingPrompt],
+    model: Model,
+    folder: Path,
+    *,
+    whole: bool = False,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: Any,
+) -> list[Document]:
+    """Return the main model's answers to a list of prompts; what an earlier run has finished is kept.
+
+    Args:
+        model, folder, options: as for `DataGenerator`.
+        whole: begin anew after a run that was killed, which has lost the answers that were not finished.
+        seconds: maximum time of this run.
+        on_progress: called with the number of finished answers, and of all.
+
+    Raises:
+        SpecLocalError: the model cannot answer.
+        OSError: a shard cannot be written.
+    """
+    if not (folder / _DONE).exists():
+        if whole:
+            shutil.rmtree(folder, ignore_errors=True)
+
+        def prompt(i: int, _: Sequence[str]) -> TrainingPrompt | None:
+            return prompts[i] if i < len(prompts) else None
+
+        generator = DataGenerator(model, folder, prompt, **options)
+        spent, last = 0.0, clock()
+        with contextlib.closing(generator.run()) as running:
+            for progress in running:
+                on_progress(progress.n_documents, len(prompts))
+                now = clock()
+                spent += min(now - last, LONGEST_CALL)
+                last = now
+                if spent >= seconds:
+                    break
+        (folder / _DONE).touch()
+    return shards.read_documents(folder)
 
 
 def top_logprobs(logits: NDArray[np.float32], n: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:

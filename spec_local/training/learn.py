@@ -19,7 +19,8 @@ from spec_local.llama.devices import Offload
 from spec_local.models.head_versions import Data, HeadVersions
 from spec_local.training import material, pipeline
 from spec_local.training.dataset import OWN
-from spec_local.training.events import Answering, Event, Generating, Stage, Training
+from spec_local.training.distillation import TrainingProgress
+from spec_local.training.events import Answering, Event, Generating, Stage
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Recipe, general_data
 
@@ -58,28 +59,16 @@ def learn(options: Mapping[str, Any], send: "Sender") -> None:
         {data: found[name].overall.agreement for data, name in names if name in found}
         for found in (learned.before, learned.after)
     )
+    outcome: dict[str, Any] = {"before": before, "after": after, "last_answer": learned.last_answer}
     recipe.checkpoint.unlink(missing_ok=True)  # the next round starts from a version
     if before and after["user"] < before["user"] + LEAST_GAIN:
         versions.end_round(learned.last_answer)
         head.path.unlink()
         why = f"acceptance on your held-out answers rose by less than {LEAST_GAIN:.0%}"
-        send(event="unchanged", why=why, before=before, after=after, last_answer=learned.last_answer)
+        send(event="unchanged", why=why, **outcome)
         return
-    added = versions.add(
-        head.path,
-        origin=draft,
-        n_answers=learned.n_answers,
-        last_answer=learned.last_answer,
-        before=before,
-        after=after,
-    )
-    send(
-        event="version",
-        number=added.number,
-        before=before,
-        after=after,
-        last_answer=learned.last_answer,
-    )
+    added = versions.add(head.path, origin=draft, n_answers=learned.n_answers, **outcome)
+    send(event="version", number=added.number, **outcome)
 
 
 def _line(head: Path | None, versions: HeadVersions) -> Iterator[Path]:
@@ -111,10 +100,9 @@ class Sender:
             self._stage = event.name
         elif isinstance(event, Answering):
             self._stage, share = event.what, event.n_done / event.n
-        elif isinstance(event, Training):
-            step = event.progress
-            self._stage, share = "training", step.step / step.n_steps
-            if step.evaluation and (own := step.evaluation.by_category.get(OWN)):
+        elif isinstance(event, TrainingProgress):
+            self._stage, share = "training", event.step / event.n_steps
+            if event.evaluation and (own := event.evaluation.by_category.get(OWN)):
                 self(event="evaluation", user=own.agreement)
         elif isinstance(event, Generating):
             self._longest = max(self._longest, event.seconds_left)

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from spec_local.bench import prompts
 from spec_local.core.calls import run
 from spec_local.datastore.answer_store import KeptAnswer
 from spec_local.errors import BackendError, InvalidRequest, ModelError
@@ -16,22 +18,22 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from spec_local.system.files import format_size
 from spec_local.training import distillation
-from spec_local.training.built_in import answers_to_built_in
 from spec_local.training.data_stage import DataStage
 from spec_local.training.dataset import OWN
 from spec_local.training.events import Answering, Event
+from spec_local.training.generation import answers_to
 from spec_local.training.head_file import TrainedWeights, read_head
 from spec_local.training.head_shape import layers_read
 from spec_local.training.main_weights import check_main_weights
 from spec_local.training.own_answers import answer_again, read_again, usable
-from spec_local.training.prompts import UserTexts
+from spec_local.training.prompts import TrainingPrompt, UserTexts
 from spec_local.training.recipe import Journal, Recipe
 from spec_local.training.shards import Document
 
 BUILT_IN = "built-in prompts"
 """Name of the answers to the prompts of `specdec bench`."""
 _MIN_TOKENS = 20_000  # the least data worth training on
-_N_TOKENS = 4 * 4096  # of the caches when answers to built-in prompts are generated, the largest ones here
+_N_CTX, _N_PARALLEL = 4096, 4  # for built-in prompts, some of which are long; more texts take more memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,38 +121,49 @@ def gather(
     def progress(what: str) -> Callable[[int, int], None]:
         return lambda n_done, n: on_progress(Answering(what, n_done, n))
 
-    threads, limits = recipe.threads, recipe.limits
-    model = load_fitting(recipe.main, recipe.offload, _N_TOKENS)
+    limits = recipe.limits
+    common: dict[str, Any] = {"layers": layers, "threads": recipe.threads}
+    model = load_fitting(recipe.main, recipe.offload, _N_PARALLEL * _N_CTX)
     built_in = answers_to_built_in(
         model,
         recipe.folder / "built-in",
-        layers=layers,
         max_tokens=limits.built_in,
-        threads=threads,
         on_progress=progress(f"answering {BUILT_IN}"),
+        **common,
     )
-    own = read_again(
-        answers,
-        model,
-        recipe.own,
-        layers=layers,
-        limits=limits,
-        threads=threads,
-        on_progress=progress(f"reading {OWN}"),
-    )
+    reading = progress(f"reading {OWN}")
+    own = read_again(answers, model, recipe.own, limits=limits, on_progress=reading, **common)
     further = answer_again(
         [answer for answer, document in zip(answers, own, strict=True) if not document.held_out],
         model,
         recipe.own / "further",
-        layers=layers,
         seconds=recipe.further_seconds,
         seed=recipe.seed,
         limits=limits,
-        threads=threads,
         on_progress=progress("answering your prompts again"),
+        **common,
     )
     model.close()
     return Material(general, continued, own, further, built_in, answers[-1].number)
+
+
+def answers_to_built_in(
+    model: Model, folder: Path, questions: Sequence[prompts.Prompt] | None = None, **options: Any
+) -> list[Document]:
+    """Return the main model's answers at temperature 0 to the prompts of `specdec bench`.
+
+    No head was trained for these texts. See `answers_to` for the other arguments and the errors.
+    """
+    return answers_to(
+        [TrainingPrompt(each.category, each.text, True) for each in questions or prompts.load()],
+        model,
+        folder,
+        whole=True,
+        n_parallel=_N_PARALLEL,
+        n_ctx=model.n_ctx(_N_CTX),
+        temperatures=(0.0,),
+        **options,
+    )
 
 
 def _to_learn_from(recipe: Recipe, journal: Journal, answers: Sequence[KeptAnswer]) -> Sequence[KeptAnswer]:

@@ -4,12 +4,11 @@ Hidden states take a thousand times as much space as tokens. They are therefore 
 what is written here is deleted after the training.
 """
 
-import contextlib
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,8 @@ from spec_local.llama.sequence import LlamaSequence
 from spec_local.text import counted
 from spec_local.training import shards
 from spec_local.training.dataset import OWN
-from spec_local.training.generation import LONGEST_CALL, DataGenerator, top_logprobs
-from spec_local.training.parallel_rows import n_that_fit
+from spec_local.training.generation import answers_to, top_logprobs
+from spec_local.training.parallel_rows import texts_that_fit
 from spec_local.training.prompts import TrainingPrompt
 from spec_local.training.recipe import LIMITS, RunLimits
 from spec_local.training.shards import TOP_K, Document, Shard
@@ -40,7 +39,6 @@ _MIN_ANSWER = 4  # tokens; shorter ones have nothing to draft
 _MAX_CONTEXT = 8192  # tokens; longer conversations are skipped
 _TEMPERATURES = (0.4, 0.7, 1.0)  # of further answers, one for each prompt and temperature, on average
 _CALL_TOKENS = 64  # in a call, each with its logits: 40 MB for the largest vocabularies
-_DONE = "complete"  # file that exists once there are enough further answers
 
 
 def usable(answers: Sequence[KeptAnswer], limits: RunLimits = LIMITS) -> list[KeptAnswer]:
@@ -122,62 +120,29 @@ def answer_again(
     model: Model,
     folder: Path,
     *,
-    layers: tuple[int, ...],
-    seconds: float,
-    seed: int,
     limits: RunLimits = LIMITS,
-    threads: int | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: Any,
 ) -> list[Document]:
     """Return further answers of the main model to the same prompts, at temperatures above 0.
 
     Args:
-        answers: those to train on, a part of the result of `usable`.
-        model: the main model.
-        folder: of the shards, in an existing one; what an earlier run has finished is used as it is.
-        layers: the layers whose outputs are recorded.
-        seconds: maximum time; the prompts of the latest answers come first, and long ones are skipped.
-        seed: random seed for sampling.
+        answers: those to train on, a part of the result of `usable`. The prompts of the latest come first.
         limits: longer prompts than those that are kept are skipped.
-        on_progress: called with the number of finished answers, and of all.
-
-    Raises:
-        SpecLocalError: the model cannot answer.
-        OSError: a shard cannot be written.
+        model, folder, options: as for `answers_to`, which see for the errors.
     """
-    if not (folder / _DONE).exists():
-        short = [answer for answer in reversed(answers) if answer.n_prompt <= limits.own_prompt]
-        prompts = [answer.tokens[: answer.n_prompt].tolist() for answer in short]
-        n = len(_TEMPERATURES) * len(prompts)
-
-        def prompt(i: int, _: Sequence[str]) -> TrainingPrompt | None:
-            return TrainingPrompt(OWN, "", False, prompts[i % len(prompts)]) if i < n else None
-
-        n_ctx = limits.own_prompt + limits.answer
-        generator = DataGenerator(
-            model,
-            folder,
-            prompt,
-            layers=layers,
-            n_parallel=n_that_fit(model, n_ctx, limits.n_parallel, model.offload),
-            n_ctx=n_ctx,
-            max_tokens=limits.answer,
-            temperatures=_TEMPERATURES,
-            seed=seed,
-            threads=threads,
-        )
-        spent, last = 0.0, clock()
-        with contextlib.closing(generator.run()) as running:
-            for progress in running:
-                on_progress(progress.n_documents, n)
-                now = clock()
-                spent += min(now - last, LONGEST_CALL)
-                last = now
-                if spent >= seconds:
-                    break
-        (folder / _DONE).touch()
-    return shards.read_documents(folder)
+    short = [answer for answer in reversed(answers) if answer.n_prompt <= limits.own_prompt]
+    prompts = [TrainingPrompt(OWN, "", False, each.tokens[: each.n_prompt].tolist()) for each in short]
+    n_ctx = limits.own_prompt + limits.answer
+    return answers_to(
+        prompts * len(_TEMPERATURES),
+        model,
+        folder,
+        n_parallel=texts_that_fit(model, n_ctx, limits.n_parallel, model.offload),
+        n_ctx=n_ctx,
+        max_tokens=limits.answer,
+        temperatures=_TEMPERATURES,
+        **options,
+    )
 
 
 def _n_read(answers: Sequence[KeptAnswer], folder: Path) -> int:

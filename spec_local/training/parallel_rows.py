@@ -17,7 +17,7 @@ from spec_local.llama.sequence import LlamaSequence
 _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
 
 
-def n_that_fit(model: Model, n_ctx: int, most: int, offload: Offload) -> int:
+def texts_that_fit(model: Model, n_ctx: int, most: int, offload: Offload) -> int:
     """Return how many texts of `n_ctx` tokens fit, with the model, into half of the free memory there."""
     n, room = most, 0.5 * free_bytes(offload) - model.size
     while n > 1 and model.kv_bytes(n * n_ctx) > room:

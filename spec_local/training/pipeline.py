@@ -6,6 +6,7 @@ PyTorch.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from spec_local.training import distillation, measurement
 from spec_local.training.dataset import OWN, Dataset, batches
 from spec_local.training.distillation import Hyperparameters, Result, TrainingProgress
 from spec_local.training.evaluation import Evaluation
-from spec_local.training.events import Event, Stage, Training
-from spec_local.training.export import write_head
+from spec_local.training.events import Event, Stage
+from spec_local.training.head_file import export_head
 from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
 from spec_local.training.main_weights import MainWeights, read_feed_forward, read_main_weights
@@ -163,10 +164,9 @@ class _Pipeline:
         self._recipe, self._journal, self._on_progress = recipe, journal, on_progress
         self._checkpoint = recipe.checkpoint
         self._threads = recipe.threads or default_threads()
-        header = Model(recipe.main, weights=False)
-        self._layers = layers_read(header.n_layers)
-        self._n_vocab, self._shape = header.vocabulary.n_tokens, head_shape(header.n_embd)
-        header.close()
+        with closing(Model(recipe.main, weights=False)) as header:
+            self._layers = layers_read(header.n_layers)
+            self._n_vocab, self._shape = header.vocabulary.n_tokens, head_shape(header.n_embd)
 
     def run(self, user_texts: UserTexts, answers: Sequence[KeptAnswer]) -> TrainedHead:
         recipe = self._recipe
@@ -174,9 +174,7 @@ class _Pipeline:
         self._on_progress(Stage("reading the training data"))
         own = [*material.own, *material.further]
         dataset = Dataset(material.general, self._n_vocab, self._sizes(material), own)
-        model = Model(recipe.main, weights=False)
-        main = read_main_weights(model, dataset.drafted)
-        model.close()
+        main = self._main_weights(dataset)
         result = self._train(dataset, main, material)
         learned = self._compared(dataset, main, material, result) if material.own else None
         self._on_progress(Stage("exporting"))
@@ -193,6 +191,10 @@ class _Pipeline:
             sha256=sha256(recipe.target),
             curve=self._journal.curve,
         )
+
+    def _main_weights(self, dataset: Dataset) -> MainWeights:
+        with closing(Model(self._recipe.main, weights=False)) as model:
+            return read_main_weights(model, dataset.drafted)
 
     def _sizes(self, material: Material) -> Sequence[int]:
         """Numbers of tokens to draft; a head that is continued does not draft fewer than before."""
@@ -226,7 +228,7 @@ class _Pipeline:
                 journal.curve = [point for point in journal.curve if point["n_read"] < progress.n_tokens]
                 journal.curve.append({"n_read": progress.n_tokens, **asdict(progress.evaluation)})
                 journal.save(recipe)
-            self._on_progress(Training(progress))
+            self._on_progress(progress)
 
         training = self._run(start, main, dataset, Hyperparameters(**journal.hyperparameters))
         return distillation.train(
@@ -248,12 +250,9 @@ class _Pipeline:
         self._on_progress(Stage("evaluating"))
         before: Mapping[str, Evaluation] = {}
         if material.continued:
-            model = Model(self._recipe.main, weights=False)
-            drafted = material.continued.drafted
             earlier = copy.copy(dataset)
-            earlier.draft(drafted, self._n_vocab)
-            weights = replace(main, output=read_main_weights(model, drafted).output)
-            model.close()
+            earlier.draft(material.continued.drafted, self._n_vocab)
+            weights = replace(main, output=self._main_weights(earlier).output)
             before = self._evaluated(material.continued.weights, weights, earlier, material)
         after = self._evaluated(result.weights, main, dataset, material)
         return LearnedAnswers(len(material.own), material.last_answer, before, after)
@@ -271,9 +270,8 @@ class _Pipeline:
 
     def _start(self, dataset: Dataset, main: MainWeights) -> Weights:
         """Fit the initial weights; what that needs, some GB for a large model, is free afterwards."""
-        model = Model(self._recipe.main, weights=False)
-        feed_forward = read_feed_forward(model)
-        model.close()
+        with closing(Model(self._recipe.main, weights=False)) as model:
+            feed_forward = read_feed_forward(model)
         n_samples = _SAMPLES_PER_CHANNEL * len(self._layers) * self._shape.n_embd
         samples = dataset.samples(n_samples, main.embeddings, np.random.default_rng(self._recipe.seed))
         return initial_weights(self._shape, samples, main.norm, feed_forward, self._recipe.seed)
@@ -303,18 +301,17 @@ class _Pipeline:
 
     def _export(self, dataset: Dataset, main: MainWeights, result: Result) -> None:
         recipe = self._recipe
-        provenance: dict[str, str | int | float] = {
+        provenance: dict[str, int | float] = {
             "tokens_generated": dataset.n_generated,
             "tokens_trained": result.n_tokens,
             "agreement": result.evaluation.overall.agreement,
             "seed": recipe.seed,
         }
-        write_head(
+        export_head(
             recipe.target,
             recipe.main,
             self._shape,
-            result.weights,
-            main.output,
+            {"output.weight": main.output, **result.weights},
             layers=self._layers,
             drafted=dataset.drafted,
             provenance=provenance,

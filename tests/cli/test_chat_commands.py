@@ -115,7 +115,7 @@ INVALID = [
     ("/save", "the file name is missing"),
     ("/save absent/folder/\0x", "the file name is missing"),
     ("/save --states chat.json", "/save has no option --states: give /save FILE"),
-    *((f"/save {rest}", "was removed, because the prompt cache") for rest in ("--state a.json", "a --state")),
+    ("/save a --model", "/save has no option --model: give /save FILE"),
     ("/", "/ is not a command"),
     ("/fly away", "/fly is not a command"),
     ("/9j/4AAQ" + "A" * 5000, "/9j/4AAQ" + "A" * 51 + "… is not a command"),

@@ -79,13 +79,12 @@ def test_every_option_of_every_command_can_be_set_in_the_environment(inside, mon
     """By the name of its flag; the value of a repeatable option is one element, or a JSON array."""
     monkeypatch.delenv("SPECDEC_KERNELS", raising=False)  # kernels.use sets it for child processes
     root = typer.main.get_command(app)
-    names = {key for _, command in settings.runnable(root) for key in settings.keys(command)}
+    names = {key for _, command in settings.runnable(root) for key in settings.options(command)}
     assert {"main", "draft", "top-k", "stop", "json", "verbose", "type", "threads", "no-color"} <= names
     assert not {"help", "version", "config"} & names
     for name, command in settings.runnable(root):
         ctx = typer.Context(command)
-        for key, param in settings.keys(command).items():
-            option = settings.options(command)[param]
+        for key, option in settings.options(command).items():
             assert option.value_from_envvar(ctx) is None, (name, key)
             with monkeypatch.context() as patch:
                 patch.setenv(settings.variable(key), "1")
@@ -197,7 +196,7 @@ INVALID = [
     ("version = true", "line 1, version: there is no such option"),
     ("temp = 1\ntemp = 2", "line 2, cannot overwrite a value"),
     ("temp", "line 1, Expected '=' after a key in a key/value pair"),
-    ("x = " + "[" * 5000, "line 1, is nested too deeply"),
+    ("x = " + "[" * 5000, "its values are nested too deeply"),
 ]
 
 

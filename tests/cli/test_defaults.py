@@ -20,7 +20,7 @@ from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import options
 from specdec_cli.options import ModelOptions, SamplingOptions
 from specdec_cli.sessions import generation_settings, open_session
-from specdec_cli.signatures.draft import KindChoice
+from specdec_cli.signatures.drafts import KindChoice
 from tests.unfiltered import changed_values
 
 

@@ -18,8 +18,9 @@ from spec_local.bench.figures import Estimate, VariantFigures
 from spec_local.datastore.answer_store import answer_store_of
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import pipeline
+from spec_local.training.distillation import TrainingProgress
 from spec_local.training.evaluation import Evaluation, Score
-from spec_local.training.events import Generating, GenerationRate, Stage, Training
+from spec_local.training.events import Generating, GenerationRate, Stage
 from spec_local.training.generation import GenerationProgress
 from spec_local.training.measurement import HeadGain
 from spec_local.training.pipeline import LearnedAnswers, MeasuredHead, TrainedHead
@@ -45,7 +46,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def instant(quick, monkeypatch):
-    """Training is skipped; its three evaluations show n_steps in their numbers of tokens."""
+    """TrainingProgress is skipped; its three evaluations show n_steps in their numbers of tokens."""
 
     def train(training, *, on_progress, **_):
         for step in (1, 2, 3):
@@ -54,7 +55,7 @@ def instant(quick, monkeypatch):
         return pipeline.Result(training.best, 3, EVALUATION, 3, 3000)
 
     monkeypatch.setattr(pipeline.distillation, "train", train)
-    monkeypatch.setattr(pipeline, "write_head", lambda path, *_, **__: path.write_bytes(b"GGUF"))
+    monkeypatch.setattr(pipeline, "export_head", lambda path, *_, **__: path.write_bytes(b"GGUF"))
 
 
 @pytest.fixture(scope="module")
@@ -300,9 +301,9 @@ def test_without_a_terminal_lines_are_printed_now_and_then(capsys, monkeypatch, 
             Stage("generating training data"),
             *(Generating(GenerationProgress(1234 + i, 56.7, 8, 0, 10**8), 3600 - i) for i in range(70)),
             Stage("training"),
-            Training(pipeline.TrainingProgress(7, 20, 9000, 2.345, 65, None, -1.0)),
+            pipeline.TrainingProgress(7, 20, 9000, 2.345, 65, None, -1.0),
         ):
-            now[0] += LINE_INTERVAL + 1 if isinstance(event, Training) else 1
+            now[0] += LINE_INTERVAL + 1 if isinstance(event, TrainingProgress) else 1
             on_progress(event)
     assert capsys.readouterr().err.splitlines() == [
         "a BF16 copy of it generates 2,000 tokens/s",

@@ -165,22 +165,15 @@ def test_usage_errors(inside, arguments, why):
     assert inside.one_line(inside(*arguments.split()), 2).startswith(f"specdec: {why}")
 
 
-_SAME_TOKENS = (
-    "it was removed, because a draft model with a different vocabulary always drafts the tokens that both"
-)
-REMOVED = [
-    ("run", "cross-vocab", _SAME_TOKENS),
-    ("generate", "translation", _SAME_TOKENS),
-    ("chat", "greedy-draft", "it was removed, because draft tokens are always sampled"),
-    ("chat", "remember", "use {datastore}"),
-    ("bench", "out", "use {output}"),
-    ("draft train", "text", "use {from}"),
-    ("draft train", "size", "use {vocabulary}"),
+OF_OTHERS = [
+    ("chat", "temperature", "use {temp}"),
+    ("bench", "n-predict", "use {max-tokens}"),
+    ("tune", "n-gpu-layers", "use {gpu-layers}"),
 ]
 
 
-@pytest.mark.parametrize(("command", "name", "instead"), REMOVED)
-def test_removed_names(inside, command, name, instead):
+@pytest.mark.parametrize(("command", "name", "instead"), OF_OTHERS)
+def test_names_of_other_programs(inside, command, name, instead):
     """As an option, in the environment, in the config file, and for config set."""
 
     def spelled(spell):
@@ -192,23 +185,18 @@ def test_removed_names(inside, command, name, instead):
     warning = inside("models", "list", env={variable: "1"}).stderr.decode()
     assert f"{variable} is not an option and is ignored ({spelled(settings.variable)}" in warning
     table = command.replace(" ", "-")
-    (inside.folder / "removed.toml").write_text(f"[{table}]\n{name} = 1\n")
-    line = inside.one_line(inside(*command.split(), "--config", "removed.toml"), 1)
+    (inside.folder / "other.toml").write_text(f"[{table}]\n{name} = 1\n")
+    line = inside.one_line(inside(*command.split(), "--config", "other.toml"), 1)
     assert f"no such option ({spelled(str)}" in line
     line = inside.one_line(inside("config", "set", f"{table}.{name}", "1"), 2)
     assert f"there is no option {table}.{name} ({spelled(f'{table}.{{}}'.format)}" in line
 
 
-def test_a_removed_switch_may_be_negated(inside):
-    line = inside.one_line(inside("run", "--no-remember"), 2)
-    assert line == "specdec: no such option --no-remember: use --no-datastore"
-
-
-def test_removed_names_do_not_exist():
+def test_names_of_other_programs_do_not_exist():
     """Otherwise a hint would hide an option."""
     known = dict(settings.runnable(typer.main.get_command(app)))
-    for command, name, _ in REMOVED:
-        assert name not in settings.keys(known[command.replace(" ", "-")])
+    for command, name, _ in OF_OTHERS:
+        assert name not in settings.options(known[command.replace(" ", "-")])
 
 
 def test_a_prompt_in_place_of_a_command(inside):

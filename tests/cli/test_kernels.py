@@ -159,7 +159,7 @@ def test_off_applies_to_the_child_process(built, main, tmp_path, how):
 def test_every_command_that_runs_models_has_the_option():
     commands = dict(settings.runnable(typer.main.get_command(app)))
     having, threads = (
-        {name for name, command in commands.items() if option in settings.keys(command)}
+        {name for name, command in commands.items() if option in settings.options(command)}
         for option in ("kernels", "threads")
     )
     assert having == threads - {"worker"}  # which has no models

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import stat
-import sys
 import time
 
 import pytest
@@ -146,13 +145,6 @@ def test_without_pytorch_the_first_use_says_what_is_missing(isolated, main, monk
         ] == ([] if found else [True])
         assert "PyTorch" not in answer(isolated, main, "--learn")[1]
         isolated("datastore", "clear", "--yes")
-
-
-def test_python_without_sqlite(isolated, main, monkeypatch):
-    monkeypatch.setitem(sys.modules, "spec_local.datastore.answer_store", None)
-    done = isolated("generate", "--main", main, *TINY, "-n", 5, "--learn", "words")
-    assert "learning needs Python's module" in isolated.one_line(done, 2)
-    assert isolated("generate", "--main", main, *TINY, "-n", 5, "words").returncode == 0
 
 
 def test_the_option_the_environment_and_the_config_file(isolated, main, tmp_path):

@@ -17,7 +17,7 @@ import spec_local
 import specdec_cli.app
 from specdec_cli import commands, names
 from specdec_cli.app import app
-from specdec_cli.settings import keys, runnable
+from specdec_cli.settings import options, runnable
 
 
 @pytest.fixture
@@ -174,8 +174,8 @@ def test_a_device_that_cannot_be_used(inside, main, command, arguments, why):
 def test_the_device_can_be_set_in_the_environment_and_the_config_file(inside, main, tmp_path):
     config = tmp_path / "config.toml"
     config.write_text('device = "cpu"\n')
-    for env, options in (({"SPECDEC_DEVICE": "cpu"}, []), ({}, ["--config", config])):
-        done = inside("generate", "--main", main, "--gpu-layers", 20, *options, "x", env=env)
+    for env, more in (({"SPECDEC_DEVICE": "cpu"}, []), ({}, ["--config", config])):
+        done = inside("generate", "--main", main, "--gpu-layers", 20, *more, "x", env=env)
         assert "--device cpu contradicts --gpu-layers 20" in inside.one_line(done, 2)
 
 
@@ -264,8 +264,8 @@ def test_each_command_runs_a_body_that_takes_its_options():
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("commands.add")
     ]
     assert len(added) == 28
-    for options, body in added:
-        kind = eval(ast.unparse(options), vars(specdec_cli.app))
+    for fields, body in added:
+        kind = eval(ast.unparse(fields), vars(specdec_cli.app))
         assert typing.get_type_hints(commands.body_of(body.value))["options"] is kind
 
 
@@ -300,7 +300,7 @@ def test_the_library_names_settings_and_the_command_its_options():
                 settings.update(re.findall(r"`(\w+)(?:=[^`]*)?`", text))
                 own = re.sub(r"specdec (doctor|generate|draft convert \S+) --[a-z]+", "", text)
                 assert not re.search("[ (]--(?!outfile|mtp)[a-z]", own), text
-    known = {key for _, command in runnable(typer.main.get_command(app)) for key in keys(command)}
+    known = {key for _, command in runnable(typer.main.get_command(app)) for key in options(command)}
     for setting in settings:
         option = names.with_options(f"`{setting}`")
         assert option.removeprefix("--") in known, setting

@@ -84,7 +84,11 @@ def own_cache(tmp_path, monkeypatch):
 def unchecked():
     """Open models without their check in a child process, which takes a second for each file."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("loading.check_model_file", "loading.check_projector_file", "preload.check_model_files"):
+        for name in (
+            "loading.check_model_files",
+            "loading.check_projector_file",
+            "preload.check_model_files",
+        ):
             patch.setattr(f"spec_local.opening.{name}", lambda *args, **kwargs: None)
         yield
 

@@ -11,7 +11,7 @@ from spec_local.conversion.convert import convert_head
 from spec_local.core.calls import run
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
-from spec_local.training.export import write_head
+from spec_local.training.head_file import export_head
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from tests.checkpoints import write_checkpoint
 from tests.llama.test_heads import NOISE, PROMPT, Pair
@@ -247,7 +247,8 @@ def test_a_head_of_draft_train_comes_back(tmp_path, main_path):
     weights = {name: rng.normal(size=size).astype(np.float32) for name, size in tensor_shapes(shape).items()}
     drafted, output = np.array([3, 7, 100, 101, 400]), rng.normal(size=(5, 64)).astype(np.float32)
     trained = tmp_path / "trained.gguf"
-    write_head(trained, main_path, shape, weights, output, layers=(1, 3, 6), drafted=drafted)
+    weights["output.weight"] = output
+    export_head(trained, main_path, shape, weights, layers=(1, 3, 6), drafted=drafted)
     folder = write_safeailab(tmp_path / "folder", gguf.GGUFReader(trained))
     again = gguf.GGUFReader(convert_head(folder, main_path, tmp_path / "again.gguf"))
     before = {each.name: each for each in gguf.GGUFReader(trained).tensors}

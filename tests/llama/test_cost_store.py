@@ -120,20 +120,20 @@ def test_an_answer_begins_with_estimates_and_the_next_one_with_what_its_calls_to
 def test_estimates_do_not_replace_measured_costs(tiny_path, own_cache):
     known = Conditions(tiny_path, ON_CPU, 1, 128)
     cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}))
-    assert cost_store.load(known) is None  # not good enough for reports
+    assert cost_store.measured(known) is None  # not good enough for reports
     assert cost_store.read(known).costs.costs == {1: 0.1, 2: pytest.approx(0.15)}
     started = time.time()
     cost_store.save(known, CostModel({1: 0.2, 4: 0.3}))
     cost_store.save(known, CostModel({1: 0.1}, {2: 1.5}), started)
-    assert cost_store.load(known).costs == {1: 0.2, 4: 0.3}
+    assert cost_store.measured(known).costs.costs == {1: 0.2, 4: 0.3}
 
 
 @pytest.mark.parametrize("n_first", [0, *USUAL_FIRST])
 def test_costs_of_drafting_are_found_with_any_usual_part_of_the_vocabulary(tiny_path, own_cache, n_first):
     known = Conditions(tiny_path, ON_CPU, 1, 128)
-    assert cost_store.load_drafting(known) is None
+    assert cost_store.measured_drafting(known) is None
     cost_store.save(replace(known, n_first=n_first), CostModel({1: 0.1}))
-    assert cost_store.load_drafting(known).costs == {1: 0.1}
+    assert cost_store.measured_drafting(known).costs.costs == {1: 0.1}
 
 
 def test_a_measurement_that_was_stopped_leaves_estimates(open_session, own_cache):
@@ -245,7 +245,7 @@ def test_a_damaged_file_has_no_costs(tiny_path, own_cache, content):
     known = Conditions(tiny_path, ON_CPU, 1, 128)
     cost_store.save(known, CostModel({1: 0.1}))
     cost_store.path_of(known).write_bytes(content)
-    assert cost_store.load(known) is None
+    assert cost_store.measured(known) is None
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -270,9 +270,9 @@ def test_a_huge_file_is_not_read(tiny_path, own_cache):
     for n_sizes, length in [(600, 0), (3, 10**7), (5_000, 0), (300_000, 0)]:
         seconds = {str(i): 1 for i in range(1, n_sizes + 1)}
         path.write_text(json.dumps({"model": "m" * length, "seconds": seconds}, separators=(",", ":")))
-        assert cost_store.load(known) is None
+        assert cost_store.measured(known) is None
     path.write_text(json.dumps({"model": "m", "seconds": {str(i): 1.0 for i in range(1, 200)}}))
-    assert len(cost_store.load(known).costs) == 199
+    assert len(cost_store.measured(known).costs.costs) == 199
 
 
 NUMBERS = st.integers() | st.floats() | st.sampled_from([1e308, 5e-324, 10**400, 86_400.0, True, "1", None])
@@ -286,9 +286,9 @@ def test_no_file_gives_impossible_costs(tiny_path, own_cache, seconds):
     path = cost_store.path_of(known)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"model": "m", "seconds": seconds}))
-    if costs := cost_store.load(known):
-        assert all(0 < costs.seconds(n) < 1e12 for n in (1, 2, 7, 96, 1000))
-        assert np.isfinite(costs.first(300)).all()
+    if found := cost_store.measured(known):
+        assert all(0 < found.costs.seconds(n) < 1e12 for n in (1, 2, 7, 96, 1000))
+        assert np.isfinite(found.costs.first(300)).all()
 
 
 def test_a_cache_folder_that_is_not_writable_is_no_error(answer, measure, own_cache):
@@ -328,7 +328,7 @@ def test_no_table_is_kept_in_which_64_tokens_are_quicker_than_8(tiny_path, own_c
     cost_store.save(known, CostModel({1: 1.0, 8: 2.2, 64: 1.5}))
     assert json.loads(path.read_text())["seconds"] == {"1": 1.0, "8": 1.5, "64": 1.5}
     path.write_text(json.dumps({"model": "m", "seconds": {"1": 1.0, "8": 2.2, "64": 1.5}}))
-    assert cost_store.load(known).costs == {1: 1.0, 8: 1.5, 64: 1.5}
+    assert cost_store.measured(known).costs.costs == {1: 1.0, 8: 1.5, 64: 1.5}
 
 
 def test_a_model_file_that_was_deleted_is_no_error(tmp_path, make_context, own_cache):
@@ -336,4 +336,4 @@ def test_a_model_file_that_was_deleted_is_no_error(tmp_path, make_context, own_c
     context = make_context(Model(path))
     path.unlink()
     cost_store.save(context, CostModel({1: 1.0}))
-    assert cost_store.load(context) is None
+    assert cost_store.measured(context) is None

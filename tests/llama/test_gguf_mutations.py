@@ -37,7 +37,7 @@ from spec_local.settings import GenerationSettings
 from tests.unfiltered import unfiltered
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 spec_local.system.machine.default_threads = lambda: 1
-loading.check_model_file = lambda *args, **kwargs: None
+loading.check_model_files = lambda *args, **kwargs: None
 sampling = unfiltered(temperature=0.8)
 plain = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed")
 schema = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed", json_schema="{}")

@@ -10,7 +10,7 @@ from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.llama.context import MAX_SEQUENCES
-from spec_local.llama.setup.probe import check_model_file
+from spec_local.llama.setup.probe import check_model_files
 from spec_local.models import pairs
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
@@ -192,7 +192,7 @@ def test_a_pair_with_a_head_is_checked_by_its_headers(files, kind):
 @pytest.mark.parametrize("kind", ["eagle", "dspark"])
 def test_a_damaged_head_does_not_crash_the_process(files, folder, monkeypatch, kind):
     """Its list of tokens names one that the main model does not have."""
-    monkeypatch.setattr("spec_local.opening.loading.check_model_file", check_model_file)
+    monkeypatch.setattr("spec_local.opening.loading.check_model_files", check_model_files)
     damaged = folder / f"damaged-{kind}.gguf"
     damaged.write_bytes(files[kind][1].read_bytes())
     reader = gguf.GGUFReader(damaged, "r+")

@@ -6,7 +6,7 @@ from spec_local.errors import ModelFileError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models.pairs import OVERHEAD
-from spec_local.models.projectors import projector_bytes
+from spec_local.models.projectors import describe
 from spec_local.opening.memory_plan import plan_memory
 from tests.stored_models import write_projector
 
@@ -68,7 +68,7 @@ def test_a_projector(paths, tmp_path):
     main.write_bytes(paths[0].read_bytes())
     alone = plan_memory(session(main, parallel=1), 0).needed
     mmproj = write_projector(tmp_path / "mmproj-F16.gguf")
-    with_projector = alone + projector_bytes(mmproj)
+    with_projector = alone + describe(mmproj).memory
     assert plan_memory(session(main, parallel=1), 0).needed == with_projector
     assert plan_memory(session(main, parallel=1, mmproj=str(mmproj)), 0).needed == with_projector
     assert plan_memory(session(main, parallel=1, mmproj="none"), 0).needed == alone

@@ -14,7 +14,7 @@ from spec_local.errors import BackendCrash, ContextOverflow, ModelFileError
 from spec_local.llama.devices import OFFLOADED, ON_CPU
 from spec_local.llama.memory import free_memory
 from spec_local.llama.setup import probe
-from spec_local.llama.setup.probe import check_model_file, check_model_files, probe_build, probe_file
+from spec_local.llama.setup.probe import check_model_files, probe_build, probe_files
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.system.child_process import ChildResult
 
@@ -68,7 +68,7 @@ def test_duplicate_tokens(whole, tmp_path):
     path = tmp_path / "twice.gguf"
     path.write_bytes(raw.replace(b"<0x41>", b"<0x40>"))
     with pytest.raises(ModelFileError, match=r"twice\.gguf crashes llama\.cpp \(SIGABRT\)"):
-        check_model_file(path)
+        check_model_files(path)
 
 
 _WITHIN = """
@@ -110,10 +110,10 @@ def test_a_process_that_the_system_kills(whole, fake_child, monkeypatch):
     fake_child("kill -KILL $$")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=whole.stat().st_size))
     with pytest.raises(ContextOverflow, match=r"does not fit into memory \(SIGKILL\): .* or `draft=none`"):
-        check_model_file(whole)
+        check_model_files(whole)
     fake_child("""echo '{"error": "too little: use less", "kind": "ContextOverflow"}'""")
     with pytest.raises(ContextOverflow, match="too little"):
-        check_model_file(whole)
+        check_model_files(whole)
 
 
 def test_memory_is_left_of_the_limits_of_a_container(tmp_path):
@@ -135,10 +135,10 @@ def test_memory_is_left_of_the_limits_of_a_container(tmp_path):
 
 def test_a_valid_file_is_checked_once(whole, tried):
     notices = []
-    check_model_file(whole, log=notices.append)
+    check_model_files(whole, log=notices.append)
     assert notices == ["checking model.gguf (first use on this machine)"]
     tried.script()
-    check_model_file(whole, log=notices.append)
+    check_model_files(whole, log=notices.append)
     assert len(notices) == 1
     assert tried() == []
 
@@ -148,7 +148,7 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, tried, pretend,
     path = tmp_path / "model.gguf"
     path.write_bytes(whole.read_bytes())
     tried.script()
-    check_model_file(path)
+    check_model_files(path)
     match change:
         case "content":
             stat = path.stat()
@@ -157,7 +157,7 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, tried, pretend,
             pretend(llama_cpp_build="another")
         case "processor":
             pretend(processor_features=frozenset({"sse4_2"}))
-    check_model_file(path, offload=ON_CPU if change == "layers" else OFFLOADED)
+    check_model_files(path, offload=ON_CPU if change == "layers" else OFFLOADED)
     assert len(tried()) == 2
     assert tried()[0] == (str(path), "-1")
 
@@ -165,21 +165,21 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, tried, pretend,
 def test_several_files_are_checked_at_the_same_time(whole, tmp_path):
     other = tmp_path / "other.gguf"
     other.write_bytes(whole.read_bytes())
-    check_model_files([whole, other, whole])
-    check_model_file(other, log=lambda line: pytest.fail("checked again"))
+    check_model_files(whole, other, whole)
+    check_model_files(other, log=lambda line: pytest.fail("checked again"))
     raw = whole.read_bytes()
     other.write_bytes(raw.replace(b"<0x41>", b"<0x40>"))
     third = tmp_path / "third.gguf"
     third.write_bytes(raw)
     with pytest.raises(ModelFileError, match=r"other\.gguf crashes llama\.cpp \(SIGABRT\)"):
-        check_model_files([other, third])
+        check_model_files(other, third)
 
 
 def test_a_damaged_file_is_not_recorded_as_valid(whole, tried):
     tried.script("""echo '{"error": "it is damaged"}'""")
     for _ in range(2):
         with pytest.raises(ModelFileError):
-            check_model_file(whole)
+            check_model_files(whole)
     assert len(tried()) == 2
 
 
@@ -188,7 +188,7 @@ def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, t
     tried.script()
     notices = []
     for _ in range(2):
-        check_model_file(whole, log=notices.append)
+        check_model_files(whole, log=notices.append)
     assert len(notices) == len(tried()) == 2
 
 
@@ -207,21 +207,21 @@ def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, t
 )
 def test_crashes_of_a_child(whole, fake_child, script, crash):
     fake_child(script)
-    result = probe_file(whole)
+    result = probe_files([whole])[0]
     assert result.crash == crash
     assert not result.works
     # If the build does not work either, the error is about the build.
     with pytest.raises(BackendCrash, match="specdec doctor"):
-        check_model_file(whole)
+        check_model_files(whole)
     # If the build works, the error is about the file.
     fake_child(BUILD_WORKS + script)
     with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
-        check_model_file(whole)
+        check_model_files(whole)
 
 
 def test_a_child_that_hangs_is_killed(whole, fake_child):
     fake_child("exec sleep 3600")
-    assert probe_file(whole, seconds=0.3).crash == "killed after 0 s without a result"
+    assert probe_files([whole], seconds=0.3)[0].crash == "killed after 0 s without a result"
 
 
 def test_the_deadline_grows_with_the_bytes_of_all_parts(tmp_path, fake_child, monkeypatch):
@@ -237,15 +237,15 @@ def test_the_deadline_grows_with_the_bytes_of_all_parts(tmp_path, fake_child, mo
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b-00001-of-00003.gguf", "[c]*.x"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(10**9)
-        assert probe_file(tmp_path / name.replace("2-of", "1-of")).works
+        assert probe_files([tmp_path / name.replace("2-of", "1-of")])[0].works
     assert [round(each - probe.DEADLINE_S, -1) for each in deadlines] == [100, 200, 100, 100]
 
 
 def test_an_error_in_a_child(whole, fake_child):
     fake_child("""echo 'some log'; echo '{"error": "it is too big"}'""")
-    assert probe_file(whole) == ChildResult(None, "it is too big", {"error": "it is too big"})
+    assert probe_files([whole])[0] == ChildResult(None, "it is too big", {"error": "it is too big"})
     with pytest.raises(ModelFileError, match="it is too big"):
-        check_model_file(whole)
+        check_model_files(whole)
 
 
 def test_missing_files_and_other_formats_need_no_child(tmp_path, tried):
@@ -253,7 +253,7 @@ def test_missing_files_and_other_formats_need_no_child(tmp_path, tried):
     (tmp_path / "foreign").write_bytes(b"PK\x03\x04")
     for name in ("absent", "foreign", "."):
         with pytest.raises(ModelFileError):
-            check_model_file(tmp_path / name)
+            check_model_files(tmp_path / name)
     assert tried() == []
 
 
@@ -264,9 +264,9 @@ def test_this_build_works():
 
 
 def test_the_child_prints_nothing(whole, capfd):
-    assert probe_file(whole).works
+    assert probe_files([whole])[0].works
     (whole.parent / "bad.gguf").write_bytes(whole.read_bytes()[:9999])
-    assert probe_file(whole.parent / "bad.gguf").error
+    assert probe_files([whole.parent / "bad.gguf"])[0].error
     assert capfd.readouterr() == ("", "")
 
 
@@ -278,7 +278,7 @@ def test_logits_that_are_not_numbers(whole, tmp_path):
     path = tmp_path / "nan.gguf"
     path.write_bytes(raw)
     with pytest.raises(ModelFileError, match="not numbers"):
-        check_model_file(path)
+        check_model_files(path)
 
 
 def test_a_file_that_crashes_only_the_cpu_kernels(tiny_path, tried, pretend_kernels):
@@ -286,9 +286,9 @@ def test_a_file_that_crashes_only_the_cpu_kernels(tiny_path, tried, pretend_kern
     tried.script("[ $# = 2 ] && kill -SEGV $$\necho '{}'")
     pretend_kernels("avx2:0123456789abcdef")
     with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add `kernels=off`"):
-        check_model_file(tiny_path)
+        check_model_files(tiny_path)
     assert [len(arguments) for arguments in tried()] == [2, 0, 3]  # file, build, file without kernels
     # If kernels are not in use, the file is damaged or too large.
     pretend_kernels("")
     with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
-        check_model_file(tiny_path)
+        check_model_files(tiny_path)

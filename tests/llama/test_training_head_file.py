@@ -4,11 +4,10 @@ import gguf
 import numpy as np
 import pytest
 
-from spec_local.errors import ModelError
+from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training.export import write_head
-from spec_local.training.head_file import read_head
+from spec_local.training.head_file import export_head, read_head
 from spec_local.training.head_shape import head_shape, layers_read, tensor_shapes
 from tests.tiny_heads import N_EMBD, write_tiny_eagle, write_tiny_main
 
@@ -34,9 +33,8 @@ def weights():
 def write(path, main_path, changes=None, layers=None):
     output = np.random.default_rng(1).normal(size=(len(DRAFTED), N_EMBD)).astype(np.float32)
     layers = layers or layers_read(5)
-    return write_head(
-        path, main_path, SHAPE, weights() | (changes or {}), output, layers=layers, drafted=DRAFTED
-    )
+    written = weights() | {"output.weight": output} | (changes or {})
+    return export_head(path, main_path, SHAPE, written, layers=layers, drafted=DRAFTED)
 
 
 def test_what_was_written_is_read(main, main_path, tmp_path):
@@ -75,11 +73,12 @@ def test_damaged_heads_are_refused(main, main_path, tmp_path):
         (tmp_path / "short.gguf").write_bytes(content[:n])
         refused(tmp_path / "short.gguf", main, "is damaged|cannot be continued")
     bad = np.full((SHAPE.n_embd,), np.nan, np.float32)
-    refused(
-        write(tmp_path / "nan.gguf", main_path, {"output_norm.weight": bad}),
-        main,
-        "values that are not finite",
-    )
-    start = {each.name: each for each in gguf.GGUFReader(path).tensors}["blk.0.ffn_up.weight"].data_offset
+    with pytest.raises(ModelFileError, match=r"output_norm.weight has values that are not finite"):
+        write(tmp_path / "nan.gguf", main_path, {"output_norm.weight": bad})
+    starts = {each.name: each.data_offset for each in gguf.GGUFReader(path).tensors}
+    at = starts["output_norm.weight"]
+    (tmp_path / "nan.gguf").write_bytes(content[:at] + bad.tobytes() + content[at + bad.nbytes :])
+    refused(tmp_path / "nan.gguf", main, "values that are not finite")
+    start = starts["blk.0.ffn_up.weight"]
     (tmp_path / "cut.gguf").write_bytes(content[:start])
     refused(tmp_path / "cut.gguf", main, "is damaged|cannot be continued")

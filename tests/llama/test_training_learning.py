@@ -13,7 +13,8 @@ from spec_local.datastore.answer_store import AnswerStore, KeptAnswer
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.training import pipeline
-from spec_local.training.events import Answering, Generating, Stage, Training
+from spec_local.training.distillation import TrainingProgress
+from spec_local.training.events import Answering, Generating, Stage
 from spec_local.training.pipeline import BUILT_IN, run
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Recipe, general_data
@@ -122,14 +123,14 @@ def test_a_killed_run_goes_on_with_the_answers_it_began_with(quick, general, ans
     recipe = learning(general, tmp_path, limits=replace(LIMITS, unsaved=0.0))
 
     def kill(event):
-        if isinstance(event, Training) and event.progress.step == 2:
+        if isinstance(event, TrainingProgress) and event.step == 2:
             raise Killed
 
     with pytest.raises(Killed):
         run(recipe, UserTexts(), kill, Kept(answers[:-3]))
     events = []
     head = run(recipe, UserTexts(), events.append, Kept(answers))  # three have come in the meantime
-    assert next(e.progress.step for e in events if isinstance(e, Training)) == 3
+    assert next(e.step for e in events if isinstance(e, TrainingProgress)) == 3
     assert head.learned.last_answer == answers[-4].number
     assert (
         json.loads((recipe.folder / "journal.json").read_text())["data"]["last_answer"] == answers[-4].number
@@ -167,7 +168,7 @@ def files_with(folder, answers):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "n"),
-    [(f"reading {OWN}", 5), ("answering your prompts again", 3), ("Training", 2), ("evaluating", 1)],
+    [(f"reading {OWN}", 5), ("answering your prompts again", 3), ("TrainingProgress", 2), ("evaluating", 1)],
 )
 def test_clearing_ends_a_training_at_any_stage_and_leaves_nothing(
     quick, general, answers, tmp_path, stage, n

@@ -1,6 +1,5 @@
 """A head in PyTorch computes what llama.cpp computes from its file. In F32, so that the noise is small."""
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -10,7 +9,8 @@ from spec_local.llama.gguf_tensors import floats, integers
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
-from spec_local.training import export, network
+from spec_local.training import network
+from spec_local.training.head_file import export_head
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from tests.reference_head import ReferenceHead
 from tests.tiny_heads import N_EMBD, write_tiny_main
@@ -42,9 +42,8 @@ def head_path(main_path):
     weights["blk.0.attn_q.weight"] *= 3
     output = rng.normal(0, 2 * N_EMBD**-0.5, (len(DRAFTED), N_EMBD)).astype(np.float32)
     path = main_path.with_name("head.gguf")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_kind", lambda values: gguf.GGMLQuantizationType.F32)
-        return export.write_head(path, main_path, SHAPE, weights, output, layers=LAYERS, drafted=DRAFTED)
+    weights["output.weight"] = output
+    return export_head(path, main_path, SHAPE, weights, layers=LAYERS, drafted=DRAFTED, kind="F32")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import shards
-from spec_local.training.built_in import answers_to_built_in
+from spec_local.training.material import answers_to_built_in
 from spec_local.training.own_answers import answer_again, read_again, usable
 from spec_local.training.recipe import RunLimits
 from tests.llama.test_training_generation import check_candidates, check_states

@@ -17,7 +17,8 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import material, measurement, shards
 from spec_local.training.dataset import COVERAGE, Dataset
-from spec_local.training.events import Generating, Stage, Training
+from spec_local.training.distillation import TrainingProgress
+from spec_local.training.events import Generating, Stage
 from spec_local.training.head_shape import layers_read
 from spec_local.training.pipeline import run
 from spec_local.training.prompts import UserTexts
@@ -92,7 +93,7 @@ def test_a_trained_head_is_accepted_as_predicted_and_leaves_the_output_unchanged
     recipe, events, head = trained
     assert head.path == recipe.target
     assert [e.name for e in events if isinstance(e, Stage)] == STAGES
-    evaluations = [e.progress.evaluation for e in events if isinstance(e, Training) and e.progress.evaluation]
+    evaluations = [e.evaluation for e in events if isinstance(e, TrainingProgress) and e.evaluation]
     assert head.evaluation.overall.agreement >= evaluations[0].overall.agreement
     assert head.evaluation.overall.acceptance > evaluations[0].overall.acceptance + 0.05
     assert head.evaluation.overall.agreement > 0.4
@@ -105,7 +106,7 @@ def test_a_run_records_what_it_did(trained):
     generating = [e for e in events if isinstance(e, Generating)]
     assert 0 < generating[-1].seconds_left < generating[0].seconds_left < 0.12 * 60 * 0.6
     assert head.n_generated == sum(len(d.top_ids) for d in documents_of(recipe))
-    steps = [e.progress for e in events if isinstance(e, Training)]
+    steps = [e for e in events if isinstance(e, TrainingProgress)]
     assert 2 < len(steps) == steps[-1].n_steps <= 52  # 20 steps per second of 2.9 s, a tenth for evaluations
     assert head.n_trained == steps[-1].n_tokens
     assert [point["n_read"] for point in head.curve] == [s.n_tokens for s in steps if s.evaluation]
@@ -127,7 +128,7 @@ def test_a_finished_run_is_not_repeated_and_continues_with_more_minutes(quick, t
     shutil.copytree(finished.folder, recipe.folder)
     events = []
     second = run(recipe, UserTexts(), events.append)
-    assert not [e for e in events if isinstance(e, (Generating, Training))]
+    assert not [e for e in events if isinstance(e, (Generating, TrainingProgress))]
     assert (second.sha256, second.n_generated, second.n_trained, second.curve) == (
         first.sha256,
         first.n_generated,
@@ -137,7 +138,7 @@ def test_a_finished_run_is_not_repeated_and_continues_with_more_minutes(quick, t
     events = []
     third = run(replace(recipe, minutes=0.16), UserTexts(), events.append)
     assert third.n_generated > first.n_generated
-    assert next(e.progress.step for e in events if isinstance(e, Training)) == 1  # trained anew, on more data
+    assert next(e.step for e in events if isinstance(e, TrainingProgress)) == 1  # trained anew, on more data
 
 
 def test_time_counts_once_its_data_is_saved(quick, recipe):
@@ -171,7 +172,7 @@ def test_a_limit_of_the_data_ends_the_generation_once(quick, recipe, limit, fiel
     def until_step_3(event):
         events.append(event)
         assert len(events) < 2000  # it would never end
-        if isinstance(event, Training) and event.progress.step == 3:
+        if isinstance(event, TrainingProgress) and event.step == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -192,7 +193,7 @@ def test_a_limit_of_the_data_ends_the_generation_once(quick, recipe, limit, fiel
     assert "measuring" not in {e.name for e in events if isinstance(e, Stage)}
     assert len(documents_of(recipe)) == n
     if field == "n_tokens":  # as many steps as the data is worth
-        last = [e.progress for e in events if isinstance(e, Training)][-1]
+        last = [e for e in events if isinstance(e, TrainingProgress)][-1]
         n_train = sum(len(d.top_ids) for d in documents if not d.held_out)
         assert last.n_tokens == pytest.approx(3 * n_train, rel=0.15)
         assert last.n_steps == last.step
@@ -204,7 +205,8 @@ import signal
 import sys
 from pathlib import Path
 from spec_local.training import pipeline
-from spec_local.training.events import Generating, Stage, Training
+from spec_local.training.distillation import TrainingProgress
+from spec_local.training.events import Generating, Stage
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Recipe
 from dataclasses import replace
@@ -219,7 +221,7 @@ for stop in [*sys.argv[3:], ""]:
         def on_progress(event):
             global n
             n += isinstance(event, Generating)
-            step = event.progress.step if isinstance(event, Training) else 0
+            step = event.step if isinstance(event, TrainingProgress) else 0
             name = event.name if isinstance(event, Stage) else type(event).__name__
             print(name, step, flush=True)
             if stop and stop in (name, f"call {n}", f"step {step}"):
@@ -235,7 +237,7 @@ def test_steps_are_planned_anew_until_there_is_a_checkpoint(quick, recipe):
     """The data is enough for both runs, and the first one is stopped before it saves a step."""
 
     def until_training(event):
-        if isinstance(event, Training):
+        if isinstance(event, TrainingProgress):
             raise KeyboardInterrupt
 
     recipe = replace(recipe, tokens=3000)
@@ -245,7 +247,7 @@ def test_steps_are_planned_anew_until_there_is_a_checkpoint(quick, recipe):
     shorter = replace(recipe, tokens=None, minutes=1e-3)
     events = []
     run(shorter, UserTexts(), events.append)
-    steps = [event.progress for event in events if isinstance(event, Training)]
+    steps = [event for event in events if isinstance(event, TrainingProgress)]
     assert not [event for event in events if isinstance(event, Generating)]
     assert steps[0].step == 1
     assert steps[0].n_steps == journal_of(recipe)["hyperparameters"]["n_steps"] < most
@@ -270,7 +272,7 @@ def test_a_run_that_is_killed_in_every_stage_resumes(recipe, own_cache):
     assert calls[:2] == [20, 150]
     assert 50 < calls[2] < 150 < 200 < 150 + calls[2] < 250
     assert not any(calls[3:])
-    steps = [[int(line.split()[1]) for line in each if line.startswith("Training")] for each in lines]
+    steps = [[int(line.split()[1]) for line in each if line.startswith("TrainingProgress")] for each in lines]
     assert not any(steps[:3])
     assert steps[3] == list(range(1, 12))
     assert 10 <= steps[4][0] <= 12  # the checkpoint is written before or after the progress is shown

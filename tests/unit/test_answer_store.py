@@ -1,10 +1,11 @@
 """The answer store: its content and bounds, access from several processes, and damage to its file."""
 
+import dataclasses
 import errno
 import functools
+import math
 import os
 import random
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -27,12 +28,6 @@ from tests.failing_calls import full_disk
 
 PROMPT, ANSWER = list(range(100, 140)), list(range(200, 260))
 KEY = "0123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def not_flushed(monkeypatch):
-    """Do not wait for the disk, which takes most of the time: no test is about a power loss."""
-    monkeypatch.setattr(module, "_PRAGMAS", (*module._PRAGMAS, "synchronous = OFF"))
 
 
 @pytest.fixture
@@ -181,55 +176,29 @@ def test_the_file_does_not_grow(path):
 
 
 def test_nothing_of_dropped_answers_is_in_the_file(path):
-    """Also where pages of the tree have been merged; without the tree, only kept answers are found."""
-    rng = random.Random(5)
     store, added = opened(path, max_tokens=10_000), []
-    for _ in range(120):
-        added.append([rng.randrange(1 << 17) for _ in range(rng.choice([6, 30, 300, 1200, 3000]))])
+    for n in (6, 300, 6, 3000, 30, 1200, 3000, 3000, 6, 300, 3000, 30, 1200):
+        added.append(tuple(range(5000 * len(added), 5000 * len(added) + n)))
         store.add([], added[-1], 0.0)
     kept, content = texts(path), path.read_bytes()
-    assert [tuple(answer.tokens.tolist()) for answer in module._recovered(content)] == kept
+    assert 0 < len(kept) < len(added)
     for each in added:
-        raw = np.array(each, "<i4").tobytes()
-        found = any(raw[at : at + 16] in content for at in range(0, len(raw) - 15, 200))
-        assert found == (tuple(each) in kept)
-
-
-def test_a_long_answer_that_was_dropped_is_not_in_the_file(path):
-    secret = list(range(500_000, 501_500))  # longer than a page
-    raw = np.array(secret[700:720], "<i4").tobytes()
-    store = opened(path, max_tokens=2000)
-    store.add([], secret, 0.0)
-    assert raw in path.read_bytes()
-    store.add([], range(1000), 0.0)
-    assert len(store.answers()) == 1
-    assert raw not in path.read_bytes()
+        assert (np.array(each[:4], "<i4").tobytes() in content) == (each in kept)
 
 
 # Files
 
 
-def test_only_the_owner_may_read_the_files_while_one_is_written(path, monkeypatch):
+def test_only_the_owner_may_read_the_files(path):
     previous = os.umask(0)
     try:
-        store, seen, connect = opened(path), {}, sqlite3.connect
-
-        def look(statement):
-            if statement == "COMMIT":  # which ends the transaction
-                seen.update({each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()})
-
-        def observed(*arguments, **options):
-            connection = connect(*arguments, **options)
-            connection.set_trace_callback(look)
-            return connection
-
-        monkeypatch.setattr(sqlite3, "connect", observed)
-        for n in range(3):
-            add(store, n, length=5000)
+        store = opened(path, max_tokens=200)
+        for n in range(10):
+            add(store, n)
+            seen = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+            assert seen == {path.name: 0o600, "lock": 0o600}
     finally:
         os.umask(previous)
-    assert seen.keys() == {path.name, f"{path.name}-journal", "lock"}
-    assert set(seen.values()) == {0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -263,40 +232,22 @@ def test_a_store_that_was_cleared_is_created_again(path):
     assert texts(path) == [text(3), text(4)]
 
 
-def unfinished_journal(path):
-    """Write an answer; the journal of a transaction that was killed when it had written to the file."""
-    add(opened(path), 1, length=20_000)
-    with module._connection(module._uri(path)) as connection:
-        connection.execute("PRAGMA cache_size = 1")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("DELETE FROM answers")
-        connection.execute("CREATE TABLE more AS SELECT zeroblob(100000)")
-        return path.with_name(f"{path.name}-journal").read_bytes(), path.read_bytes()
-
-
-def test_a_transaction_that_was_killed_is_rolled_back(path):
-    journal, content = unfinished_journal(path)
-    path.write_bytes(content)
-    assert opened(path).answers() == []
-    path.write_bytes(content)
-    path.with_name(f"{path.name}-journal").write_bytes(journal)
-    assert texts(path) == [text(1, 20_000)]
-
-
-def test_a_journal_of_an_earlier_file_is_not_restored(path):
-    """As after a kill during `datastore clear`."""
-    journal, _ = unfinished_journal(path)
-    path.unlink()
-    path.with_name(f"{path.name}-journal").write_bytes(journal)
+def test_an_addition_that_was_killed_leaves_the_other_answers(path):
+    add(opened(path), 1)
+    before = path.read_bytes()
     add(opened(path), 2)
-    assert texts(path) == [text(2)]
+    record = path.read_bytes()[len(before) :]
+    for n in range(len(record)):
+        path.write_bytes(before + record[:n])
+        assert texts(path) == [text(1)]
+        log = []
+        add(opened(path, log), 3)
+        assert (texts(path), log) == ([text(1), text(3)], [])
 
 
 def test_a_damaged_file_leaves_only_itself_beside_the_new_one(path):
     add(opened(path), 1)
     path.write_bytes(b"something else" * 500)
-    for suffix in ("-journal", "-wal", "-shm"):
-        path.with_name(path.name + suffix).write_bytes(b"something else" * 500)
     add(opened(path), 2)
     assert texts(path) == [text(2)]
     [aside] = datastore.set_aside(path.parent)
@@ -304,7 +255,6 @@ def test_a_damaged_file_leaves_only_itself_beside_the_new_one(path):
 
 
 def test_an_empty_file(path):
-    """As after a kill between its creation and the first transaction."""
     path.parent.mkdir(parents=True)
     path.touch()
     assert texts(path) == []
@@ -354,74 +304,46 @@ def filled(path, n=12):
 def check_damaged(path, whole):
     """Nothing wrong is read, all of it stays in a file without faults, and the damaged one is kept."""
     damaged, log = path.read_bytes(), []
-    store = opened(path, log)
-    found = [tuple(answer.tokens.tolist()) for answer in store.answers()]
+    found = [tuple(answer.tokens.tolist()) for answer in opened(path, log).answers()]
     assert set(found) <= set(whole)
-    store.count_after(0)
-    store.contents()
-    add(store, 5000)
     assert len(log) <= 1
+    repairs = []
+    add(opened(path, repairs), 5000)
+    assert len(repairs) == len(log)
     assert texts(path) == [*found, text(5000)]
     kept = datastore.set_aside(path.parent)
     assert [each.read_bytes() for each in kept] == [damaged] * len(log)
     for each in kept:
-        assert each.name in log[0]
+        assert each.name in repairs[0]
         assert stat.S_IMODE(each.stat().st_mode) == 0o600
         each.unlink()
     return log, found
 
 
-@functools.cache
-def pages_of(answer, content):
-    """The numbers of the pages in which a part of an answer is."""
+def span_of(answer, content):
+    """Where the record of an answer is in a file, with what precedes its tokens."""
     raw = np.array(answer, "<i4").tobytes()
-    pieces = (raw[at : at + 12] for at in range(0, len(raw), 12))  # some are in two pages
-    return {content.find(piece) // 4096 for piece in pieces if piece in content}
+    at = content.index(raw)
+    return at - 44, at + len(raw)
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_damage_loses_only_the_answers_in_damaged_pages(tmp_path_factory, data):
+def test_damage_loses_only_the_answers_in_which_it_is(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("store") / "v" / f"{KEY}.answers"
     content, whole = filled(path, 24)
     damaged = bytearray(content)
     changes = st.tuples(st.integers(0, len(content) - 1), st.binary(min_size=1, max_size=64))
-    near_the_start = st.tuples(st.integers(0, 2000), st.binary(min_size=1, max_size=8))
-    for at, new in data.draw(st.lists(changes | near_the_start, max_size=4)):
+    for at, new in data.draw(st.lists(changes, max_size=6)):
         damaged[at : at + len(new)] = new
-    pages = st.tuples(st.integers(0, len(content) // 4096 - 1), st.binary())
-    for at, new in data.draw(st.lists(pages, max_size=3)):
-        damaged[4096 * at : 4096 * (at + 1)] = (new * 4096)[:4096].ljust(4096, b"\0")
     damaged = damaged[: len(content) - data.draw(st.integers(0, len(content) // 2) | st.just(0))]
     path.write_bytes(damaged)
     log, found = check_damaged(path, whole)
-    wrong = {
-        n for n in range(len(content) // 4096) if content[4096 * n :][:4096] != damaged[4096 * n :][:4096]
-    }
-    assert {answer for answer in whole if not wrong & pages_of(answer, content)} <= set(found)
-    assert log or len(found) == len(whole)
-
-
-def test_damage_of_the_header_loses_nothing(path):
-    """One changed byte, or all of them; so does a file of which the first page is lost."""
-    content, whole = filled(path)
-    changed = (0, 16, 20, 28, 100, 101, 105)
-    for damaged in (
-        *(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :] for at in changed),
-        bytes(100) + content[100:],
-        bytes(4096) + content[4096:],
-    ):
-        path.write_bytes(damaged)
-        log, found = check_damaged(path, whole)
-        assert (found, len(log)) == (whole, 1)
-
-
-def test_a_page_that_was_cut_off_loses_its_answers(path):
-    content, whole = filled(path, 200)
-    path.write_bytes(content[:-4096])
-    log, found = check_damaged(path, whole)
-    assert len(whole) - len(found) <= 2
-    assert f"the {len(found)} answers that can be read" in log[0]
+    intact = [
+        answer for answer in whole for a, b in [span_of(answer, content)] if damaged[a:b] == content[a:b]
+    ]
+    assert found == intact
+    assert log or found == whole[: len(found)]  # the end may be missing, as after a kill
 
 
 def test_the_first_addition_of_a_session_finds_damage(path):
@@ -430,26 +352,22 @@ def test_the_first_addition_of_a_session_finds_damage(path):
     path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     log = []
     store = opened(path, log)
+    numbers = [answer.number for answer in opened(path).answers()]
     add(store, 5000)
+    assert len(log) == 1
     assert "the 11 answers that can be read" in log[0]
     assert texts(path) == [*whole[:4], *whole[5:], text(5000)]
+    assert [answer.number for answer in store.answers()][:-1] == numbers
 
 
-def test_a_damaged_number_is_replaced(path):
-    """Numbers are not covered by digests; those that are too high would leave none for later answers."""
-    filled(path)
-    with module._connection(module._uri(path)) as connection:
-        connection.execute(
-            "UPDATE answers SET number = ? WHERE number = (SELECT min(number) FROM answers)", [2**55]
-        )
-    path.write_bytes(b"\0" + path.read_bytes()[1:])
-    store = opened(path)
-    before = time.time() * 1e6
-    numbers = [answer.number for answer in store.answers()]
-    assert len(set(numbers)) == 12
-    assert max(numbers) <= before
-    add(store, 5000)
-    assert max(numbers) < store.answers()[-1].number < before + 60e6
+def test_an_impossible_answer_is_damage(path):
+    """Of another version, or of another program."""
+    content, whole = filled(path)
+    [first, *_] = opened(path).answers()
+    for change in ({"n_prompt": 1000}, {"time": math.nan}, {"temperature": -1.0}):
+        path.write_bytes(content + opened(path)._record(dataclasses.replace(first, **change)))
+        log, found = check_damaged(path, whole)
+        assert (len(log), found) == (1, whole)
 
 
 def test_the_latest_three_damaged_files_are_kept(path):
@@ -484,31 +402,32 @@ def kill_at(monkeypatch, n):
             monkeypatch.setattr(owner, name, wrapped(getattr(owner, name)))
 
 
-@pytest.mark.parametrize("model", ["main.gguf", ""])
-def test_a_kill_at_any_moment_of_a_repair_loses_nothing(path, monkeypatch, model):
+def test_a_kill_at_any_moment_of_a_repair_loses_nothing(path, monkeypatch):
     content, whole = filled(path)
-    damaged = b"\0" + content[1:]
+    damaged = b"something else" + content
     for n in range(100):
         path.write_bytes(damaged)
         with monkeypatch.context() as patch:
             kill_at(patch, n)
             try:
-                found = AnswerStore(path, model=model).answers()
+                add(opened(path), 5000)
+                is_done = True
             except Killed:
-                found = None
-        assert path.read_bytes() == damaged or texts(path) == whole
+                is_done = False
+        assert path.read_bytes() == damaged or texts(path) == [*whole, text(5000)]
         kept = [each.read_bytes() for each in datastore.set_aside(path.parent)]
         assert kept == [damaged] or path.read_bytes() == damaged
-        if found:
+        if is_done:
             break
-        assert [tuple(answer.tokens.tolist()) for answer in opened(path).answers()] == whole
+        add(opened(path), 5000)
+        assert texts(path) == [*whole, text(5000)]
         assert [each.read_bytes() for each in datastore.set_aside(path.parent)] == [damaged]
     assert 3 < n < 99
 
 
 def test_a_full_disk_keeps_a_damaged_file_as_it_is(path):
     content, whole = filled(path)
-    path.write_bytes(b"\0" + content[1:])
+    path.write_bytes(damaged := b"something else" + content)
     log = []
     store = opened(path, log)
     with full_disk(100):
@@ -516,14 +435,14 @@ def test_a_full_disk_keeps_a_damaged_file_as_it_is(path):
         assert len(store.answers()) == len(whole) == store.count_after(0)
         assert ["not kept" in line for line in log] == [True, False]
         assert "12 answers can be read" in log[1]
-        assert path.read_bytes() == b"\0" + content[1:]
+        assert path.read_bytes() == damaged
     assert [tuple(answer.tokens.tolist()) for answer in opened(path).answers()] == whole
 
 
-@pytest.mark.parametrize("damage", [False, True])
+@pytest.mark.parametrize("damage", [b"", b"something else"])
 def test_a_read_only_disk(path, monkeypatch, damage):
     content, whole = filled(path)
-    path.write_bytes(b"\0" * damage + content[damage:])
+    path.write_bytes(damage + content)
 
     def read_only(*_):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -532,56 +451,14 @@ def test_a_read_only_disk(path, monkeypatch, damage):
     log = []
     store = opened(path, log)
     assert store.contents().n_answers == store.count_after(0) == len(whole)
-    assert store.contents().model == ("" if damage else "main.gguf")
-    assert len(log) == damage
+    assert store.contents().model == "main.gguf"
+    assert len(log) == bool(damage)
     add(store, 5000)
-    assert len(log) == 1 + damage
-    assert path.read_bytes() == b"\0" * damage + content[damage:]
+    assert len(log) == 1 + bool(damage)
+    assert path.read_bytes() == damage + content
 
 
-ENDLESS = "SELECT * FROM (WITH RECURSIVE n(number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM n)"
-
-
-@pytest.mark.parametrize(
-    "statements",
-    [
-        [f"CREATE VIEW answers AS {ENDLESS} SELECT number, 0.0 AS time, 0 AS tokens FROM n)"],
-        [module._SCHEMA[1], f"CREATE VIEW meta AS {ENDLESS} SELECT * FROM n)"],
-        [*module._SCHEMA, "CREATE TRIGGER more AFTER INSERT ON answers BEGIN SELECT 1; END"],
-    ],
-)
-def test_a_file_with_another_schema_is_not_queried(path, statements):
-    path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as connection:
-        for statement in statements:
-            connection.execute(statement)
-    connection.close()
-    log, found = check_damaged(path, [])
-    assert (len(log), found) == (1, [])
-
-
-def test_a_statement_that_takes_too_long_ends(path):
-    filled(path)
-    with (
-        module._connection(module._uri(path), max_steps=1000) as connection,
-        pytest.raises(sqlite3.OperationalError, match="interrupted") as caught,
-    ):
-        connection.execute(f"{ENDLESS} SELECT number FROM n LIMIT 100000)").fetchall()
-    assert opened(path)._shows_damage(caught.value)
-
-
-@pytest.mark.slow
-def test_each_damaged_byte_of_the_header_and_the_first_pages(path):
-    content, whole = filled(path)
-    for at in (*range(110), *range(110, len(content), 397)):
-        for value in (0, 0x81):
-            damaged = bytearray(content)
-            damaged[at] ^= value or damaged[at]
-            path.write_bytes(damaged)
-            check_damaged(path, whole)
-
-
-@pytest.mark.parametrize("n", [1, 50, 100, 1000, 4096, 5000, 12_288, -1])
+@pytest.mark.parametrize("n", [1, 50, 100, 1000, 4096, -1])
 def test_a_truncated_file(path, n):
     content, whole = filled(path)
     path.write_bytes(content[:n])
@@ -596,43 +473,7 @@ def test_another_file(path, content):
     path.write_bytes(content)
     log, found = check_damaged(path, [])
     assert found == []
-    assert "the 0 answers that can be read" in log[0]
-
-
-def test_another_database(path):
-    path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE answers (number TEXT, tokens TEXT)")
-        connection.execute("INSERT INTO answers VALUES ('a', 'b')")
-    connection.close()
-    check_damaged(path, [])
-
-
-def test_damaged_tokens_lose_their_answer_only_and_are_logged_once(path):
-    content, whole = filled(path)
-    at = content.index(np.array(whole[4][:20], "<i4").tobytes())
-    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    with module._connection(module._uri(path)) as connection:
-        numbers = [number for (number,) in connection.execute("SELECT number FROM answers ORDER BY number")]
-    log = []
-    store = opened(path, log)
-    rest = [*whole[:4], *whole[5:]]
-    for _ in range(2):
-        assert [tuple(answer.tokens.tolist()) for answer in store.answers()] == rest
-    assert len(log) == 1
-    assert "the 11 answers that can be read" in log[0]
-    assert [answer.number for answer in store.answers()] == [*numbers[:4], *numbers[5:]]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_damaged_page_loses_only_the_answers_in_it(path):
-    content, whole = filled(path, 200)
-    damaged = bytearray(content)
-    middle = len(content) // 2 // 4096 * 4096
-    damaged[middle : middle + 4096] = os.urandom(4096)
-    path.write_bytes(damaged)
-    _, found = check_damaged(path, whole)
-    assert len(found) > 190
+    assert "is damaged: 0 answers can be read" in log[0]
 
 
 def test_damage_while_the_store_is_open(path):
@@ -690,16 +531,16 @@ def test_a_full_disk_loses_only_new_answers_and_is_logged_once(path):
 def test_waiting_for_the_lock_ends_and_pauses(path, monkeypatch):
     add(opened(path), 1)
     log = []
-    store = opened(path, log, add_timeout=0.1, read_timeout=0.1)
+    store = opened(path, log, add_timeout=0.1)
     with FileLock(path.parent / "lock"):
         add(store, 2)
-        assert store.answers() == []
+        assert len(store.answers()) == 1  # readers need no lock
         started = time.monotonic()
         for n in range(100):
             add(store, 3 + n)
         assert time.monotonic() - started < 5  # instead of 10
-    assert [line for line in log if "another process holds its lock" in line] == log
-    assert len(log) == 2
+    assert len(log) == 1
+    assert "another process holds its lock" in log[0]
     add(store, 4)
     assert texts(path) == [text(1)]  # still in the pause
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 60)

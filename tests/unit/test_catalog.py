@@ -260,6 +260,28 @@ def test_what_is_published_as_safetensors_is_converted_first(tmp_path):
     assert not place.exists()
 
 
+def test_what_a_head_was_converted_from_is_deleted_with_it(tmp_path):
+    head = {"checkpoint": "org/head", "file": "head-Q8_0.gguf", "head": "eagle3"}
+    write_catalog(tmp_path / "config", {"head": head})
+    repository = tmp_path / "hub" / "models--org--head"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "blobs" / ("a" * 64)).write_bytes(bytes(1000))
+    for commit in ("b" * 40, "c" * 40):  # the same file twice
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "model.safetensors").symlink_to(repository / "blobs" / ("a" * 64))
+    (repository / "snapshots" / ("c" * 40) / "config.json").write_bytes(bytes(10))
+    assert catalog.size_on_disk("head") == 1010
+    place = catalog.folder() / "head-Q8_0.gguf"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(MODEL)
+    assert catalog.size_on_disk("head") == 1010 + len(MODEL)
+    catalog.remove("head")
+    assert not [path for path in repository.rglob("*") if path.is_file() or path.is_symlink()]
+    assert not place.exists()
+    assert catalog.size_on_disk("head") == 0
+
+
 # Time of a call by number of tokens, with the CPU kernels: docs/notes/measurements.md.
 CALLS = {"Q4_K_M": {1: 1.0, 4: 1.12, 8: 1.36}, "Q8_0": {1: 1.0, 4: 1.02, 8: 1.08}}
 

@@ -8,7 +8,7 @@ import pytest
 
 from spec_local.datastore import copies, datastore
 from spec_local.datastore.answer_store import AnswerStore
-from tests.unit.test_answer_store import Killed, add, kill_at, text
+from tests.unit.test_answer_store import Killed, add, kill_at
 
 SECRET = b"\x01\x02\x03\x04" * 8
 
@@ -166,7 +166,8 @@ def test_after_a_kill_at_any_moment_of_clearing_the_next_call_deletes_the_rest(s
 
 def test_a_store_that_is_damaged_or_unreadable_can_be_cleared(store):
     store.path.write_bytes(b"\0" + store.path.read_bytes()[1:])
-    assert [tuple(each.tokens.tolist()) for each in store.answers()] == [text(n) for n in range(3)]
+    assert len(store.answers()) == 3
+    add(store, 3)
     [aside] = datastore.set_aside(store.path.parent)
     store.path.unlink()
     os.mkfifo(store.path)

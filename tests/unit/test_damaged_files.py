@@ -462,19 +462,19 @@ def test_any_bytes_can_be_wrong(kind):
 
 
 WRONG_TOML = {
-    "nested": b"[" * 100_000,
-    "nested tables": b"{a=" * 100_000,
-    "a long number": b"9" * 5000,
-    "half a character": b'"\\ud800"',
+    "nested": (b"[" * 100_000, "its values are nested too deeply"),
+    "nested tables": (b"{a=" * 100_000, "its values are nested too deeply"),
+    "a long number": (b"9" * 5000, "a number in it is too long"),
+    "half a character": (b'"\\ud800"', "line {line}, "),
 }
 
 
 @pytest.mark.parametrize("kind", TOML, indirect=True)
-@pytest.mark.parametrize("wrong", WRONG_TOML.values(), ids=WRONG_TOML.keys())
-def test_a_toml_file_of_a_user_names_the_line(kind, wrong):
+@pytest.mark.parametrize(("wrong", "why"), WRONG_TOML.values(), ids=WRONG_TOML.keys())
+def test_what_is_wrong_in_a_toml_file_of_a_user(kind, wrong, why):
     kind.path.write_bytes(b"# one\n" + kind.content + b"\nlast = " + wrong + b"\nend = 1\n")
     line = kind.content.count(b"\n") + 3
-    with limited(), pytest.raises(SpecLocalError, match=rf", line {line}, ") as error:
+    with limited(), pytest.raises(SpecLocalError, match=f", {why.format(line=line)}") as error:
         kind.read()
     assert str(error.value).isprintable()
 

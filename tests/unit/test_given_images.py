@@ -89,7 +89,7 @@ def test_dropped_paths(folder):
 
 
 def test_files_that_are_no_images_are_errors(folder):
-    with pytest.raises(InvalidRequest, match=r"^notes.txt: the file is not a JPEG"):
+    with pytest.raises(InvalidRequest, match=r"^notes.txt: the file is neither a JPEG"):
         read_message("see @notes.txt")
     photo = folder / "photo.HEIC"
     photo.write_bytes(b"\0\0\0\x18ftypheic")

@@ -4,7 +4,7 @@ import pytest
 
 from spec_local.errors import InvalidRequest, ModelFileError
 from spec_local.models import catalog, file_names, ollama
-from spec_local.models.projectors import describe, find_projector, projector_bytes, resolve_projector
+from spec_local.models.projectors import describe, find_projector, resolve_projector
 from tests.stored_models import add_to_hub_cache, add_to_ollama, write_header, write_projector
 
 MAIN = "gemma-3-4b-it-Q4_K_M.gguf"
@@ -23,8 +23,8 @@ def main(tmp_path):
 
 
 def found(main):
-    path = find_projector(main)
-    return path and path.name
+    projector = find_projector(main)
+    return projector and projector.path.name
 
 
 # Names
@@ -75,8 +75,7 @@ def test_facts(tmp_path):
     assert (facts.has_vision, facts.has_audio, facts.image_size) == (True, False, 896)
     assert facts.size == path.stat().st_size
     assert facts.buffers == 64 * 64 * (6 * 1152 + 4304) * 4
-    assert projector_bytes(path) == facts.size + facts.buffers
-    assert projector_bytes(None) == 0
+    assert facts.memory == facts.size + facts.buffers
     assert facts.description == "projector for images of 896 × 896 pixels (gemma3), F16, 0.0 MB"
     any_size = describe(write_projector(tmp_path / "any.gguf", kind="qwen2vl_merger"))
     assert any_size.buffers == 4 * 4096 * (6 * 48 + 96) * 4
@@ -161,7 +160,7 @@ def test_what_is_given(main, tmp_path):
     sound = write_projector(
         tmp_path / "s.gguf", keys={"has_vision_encoder": False, "has_audio_encoder": True}
     )
-    assert resolve_projector(main, str(path)) == resolve_projector(main, path) == path
+    assert resolve_projector(main, str(path)) == resolve_projector(main, path) == describe(path)
     assert resolve_projector(main, "none") is resolve_projector(main, "auto") is None
     with pytest.raises(
         InvalidRequest, match=rf"other.gguf is the projector of another model than {MAIN} \(it"
@@ -170,7 +169,7 @@ def test_what_is_given(main, tmp_path):
     with pytest.raises(ModelFileError, match="for sound of the type idefics3, which is not supported"):
         resolve_projector(main, sound)
     beside = write_projector(main.parent / "mmproj-F16.gguf", 64)
-    assert resolve_projector(main, "auto") == beside
+    assert resolve_projector(main, "auto") == describe(beside)
     assert resolve_projector(main, "none") is None
     assert resolve_projector(main.with_name("missing.gguf"), "auto") is None
 
@@ -198,7 +197,7 @@ def test_the_best_of_several(main):
     (main.parent / "mmproj-x.gguf").rename(main.parent / "mmproj-gguf.gguf")  # the header tells it, too
     for best in ("gguf", "BF16", "F32", "Q8_0", "Q4_K_M"):
         assert found(main) == f"mmproj-{best}.gguf"
-        find_projector(main).unlink()
+        find_projector(main).path.unlink()
     # One that does not fit, one for sound, and files that are none, are passed over.
     write_projector(main.parent / "mmproj-F16.gguf", 96)
     write_projector(
@@ -255,7 +254,7 @@ def test_the_cache_of_the_hub(home):
     write_projector(folder / "sub" / "mmproj-F32.gguf", 64)
     assert [found(path) for path in paths[:2]] == ["mmproj-Other-f16.gguf", "mmproj-F32.gguf"]
     new = write_header(folder.parent / ("d" * 40) / "toy-Q5_0.gguf")  # a later commit
-    assert find_projector(new) == folder / "mmproj-Other-f16.gguf"
+    assert find_projector(new).path == folder / "mmproj-Other-f16.gguf"
     other = add_to_hub_cache(home / "hub", "u/other-GGUF", "other-Q4_0.gguf")[0]
     assert found(other) is None
 
@@ -266,15 +265,15 @@ def test_ollama(home):
     blob = add_to_ollama(folder, see, write_header(home / "m", width=64), write_projector(home / "p", 64))
     add_to_ollama(folder, "registry.ollama.ai/library/blind/1b", write_header(home / "m", width=64))
     link = ollama.find("llava:7b")
-    assert find_projector(blob, link=False).name.startswith("sha256-")
+    assert find_projector(blob, link=False).path.name.startswith("sha256-")
     assert [path.name for path in link.parent.iterdir()] == [link.name]
     for main in (link, blob):
-        path = find_projector(main)
-        assert path == link.with_name("llava:7b.mmproj.gguf")
-        assert describe(path).width == 64
+        projector = find_projector(main)
+        assert projector.path == link.with_name("llava:7b.mmproj.gguf")
+        assert projector.width == 64
     assert find_projector(ollama.find("blind:1b")) is None
     assert {model.name for model in catalog.stored_models()} == {"llava:7b", "blind:1b"}
-    path.resolve().unlink()
+    projector.path.resolve().unlink()
     assert find_projector(link) is None
 
 
@@ -294,7 +293,7 @@ def test_llama_cpp(home, monkeypatch):
     ]
     path = write_projector(folder / "u_toy-GGUF_mmproj-model-f16.gguf", 64)
     write_projector(folder / "u_other-GGUF_mmproj-model-f16.gguf", 64)
-    assert list(map(find_projector, mains)) == [path, None, None]
+    assert list(map(found, mains)) == [path.name, None, None]
 
 
 def test_a_projector_is_no_model(home):

@@ -307,7 +307,7 @@ def test_nothing_is_written_while_busy(tmp_path):
 class Writing:
     """Writes files in chunks, and calls `act` after each of them with the number of writes so far."""
 
-    def __init__(self, act=lambda n: None, chunk_bytes=entry_file.CHUNK):
+    def __init__(self, act=lambda n: None, chunk_bytes=entry_file._CHUNK):
         self.act, self.n, self._chunk_bytes = act, 0, chunk_bytes
 
     def __call__(self, *arguments):
@@ -342,7 +342,7 @@ def test_a_file_in_progress_waits_while_busy(tmp_path):
     assert writing.n == 1 + SIZE // 100  # and the hash
     cache.close()
     assert parts(tmp_path) == []
-    assert entry_file.CHUNK <= 4 << 20
+    assert entry_file._CHUNK <= 4 << 20
 
 
 def test_closing_writes_what_there_is_time_for_even_while_busy(tmp_path):

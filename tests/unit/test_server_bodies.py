@@ -212,3 +212,13 @@ def test_a_list_of_stops_with_null(kind):
 def test_the_valid_body_is_valid(kind):
     kinds = {Messages: [{"name": "weather"}], Responses: [{"type": "function", "name": "weather"}]}
     check_requests(kind(VALID | {"tools": kinds.get(kind, VALID["tools"])}, LOADED).requests)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_question_is_not_kept_beside_its_request(kind):
+    """It may have images of many megabytes."""
+    question = {"messages": [{"role": "user", "content": "needle"}], "prompt": "needle", "input": "needle"}
+    exchange = kind(question, LOADED)
+    assert "needle" in repr(exchange.requests)
+    exchange.requests = ()
+    assert "needle" not in repr(vars(exchange))

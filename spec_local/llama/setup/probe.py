@@ -44,24 +44,7 @@ def probe_build() -> ChildResult:
 
     Of the facts of a build that works, `pictures` is why it cannot read pictures, empty if it can.
     """
-    return _run_child()
-
-
-def probe_file(
-    path: Path,
-    offload: Offload = OFFLOADED,
-    *,
-    without_kernels: bool = False,
-    main: Path | None = None,
-    seconds: float | None = None,
-) -> ChildResult:
-    """Test a model file: load it, evaluate a few tokens and read its vocabulary.
-
-    Args:
-        main: the main model of a head, which cannot be evaluated without it.
-        seconds: time after which the child process is killed; by default, `deadline`.
-    """
-    return probe_files([path], offload, without_kernels=without_kernels, main=main, seconds=seconds)[0]
+    return _run_children([()])[0]
 
 
 def probe_files(
@@ -72,7 +55,12 @@ def probe_files(
     main: Path | None = None,
     seconds: float | None = None,
 ) -> list[ChildResult]:
-    """As `probe_file`, with several files at the same time."""
+    """Test model files at the same time: load each, evaluate a few tokens and read its vocabulary.
+
+    Args:
+        main: the main model of a head, which cannot be evaluated without it.
+        seconds: time after which the child processes are killed; by default, `deadline`.
+    """
     options = [_WITHOUT_KERNELS] * without_kernels + [f"{_MAIN}{main}"] * (main is not None)
     calls = [(str(path), str(offload), *options) for path in paths]
     return _run_children(calls, deadline=seconds or deadline(paths))
@@ -88,14 +76,13 @@ def _size(path: Path) -> int:
     return sum(part.stat().st_size for part in parts(path))
 
 
-def check_model_file(
-    path: Path,
-    *,
+def check_model_files(
+    *paths: Path,
     offload: Offload = OFFLOADED,
     main: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Check that loading a model file does not crash the process; slow only for the first call per file.
+    """Check that loading model files does not crash the process; slow only for the first call per file.
 
     Args:
         main: of a head, the main model that it drafts for; None: the head is only loaded.
@@ -105,20 +92,27 @@ def check_model_file(
         ContextOverflow: there is not enough memory for it.
         BackendCrash: llama.cpp or the CPU kernels crash on this machine.
     """
-    check_model_files([path], offload=offload, main=main, log=log)
-
-
-def check_model_files(
-    paths: Sequence[Path],
-    *,
-    offload: Offload = OFFLOADED,
-    main: Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> None:
-    """As `check_model_file`, with several files at the same time."""
-    marks = {}
     for path in paths:
         check_header(path)
+    _check(paths, offload, main, log)
+
+
+def check_projector_file(
+    path: Path, main: Path, *, offload: Offload = OFFLOADED, log: Callable[[str], None] = lambda line: None
+) -> None:
+    """Raise an error if a projector crashes llama.cpp, or cannot encode an image, or sound, for a main model.
+
+    Raises:
+        ModelFileError, ContextOverflow, BackendCrash: see `check_model_files`.
+    """
+    check_gguf(path)
+    _check([path], offload, main, log)
+
+
+def _check(paths: Sequence[Path], offload: Offload, main: Path | None, log: Callable[[str], None]) -> None:
+    """Test the files that have not passed the test yet, at the same time."""
+    marks = {}
+    for path in paths:
         mark = _mark(path, offload, main)
         if not mark.exists():
             log(f"checking {path.name} (first use on this machine)")
@@ -128,24 +122,6 @@ def check_model_files(
         _raise_failure(path, result, offload, main)
         with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
             write_atomically(mark, os.fsencode(path))
-
-
-def check_projector_file(
-    path: Path, main: Path, *, offload: Offload = OFFLOADED, log: Callable[[str], None] = lambda line: None
-) -> None:
-    """Raise an error if a projector crashes llama.cpp, or cannot encode an image, or sound, for a main model.
-
-    Raises:
-        ModelFileError, ContextOverflow, BackendCrash: see `check_model_file`.
-    """
-    check_gguf(path)
-    mark = _mark(path, offload, main)
-    if mark.exists():
-        return
-    log(f"checking {path.name} (first use on this machine)")
-    _raise_failure(path, probe_file(path, offload, main=main), offload, main)
-    with contextlib.suppress(OSError):
-        write_atomically(mark, os.fsencode(path))
 
 
 def _mark(path: Path, offload: Offload, main: Path | None) -> Path:
@@ -167,8 +143,8 @@ def _raise_failure(path: Path, result: ChildResult, offload: Offload, main: Path
         raise BackendCrash(
             f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
         )
-    without = kernels.status().instruction_set and probe_file(path, offload, without_kernels=True, main=main)
-    if without and without.works:
+    has_kernels = kernels.status().instruction_set
+    if has_kernels and probe_files([path], offload, without_kernels=True, main=main)[0].works:
         raise BackendCrash(
             f"the CPU kernels crash with {path} ({result.crash}): add `kernels=off`, and please report it"
         )
@@ -176,10 +152,6 @@ def _raise_failure(path: Path, result: ChildResult, offload: Offload, main: Path
         f"{path} crashes llama.cpp ({result.crash}): the file is damaged, or too large for this machine; "
         "download it again or use a smaller model"
     )
-
-
-def _run_child(*arguments: str) -> ChildResult:
-    return _run_children([arguments])[0]
 
 
 def _run_children(calls: Sequence[Sequence[str]], *, deadline: float = DEADLINE_S) -> list[ChildResult]:

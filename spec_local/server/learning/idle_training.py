@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
 
+from spec_local.datastore.answer_store import AnswerStore, answer_store_of
 from spec_local.errors import SpecLocalError
 from spec_local.llama import gguf_header
 from spec_local.llama.gguf_tensors import parts
@@ -27,9 +28,6 @@ from spec_local.server.supervision.served_models import ServedModel, ServedModel
 from spec_local.server.supervision.supervisor import NotReady
 from spec_local.system import extras
 from spec_local.system.files import format_size
-
-if TYPE_CHECKING:
-    from spec_local.datastore.answer_store import AnswerStore
 
 # What training takes beside the main model: PyTorch, and data of a few hundred answers.
 _CHILD_BYTES = 3 * 10**9
@@ -75,7 +73,7 @@ class Learner:
 
     model: ServedModel
     versions: HeadVersions
-    answers: "AnswerStore"
+    answers: AnswerStore
     session: Mapping[str, Any]
     all: Sequence[HeadVersion] = ()
     current: HeadVersion | None = None
@@ -114,7 +112,7 @@ class IdleTraining:
         served: ServedModels,
         log: Callable[[str], None],
         *,
-        open_answers: Callable[[Path], "AnswerStore"] | None = None,
+        open_answers: Callable[[Path], AnswerStore] | None = None,
         pace: Pace = Pace(),
         max_memory: int | None = None,
         command: Sequence[str] = COMMAND,
@@ -122,7 +120,7 @@ class IdleTraining:
         free: Callable[[], int] = free_memory,
     ) -> None:
         self._served, self._log = served, log
-        self._open_answers = open_answers or (lambda main: _answer_store(main, log))
+        self._open_answers = open_answers or (lambda main: answer_store_of(main, log))
         self._pace, self._max_memory, self._command = pace, max_memory, command
         self._on_battery, self._free = on_battery or _is_on_battery, free
         self._learners: list[Learner] = []
@@ -395,12 +393,6 @@ class IdleTraining:
 
 def _progress(learner: Learner) -> str:
     return f"training: {learner.stage}, {learner.share:.0%}"
-
-
-def _answer_store(main: Path, log: Callable[[str], None]) -> "AnswerStore":
-    from spec_local.datastore.answer_store import answer_store_of  # loads SQLite
-
-    return answer_store_of(main, log)
 
 
 def _is_on_battery() -> bool:

@@ -29,6 +29,7 @@ class AnswerSoFar:
     the text of a response in one object.
 
     Attributes:
+        content, reasoning: text of the answer, and of the reasoning.
         n_prompt, n_cached: tokens of the prompt, and those of them that were in the cache.
         calls: of tools; the last one may be incomplete.
         tokens: all generated tokens without the end token.
@@ -37,24 +38,13 @@ class AnswerSoFar:
     """
 
     def __init__(self) -> None:
+        self.content = self.reasoning = ""
         self.n_prompt = self.n_cached = self.n_reasoning = 0
         self.calls: list[ToolCall] = []
         self.tokens: list[Token] = []
         self.ended: Ended | None = None
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
         self._n_drafted = self._n_accepted = 0
         self._begun = self._started = time.monotonic()  # of the prompt, and of the answer
-
-    @property
-    def content(self) -> str:
-        """The text of the answer."""
-        return "".join(self._content)
-
-    @property
-    def reasoning(self) -> str:
-        """The text of the reasoning."""
-        return "".join(self._reasoning)
 
     @property
     def statistics(self) -> Statistics:
@@ -111,8 +101,8 @@ class AnswerSoFar:
                 for call in delta.tool_calls
             ],
         )
-        self._content.append(delta.content)
-        self._reasoning.append(delta.reasoning)
+        self.content += delta.content
+        self.reasoning += delta.reasoning
         if delta.arguments:
             self.calls[-1] = _with(self.calls[-1], delta.arguments)
         self.calls += delta.tool_calls
@@ -130,7 +120,7 @@ class Blocks:
     def __init__(self, kinds: Sequence[Kind] = ("reasoning", "content")) -> None:
         self._kinds = kinds
         self._growing: Kind | None = None  # the kind of the last block if more text may follow
-        self._texts: list[str] = []
+        self._text = ""  # of that block
         self._call: ToolCall | None = None  # the last block if it is one
 
     def changes(self, delta: Delta, *, is_last: bool) -> Iterator[Change]:
@@ -145,7 +135,7 @@ class Blocks:
                     yield from self._close()
                     self._growing = kind
                     yield "open", kind, ""
-                self._texts.append(text)
+                self._text += text
                 yield "text", kind, text
         for call in delta.tool_calls:
             yield from self._close()
@@ -158,8 +148,8 @@ class Blocks:
 
     def _close(self) -> Iterator[Change]:
         if self._growing:
-            yield "close", self._growing, "".join(self._texts)
-            self._growing, self._texts = None, []
+            yield "close", self._growing, self._text
+            self._growing, self._text = None, ""
         if self._call:
             yield "close call", self._call
             self._call = None

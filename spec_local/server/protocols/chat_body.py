@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest
 from spec_local.grammar.usable_schema import usable
 from spec_local.server.protocols.left_out import content_of
 from spec_local.server.protocols.sampling_body import Part
+from spec_local.server.supervision.events import AnswerRequest
+from spec_local.settings import GenerationSettings
 
 _MAX_TOOLS = 1024  # each takes a millisecond to check, and a template's time
-_Function = TypeVar("_Function", bound="Function")
 
 
 def _text(content: object) -> object:
@@ -43,7 +45,31 @@ class Tool(Part):
     function: Function
 
 
-def tool_warnings(tools: Sequence[Function], choice: str, json_schema: str | None, field: str) -> list[str]:
+def chat_request(
+    settings: GenerationSettings,
+    messages: Sequence[Message],
+    functions: Sequence[Function],
+    choice: object,
+    *,
+    schemas: str,
+    warnings: Sequence[str],
+    **more: Any,
+) -> AnswerRequest:
+    """The request of a chat with tools.
+
+    Args:
+        choice: the body's ``tool_choice``. schemas: see `_tool_warnings`.
+        warnings: about the other fields. more: the other fields of `AnswerRequest`.
+
+    Raises:
+        InvalidRequest: the choice is not valid, or a schema that must hold cannot be used.
+    """
+    chosen, functions = choice_of(choice, functions)
+    more["warnings"] = [*warnings, *_tool_warnings(functions, chosen, settings.json_schema, schemas)]
+    return AnswerRequest(settings, messages, [each.tool() for each in functions], chosen, **more)
+
+
+def _tool_warnings(tools: Sequence[Function], choice: str, json_schema: str | None, field: str) -> list[str]:
     """Sentences about what of the tools' schemas a grammar of calls does not enforce.
 
     field: of the schema of each tool, with its index in place of ``{}``.
@@ -95,7 +121,7 @@ def flat_functions_of(tools: Any) -> Any:
     ]
 
 
-def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
+def choice_of(given: object, tools: Sequence[Function]) -> tuple[str, Sequence[Function]]:
     """Return the tools that the answer may or must call (see `AnswerRequest.tool_choice`), and all it may.
 
     Raises:
@@ -135,7 +161,7 @@ def choice_of(given: object, tools: Sequence[_Function]) -> tuple[str, Sequence[
     raise InvalidRequest("tool_choice is not supported: give auto, none, required, or a function's name")
 
 
-def _allowed(mode: object, allowed: object, tools: Sequence[_Function]) -> tuple[str, Sequence[_Function]]:
+def _allowed(mode: object, allowed: object, tools: Sequence[Function]) -> tuple[str, Sequence[Function]]:
     """The choice among some of the tools; those among them that are not functions do not exist here."""
     if mode not in ("auto", "required") or not isinstance(allowed, list) or len(allowed) > _MAX_TOOLS:
         raise InvalidRequest("tool_choice: give the mode auto or required, and a list of tools")

@@ -1,7 +1,7 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -10,18 +10,11 @@ from pydantic import BeforeValidator, model_validator
 from spec_local.errors import InvalidRequest
 from spec_local.server.protocols import openai_json
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
-from spec_local.server.protocols.chat_body import (
-    Function,
-    Tool,
-    choice_of,
-    functions_of,
-    tool_warnings,
-    variables_of,
-)
+from spec_local.server.protocols.chat_body import Tool, chat_request, functions_of, variables_of
 from spec_local.server.protocols.history import Items, messages_of
 from spec_local.server.protocols.openai_exchange import OpenAIBody, OpenAIExchange
 from spec_local.server.protocols.request_images import RequestImages
-from spec_local.server.protocols.sampling_body import Count, choices, limit, read, schema_of
+from spec_local.server.protocols.sampling_body import Count, choices, limit, schema_of
 from spec_local.server.supervision.events import AnswerRequest, Delta, Loaded, Token
 
 
@@ -58,7 +51,7 @@ class _Body(OpenAIBody):
         names = {"max_completion_tokens": body.get("max_output_tokens"), "reasoning_effort": effort}
         return {**names, **body, "messages": items}
 
-    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
         if self.functions or self.function_call not in (None, "none", "auto"):
             raise InvalidRequest("functions and function_call are not supported: give tools and tool_choice")
         if self.top_logprobs and not self.logprobs:
@@ -73,23 +66,15 @@ class _Body(OpenAIBody):
             json_schema=schema_of(self.response_format),
             reasoning_budget=sys.maxsize if budget == -1 else budget,
         )
-        functions: Sequence[Function] = [tool.function for tool in self.tools or ()]
-        tool_choice, functions = choice_of(self.tool_choice, functions)
-        messages, tools = (
-            messages_of(self.messages, images=images),
-            [function.tool() for function in functions],
-        )
-        request = AnswerRequest(
+        request = chat_request(
             settings,
-            messages,
-            tools,
-            tool_choice,
-            variables_of(self.reasoning_effort, self.chat_template_kwargs),
+            messages_of(self.messages, images=RequestImages.of(loaded)),
+            [tool.function for tool in self.tools or ()],
+            self.tool_choice,
+            schemas="tools[{}].function.parameters",
+            variables=variables_of(self.reasoning_effort, self.chat_template_kwargs),
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            warnings=[
-                *self.warnings(self.response_format),
-                *tool_warnings(functions, tool_choice, settings.json_schema, "tools[{}].function.parameters"),
-            ],
+            warnings=self.warnings(self.response_format),
             **self.more(),
         )
         return [replace(request, settings=each) for each in choices(settings, self.n or 1)]
@@ -117,11 +102,6 @@ class ChatCompletions(OpenAIExchange):
     key, opening = "delta", {"role": "assistant", "content": ""}
 
     body = _Body
-
-    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        given = read(_Body, body)
-        requests = given.requests(RequestImages.of(loaded))
-        super().__init__(given, requests, loaded.name, with_logprobs=bool(given.logprobs))
 
     def _part(self, answer: AnswerSoFar, added: Delta) -> dict[str, Any]:
         part: dict[str, Any] = {}

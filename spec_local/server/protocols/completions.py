@@ -11,8 +11,9 @@ from spec_local.errors import InvalidRequest
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.protocols.openai_exchange import MAX_CHOICES, OpenAIBody, OpenAIExchange
 from spec_local.server.protocols.request_images import RequestImages
-from spec_local.server.protocols.sampling_body import choices, limit, read, schema_of, whole
+from spec_local.server.protocols.sampling_body import choices, limit, schema_of, whole
 from spec_local.server.supervision.events import AnswerRequest, Delta, Loaded, Prompt, Token
+from spec_local.settings import GenerationSettings
 
 _MAX_TOKEN = 2**31 - 1  # llama.cpp's tokens are 32-bit integers
 _TEXT, _TOKEN = {"type": "string"}, {"type": "integer", "minimum": 0, "maximum": _MAX_TOKEN}
@@ -34,31 +35,37 @@ class _Body(OpenAIBody):
     best_of: int | None = None
     logprobs: Annotated[int | None, BeforeValidator(_number)] = None
 
-    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
         n = self.n or 1
         if self.echo:
             raise InvalidRequest("echo is not supported: leave it out, and put the prompt before the answer")
         if self.best_of not in (None, n):
             raise InvalidRequest("best_of is not supported: leave it out, and choose among n answers")
-        prompts = prompts_of(self.prompt, images=images)
+        prompts = prompts_of(self.prompt, images=RequestImages.of(loaded))
         if self.suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
             raise InvalidRequest("suffix needs a prompt of text: give text, or remove suffix")
-        if len(prompts) * n > MAX_CHOICES:
-            raise InvalidRequest(
-                f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
-            )
         settings = self.settings(
             max_tokens=limit(self.most),
             stops=self.stop,
             logprobs=self.logprobs,
             json_schema=schema_of(self.response_format),
         )
-        warnings, more = self.warnings(self.response_format), self.more()
-        return [
-            AnswerRequest(each, prompt=prompt, suffix=self.suffix, warnings=warnings, **more)
-            for prompt in prompts
-            for each in choices(settings, n)
-        ]
+        warnings = self.warnings(self.response_format)
+        return text_requests(prompts, settings, n, suffix=self.suffix, warnings=warnings, **self.more())
+
+
+def text_requests(
+    prompts: Sequence[Prompt], settings: GenerationSettings, n: int, **more: Any
+) -> list[AnswerRequest]:
+    """The requests of n answers to each prompt; more: their other fields.
+
+    Raises:
+        InvalidRequest: they are too many.
+    """
+    if (n_all := len(prompts) * n) > MAX_CHOICES:
+        raise InvalidRequest(f"{n_all} answers are too many: give at most {MAX_CHOICES} (prompts times n)")
+    every = choices(settings, n)
+    return [AnswerRequest(each, prompt=prompt, **more) for prompt in prompts for each in every]
 
 
 def prompts_of(given: object, field: str = "prompt", *, images: RequestImages | None = None) -> list[Prompt]:
@@ -108,9 +115,7 @@ class Completions(OpenAIExchange):
     body = _Body
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        given = read(_Body, body)
-        requests = given.requests(RequestImages.of(loaded))
-        super().__init__(given, requests, loaded.name, with_logprobs=given.logprobs is not None)
+        super().__init__(body, loaded)
         self._offsets = [_Offsets() for _ in self.requests]
 
     def _part(self, answer: AnswerSoFar, added: Delta) -> str:

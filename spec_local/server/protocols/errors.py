@@ -1,9 +1,10 @@
 """Errors in the shapes that clients expect, the HTTP status of each kind, and their responses."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from spec_local.errors import (
@@ -56,14 +57,9 @@ def status_of(error: SpecLocalError) -> HTTPStatus:
     )
 
 
-def code_of(error: SpecLocalError) -> str | None:
-    """OpenAI's code for an error; None: it has none."""
-    return _CODES.get(type(error))
-
-
 def body_for(path: str, error: SpecLocalError) -> dict[str, Any]:
     """The JSON object for an error of the library, in the shape of the protocol that a path belongs to."""
-    body = _body(path, status_of(error), str(error), code_of(error))
+    body = _body(path, status_of(error), str(error), _CODES.get(type(error)))
     if isinstance(error, ContextOverflow) and error.n_prompt:
         found = _too_long(path, error)
         if path.startswith(OLLAMA):
@@ -90,6 +86,15 @@ def response(
 ) -> JSONResponse:
     """A response with an error."""
     return JSONResponse(_body(path, status, message, code), status, headers)
+
+
+def refusing(message: str, code: str | None = None) -> Callable[[Request], Awaitable[JSONResponse]]:
+    """A handler of requests for what does not exist here."""
+
+    async def respond(request: Request) -> JSONResponse:
+        return response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code=code)
+
+    return respond
 
 
 def response_for(path: str, error: SpecLocalError) -> JSONResponse:

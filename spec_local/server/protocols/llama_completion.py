@@ -8,12 +8,11 @@ from pydantic import Field
 from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server.protocols import errors, openai_json
-from spec_local.server.protocols.answer_so_far import AnswerSoFar
-from spec_local.server.protocols.completions import Prompts, prompts_of
+from spec_local.server.protocols.completions import Prompts, prompts_of, text_requests
 from spec_local.server.protocols.openai_exchange import MAX_CHOICES
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.request_images import RequestImages
-from spec_local.server.protocols.sampling_body import Part, SamplingBody, Stops, choices, limit, read
+from spec_local.server.protocols.sampling_body import Part, SamplingBody, Stops, limit
 from spec_local.server.supervision.events import AnswerRequest, Delta, Event, Infill, Loaded, Reading, Token
 from spec_local.settings import MAX_LOGPROBS, GenerationSettings
 
@@ -29,17 +28,10 @@ class _Body(SamplingBody):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
-    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
-        prompts, n = prompts_of(self.prompt, images=images), self.n_cmpl or self.n or 1
-        if len(prompts) * n > MAX_CHOICES:
-            raise InvalidRequest(
-                f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
-            )
-        return [
-            AnswerRequest(each, prompt=prompt, parse_special=True, **self.more())
-            for prompt in prompts
-            for each in choices(self._settings(), n)
-        ]
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
+        prompts = prompts_of(self.prompt, images=RequestImages.of(loaded))
+        n = self.n_cmpl or self.n or 1
+        return text_requests(prompts, self._settings(), n, parse_special=True, **self.more())
 
     def _settings(self) -> GenerationSettings:
         n_probs = self.n_probs
@@ -67,7 +59,7 @@ class _InfillBody(_Body):
     input_suffix: Prompts
     input_extra: list[_File] | None = None
 
-    def requests(self, images: RequestImages | None) -> list[AnswerRequest]:
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
         (prefix, *others), (suffix, *more) = prompts_of(self.input_prefix), prompts_of(self.input_suffix)
         if others or more:
             raise InvalidRequest("input_prefix and input_suffix are lists of texts: give one text for each")
@@ -86,19 +78,8 @@ class LlamaCompletion(Exchange):
 
     body: ClassVar[type[_Body]] = _Body
 
-    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        given = read(self.body, body)
-        self.requests = given.requests(RequestImages.of(loaded))
-        self.streams = bool(given.stream)
-        self._probabilities = self.requests[0].settings.logprobs is not None
-        self._tokens = bool(given.return_tokens)
-        self._with_progress, self._with_timings = bool(given.return_progress), bool(given.timings_per_token)
-        self._fields = given.response_fields
-        self._model = given.model or loaded.name
-        self._answers = [AnswerSoFar() for _ in self.requests]
-
     def reading(self, index: int, event: Reading) -> Iterator[str]:
-        if self._with_progress:
+        if self._given.return_progress:
             part = {"index": index, **answer_json.part("", "", [], 0, 0)}
             yield openai_json.data(part | openai_json.progress(event))
 
@@ -125,7 +106,7 @@ class LlamaCompletion(Exchange):
     def _result(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
         answer = self._answers[index]
         answer.add_all(events)
-        tokens = [token.id for token in answer.tokens] if self._tokens else []
+        tokens = [token.id for token in answer.tokens] if self._given.return_tokens else []
         last = self._last(index, answer.content, answer.reasoning)
         return self._selected(last | {"tokens": tokens} | self._probabilities_of(answer.tokens))
 
@@ -133,7 +114,7 @@ class LlamaCompletion(Exchange):
         tokens = [token.id for token in added.tokens]
         part = answer_json.part(added.content, added.reasoning, tokens, added.n_drafted, added.n_accepted)
         marks = {"specdec": openai_json.marks(added)} if self.requests[0].marks else {}
-        timings = openai_json.timings_so_far(self._answers[index]) if self._with_timings else {}
+        timings = openai_json.timings_so_far(self._answers[index]) if self._given.timings_per_token else {}
         return {"index": index} | part | self._probabilities_of(added.tokens) | marks | timings
 
     def _last(self, index: int, content: str, reasoning: str) -> dict[str, Any]:
@@ -143,7 +124,7 @@ class LlamaCompletion(Exchange):
         return {
             "index": index,
             **answer_json.last_part(
-                content, reasoning, ended.reason, ended.stopping_word, self._model, ended.statistics
+                content, reasoning, ended.reason, ended.stopping_word, self.model, ended.statistics
             ),
             "tokens_predicted": ended.statistics.predicted_n,
             "tokens_evaluated": answer.n_prompt,
@@ -154,10 +135,10 @@ class LlamaCompletion(Exchange):
 
     def _selected(self, result: dict[str, Any]) -> dict[str, Any]:
         """The fields that the body asks for, by their paths, such as ``timings/prompt_n``."""
-        if not self._fields:
+        if not self._given.response_fields:
             return result
         selected = {}
-        for path in self._fields:
+        for path in self._given.response_fields:
             value: Any = result
             for key in path.split("/"):
                 value = value.get(key) if isinstance(value, dict) else None
@@ -166,9 +147,10 @@ class LlamaCompletion(Exchange):
         return selected
 
     def _probabilities_of(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        if not self._probabilities or not tokens:
+        settings = self.requests[0].settings
+        if settings.logprobs is None or not tokens:
             return {}
-        sampled = self.requests[0].settings.sampled_logprobs
+        sampled = settings.sampled_logprobs
         return {
             "completion_probabilities": [openai_json.probabilities(each, sampled=sampled) for each in tokens]
         }

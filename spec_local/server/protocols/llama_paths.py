@@ -1,9 +1,9 @@
 """The smaller paths of llama.cpp's server: tokens, the state of the slots, and what does not exist here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,13 +21,13 @@ from spec_local.server.supervision.supervisor import Supervisor
 from spec_local.settings import GenerationSettings
 from spec_local.text import printable
 
-
-class Use(Protocol):
-    """Choose the model that a request is about; it stays loaded until the end of the context."""
-
-    async def __call__(
-        self, request: Request, body: Mapping[str, Any] | None = None
-    ) -> AbstractContextManager[Supervisor]: ...
+_NOT_HERE = (
+    "this server only generates text: embeddings, ranking and saved slots need another server, such as "
+    "llama-server"
+)
+_FIXED = "this server cannot be changed while it runs: choose models and adapters at its start"
+Use = Callable[[Request, Mapping[str, Any]], Awaitable[AbstractContextManager[Supervisor]]]
+"""Chooses the model that a request is about, by its body; it stays loaded until the end of the context."""
 
 
 def routes(use: Use, max_body: int) -> list[Route]:
@@ -63,7 +63,7 @@ def routes(use: Use, max_body: int) -> list[Route]:
         return JSONResponse({"content": printable(text)})
 
     async def slots(request: Request) -> Response:
-        with await use(request) as engine:
+        with await use(request, {}) as engine:
             loaded, slots = engine.check_ready(), await engine.ask("slots")
         if request.query_params.get("fail_on_no_slot") and None not in slots:
             message = f"all {loaded.n_parallel} places are in use: try again soon"
@@ -76,18 +76,10 @@ def routes(use: Use, max_body: int) -> list[Route]:
             ]
         )
 
-    async def not_here(request: Request) -> Response:
-        message = "this server only generates text: embeddings, ranking and saved slots need another server, "
-        message += "such as llama-server"
-        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
-
     async def no_adapters(request: Request) -> Response:
         return JSONResponse([])
 
-    async def fixed(request: Request) -> Response:
-        message = "this server cannot be changed while it runs: choose models and adapters at its start"
-        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
-
+    not_here, fixed = (errors.refusing(message, "not_supported") for message in (_NOT_HERE, _FIXED))
     elsewhere = ["/v1/embeddings", "/embeddings", "/embedding", "/slots/{id}"]
     both = ("rerank", "reranking", "audio/transcriptions")
     elsewhere += [f"{version}/{name}" for version in ("", "/v1") for name in both]

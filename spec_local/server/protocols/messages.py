@@ -12,9 +12,8 @@ from spec_local.server.protocols.chat_body import (
     Function,
     Name,
     Text,
-    choice_of,
+    chat_request,
     flat_functions_of,
-    tool_warnings,
     variables_of,
 )
 from spec_local.server.protocols.history import Items, messages_of
@@ -27,7 +26,6 @@ from spec_local.server.protocols.sampling_body import (
     SamplingBody,
     Stops,
     limit,
-    read,
     schema_of,
 )
 from spec_local.server.supervision.events import AnswerRequest, Event, Loaded
@@ -87,7 +85,7 @@ class _Body(SamplingBody):
         wanted = self.thinking
         return wanted is not None and wanted.type != "disabled" and wanted.display != "omitted"
 
-    def request(self, images: RequestImages | None) -> AnswerRequest:
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
         form, field = self.output_config.format if self.output_config else None, "output_config.format"
         if self.output_format is not None:  # its name in the beta
             form, field = self.output_format, "output_format"
@@ -97,21 +95,19 @@ class _Body(SamplingBody):
             reasoning_budget=self.thinking.budget_tokens if self.thinking else None,
             json_schema=schema_of(form, field),
         )
-        choice, functions = choice_of(self.tool_choice, [tool.function() for tool in self.tools or ()])
         one_only = isinstance(self.tool_choice, dict) and self.tool_choice.get("disable_parallel_tool_use")
-        return AnswerRequest(
+        request = chat_request(
             settings,
-            messages_of(self.messages, system=self.system, images=images),
-            [each.tool() for each in functions],
-            choice,
-            self._variables(),
+            messages_of(self.messages, system=self.system, images=RequestImages.of(loaded)),
+            [tool.function() for tool in self.tools or ()],
+            self.tool_choice,
+            schemas="tools[{}].input_schema",
+            variables=self._variables(),
             parallel_tool_calls=one_only is not True,
-            warnings=[
-                *self.warnings(form, field),
-                *tool_warnings(functions, choice, settings.json_schema, "tools[{}].input_schema"),
-            ],
+            warnings=self.warnings(form, field),
             **self.more(),
         )
+        return [request]
 
     def _variables(self) -> dict[str, Any]:
         variables = variables_of(self.output_config.effort if self.output_config else None)
@@ -126,17 +122,15 @@ class Messages(Exchange):
     body = _Body
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        given = read(_Body, body)
-        self.requests = [given.request(RequestImages.of(loaded))]
-        self.streams = bool(given.stream)
-        self._answer = AnswerSoFar()
-        self._blocks = Blocks(("reasoning", "content") if given.shows_thinking else ("content",))
+        super().__init__(body, loaded)
+        self._answer = self._answers[0]
+        self._blocks = Blocks(("reasoning", "content") if self._given.shows_thinking else ("content",))
         self._content: list[dict[str, Any]] = []
         self._head = {
             "id": new_id("msg_"),
             "type": "message",
             "role": "assistant",
-            "model": given.model or loaded.name,
+            "model": self.model,
             **warnings(self.requests),
         }
 

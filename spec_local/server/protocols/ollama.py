@@ -13,7 +13,7 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.images.media import Media
 from spec_local.server.protocols import errors, openai_json
 from spec_local.server.protocols.answer_so_far import AnswerSoFar, Blocks, arguments_of
-from spec_local.server.protocols.chat_body import Tool, choice_of, functions_of, tool_warnings, variables_of
+from spec_local.server.protocols.chat_body import Tool, chat_request, functions_of, variables_of
 from spec_local.server.protocols.history import Items, messages_of
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.request_images import RequestImages
@@ -22,7 +22,6 @@ from spec_local.server.protocols.sampling_body import (
     ResponseFormat,
     SamplingBody,
     Stops,
-    read,
     schema_of,
 )
 from spec_local.server.supervision.events import AnswerRequest, Event, Loaded, Prompt
@@ -124,22 +123,21 @@ class _ChatBody(_Body):
     messages: Items = Field(default_factory=list)
     tools: Annotated[list[Tool] | None, BeforeValidator(functions_of)] = None
 
-    def request(self, loaded: Loaded) -> AnswerRequest | None:
-        """The answer to generate; None: the model is only loaded."""
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
+        """The answer to generate; none: the model is only loaded."""
         if not self.messages:
-            return None
-        settings = self.settings()
-        choice, functions = choice_of(None, [tool.function for tool in self.tools or ()])
-        schemas = tool_warnings(functions, choice, settings.json_schema, "tools[{}].function.parameters")
-        return AnswerRequest(
-            settings,
+            return []
+        request = chat_request(
+            self.settings(),
             messages_of(self.messages, images=RequestImages.of(loaded)),
-            [function.tool() for function in functions],
-            choice,
-            self.variables(),
-            warnings=[*self.warnings(loaded), *schemas],
+            [tool.function for tool in self.tools or ()],
+            None,
+            schemas="tools[{}].function.parameters",
+            variables=self.variables(),
+            warnings=self.warnings(loaded),
             **self.options.more(),
         )
+        return [request]
 
 
 class _GenerateBody(_Body):
@@ -151,10 +149,11 @@ class _GenerateBody(_Body):
     raw: bool | None = None
     images: list[Any] | None = None
 
-    def request(self, loaded: Loaded) -> AnswerRequest | None:
-        """The answer to generate; None: the model is only loaded."""
-        if not self.prompt and not self.suffix:
-            return None
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
+        """The answer to generate; none: the model is only loaded."""
+        return [self._request(loaded)] if self.prompt or self.suffix else []
+
+    def _request(self, loaded: Loaded) -> AnswerRequest:
         if self.raw and (self.system or self.template or self.context):
             raise InvalidRequest("raw prompts have no system, template or context: leave them out")
         if self.template:
@@ -226,13 +225,10 @@ class OllamaExchange(Exchange):
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         self._created = time.monotonic()
-        given = read(self.body, body)
-        request = given.request(loaded)
-        self.requests = [request] if request else []
-        self.streams = self.wants_stream(body)
-        self._with_logprobs, self.model = bool(given.logprobs), given.model or loaded.name
+        super().__init__(body, loaded)
         self._reason = "unload" if _unloads(body) else "load"
-        self._answer, self._blocks, self._n_calls = AnswerSoFar(), Blocks(()), 0
+        self._answer = self._answers[0] if self._answers else AnswerSoFar()
+        self._blocks, self._n_calls = Blocks(()), 0
 
     @classmethod
     @abstractmethod
@@ -300,7 +296,7 @@ class OllamaExchange(Exchange):
         return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
     def _logprobs(self, tokens: Sequence[Any]) -> dict[str, Any]:
-        if not self._with_logprobs or not tokens:
+        if not self._given.logprobs or not tokens:
             return {}
         return {"logprobs": [openai_json.probabilities(token) for token in tokens]}
 

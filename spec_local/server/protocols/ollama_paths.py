@@ -4,8 +4,6 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +79,10 @@ def routes(served: ServedModels, max_body: int) -> list[Route]:
         Route("/api/ps", ps),
         Route("/api/version", version),
         *(
-            Route(f"/api/{name}", _refuse(message), methods=["GET", "POST", "DELETE"])
+            Route(f"/api/{name}", errors.refusing(message), methods=["GET", "POST", "DELETE"])
             for name, message in _NOT_HERE.items()
         ),
     ]
-
-
-def _refuse(message: str) -> Callable[[Request], Any]:
-    async def respond(request: Request) -> Response:
-        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message)
-
-    return respond
 
 
 def _facts(model: ServedModel) -> ModelFacts:

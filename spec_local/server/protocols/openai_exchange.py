@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from spec_local.errors import SpecLocalError
-from spec_local.server.protocols import openai_json
+from spec_local.server.protocols import errors, openai_json
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.protocols.protocol import Exchange
 from spec_local.server.protocols.sampling_body import Part, ResponseFormat, SamplingBody, Stops
-from spec_local.server.supervision.events import AnswerRequest, Delta, Event, Reading, Token
+from spec_local.server.supervision.events import Delta, Event, Loaded, Reading, Token
 
 MAX_CHOICES = 128
 """Answers to one request; OpenAI's limit, too."""
@@ -37,10 +37,7 @@ class OpenAIExchange(Exchange):
     first and the last part of a stream), and, if the body has ``"marks": true``, an object ``specdec`` in
     each part of a stream, with the spans of its text.
 
-    Args:
-        given: the body. requests: n for each prompt.
-        model: its name, if the body gives none.
-        with_logprobs: whether to write log probabilities.
+    A body with several prompts has n requests for each.
     """
 
     id_prefix: ClassVar[str]
@@ -52,16 +49,13 @@ class OpenAIExchange(Exchange):
     opening: ClassVar[Mapping[str, str] | str]
     """The part at the start of an answer. Empty: there is none."""
 
-    def __init__(
-        self, given: OpenAIBody, requests: Sequence[AnswerRequest], model: str, *, with_logprobs: bool
-    ) -> None:
-        self.requests, self.streams = requests, bool(given.stream)
-        self._n, self._marks, self._with_logprobs = given.n or 1, bool(given.marks), with_logprobs
-        self._with_progress, self._with_timings = bool(given.return_progress), bool(given.timings_per_token)
+    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
+        super().__init__(body, loaded)
+        given: OpenAIBody = self._given
+        self._with_logprobs = self.requests[0].settings.logprobs is not None
         self._with_usage = bool(given.stream_options and given.stream_options.include_usage)
         kind = self.part_kind if self.streams else self.kind
-        self._head = openai_json.head(self.id_prefix, kind, given.model or model)
-        self._answers = [AnswerSoFar() for _ in requests]
+        self._head = openai_json.head(self.id_prefix, kind, self.model)
 
     @abstractmethod
     def _part(self, answer: AnswerSoFar, added: Delta) -> dict[str, Any] | str:
@@ -76,7 +70,7 @@ class OpenAIExchange(Exchange):
         """Log probabilities of the next tokens of an answer."""
 
     def reading(self, index: int, event: Reading) -> Iterator[str]:
-        if self._with_progress:
+        if self._given.return_progress:
             yield self._chunk(index, type(self.opening)(), more=openai_json.progress(event))
 
     def write(self, index: int, event: Event) -> Iterator[str]:
@@ -89,10 +83,10 @@ class OpenAIExchange(Exchange):
             return
         part = self._part(answer, added)
         tokens = added.tokens if self._with_logprobs else ()
-        if part or tokens or (self._marks and (added.spans or added.n_drafted)):
+        if part or tokens or (self._given.marks and (added.spans or added.n_drafted)):
             logprobs = self._logprobs(index, tokens) if tokens else None
-            marks = {"specdec": openai_json.marks(added)} if self._marks else {}
-            timings = openai_json.timings_so_far(answer) if self._with_timings else {}
+            marks = {"specdec": openai_json.marks(added)} if self._given.marks else {}
+            timings = openai_json.timings_so_far(answer) if self._given.timings_per_token else {}
             yield self._chunk(index, part, logprobs=logprobs, more=marks | timings)
         if answer.ended:
             nothing = type(part)()
@@ -108,7 +102,7 @@ class OpenAIExchange(Exchange):
 
     @classmethod
     def refused(cls, error: SpecLocalError) -> str:
-        return openai_json.failure(error)
+        return openai_json.data(errors.body_for("", error))
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
         for answer, events in zip(self._answers, answers, strict=True):
@@ -130,7 +124,7 @@ class OpenAIExchange(Exchange):
         return self._head | {"choices": choices, "usage": self._usage()} | timings | warnings
 
     def _usage(self) -> dict[str, Any]:
-        return openai_json.usage(self._answers[:: self._n], self._answers)
+        return openai_json.usage(self._answers[:: self._given.n or 1], self._answers)
 
     def _chunk(
         self,

@@ -9,8 +9,6 @@ from typing import Any
 
 from spec_local import __version__
 from spec_local.answers import json as answer_json
-from spec_local.errors import SpecLocalError
-from spec_local.server.protocols import errors
 from spec_local.server.protocols.answer_so_far import AnswerSoFar
 from spec_local.server.supervision.events import AnswerRequest, Delta, Ended, Reading, Token
 from spec_local.text import printable
@@ -43,11 +41,6 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
         "model": model,
         "system_fingerprint": f"specdec-{__version__}",
     }
-
-
-def failure(error: SpecLocalError) -> str:
-    """The event that ends a stream which cannot be completed."""
-    return data(errors.body_for("", error))
 
 
 def finish_reason(answer: AnswerSoFar) -> str:

@@ -4,10 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel
-
 from spec_local.errors import SpecLocalError
+from spec_local.server.protocols.answer_so_far import AnswerSoFar
+from spec_local.server.protocols.sampling_body import read
 from spec_local.server.supervision.events import AnswerRequest, Event, Loaded, Reading
+
+QUESTIONS = ("messages", "input", "prompt", "images")
+"""Fields of bodies that may be large, with images."""
 
 
 class Exchange(ABC):
@@ -17,15 +20,15 @@ class Exchange(ABC):
         InvalidRequest: the body asks for something that does not exist or is not supported.
 
     Attributes:
-        body: the model that checks bodies.
+        body: the model that checks bodies; its method `requests` makes the requests of a body.
         requests: the answers to generate; all at the same time, if there are slots for them.
         streams: whether the client wants a stream.
         media_type: of a stream. Events are those of this type: server-sent ones, unless it is another.
         has_chunks: each event is a chunk of HTTP of its own, for clients that do not look for its end.
-        model: its name in signs of life. waited_s: seconds from the request until it was loaded.
+        model: its name in the response. waited_s: seconds from the request until it was loaded.
     """
 
-    body: ClassVar[type[BaseModel]]
+    body: ClassVar[type[Any]]
     media_type: ClassVar[str] = "text/event-stream"
     has_chunks: ClassVar[bool] = False
     requests: Sequence[AnswerRequest]
@@ -33,8 +36,12 @@ class Exchange(ABC):
     model: str = ""
     waited_s: float = 0.0
 
-    @abstractmethod
-    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None: ...
+    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
+        given = read(self.body, body)
+        self.requests = given.requests(loaded)
+        self._given = given.model_copy(update=dict.fromkeys(QUESTIONS))  # the requests have them
+        self.streams, self.model = self.wants_stream(body), given.model or loaded.name
+        self._answers = [AnswerSoFar() for _ in self.requests]
 
     def begin(self) -> Iterable[str]:
         """The server-sent events before those of the answers, each with its empty line."""

@@ -9,14 +9,8 @@ from pydantic import BeforeValidator, Field
 from spec_local.chat.messages import json_object
 from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.server.protocols import errors
-from spec_local.server.protocols.answer_so_far import AnswerSoFar, Blocks, Kind
-from spec_local.server.protocols.chat_body import (
-    Function,
-    choice_of,
-    flat_functions_of,
-    tool_warnings,
-    variables_of,
-)
+from spec_local.server.protocols.answer_so_far import Blocks, Kind
+from spec_local.server.protocols.chat_body import Function, chat_request, flat_functions_of, variables_of
 from spec_local.server.protocols.history import Items, messages_of
 from spec_local.server.protocols.openai_json import named, new_id, probabilities, warnings
 from spec_local.server.protocols.protocol import Exchange
@@ -27,7 +21,6 @@ from spec_local.server.protocols.sampling_body import (
     ResponseFormat,
     SamplingBody,
     limit,
-    read,
     schema_of,
 )
 from spec_local.server.supervision.events import AnswerRequest, Event, Loaded
@@ -80,7 +73,7 @@ class _Body(SamplingBody):
     def has_logprobs(self) -> bool:
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
-    def request(self, images: RequestImages | None) -> AnswerRequest:
+    def requests(self, loaded: Loaded) -> list[AnswerRequest]:
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
                 raise InvalidRequest(
@@ -94,21 +87,19 @@ class _Body(SamplingBody):
             logprobs=(self.top_logprobs or 0) if self.has_logprobs else None,
             json_schema=schema_of(form, "text.format"),
         )
-        tool_choice, tools = choice_of(self.tool_choice, self.tools or ())
         effort = self.reasoning.effort if self.reasoning else None
-        return AnswerRequest(
+        request = chat_request(
             settings,
-            messages_of(self.input, "input", self.instructions, images),
-            [tool.tool() for tool in tools],
-            tool_choice,
-            variables_of(effort, self.chat_template_kwargs),
+            messages_of(self.input, "input", self.instructions, RequestImages.of(loaded)),
+            self.tools or (),
+            self.tool_choice,
+            schemas="tools[{}].parameters",
+            variables=variables_of(effort, self.chat_template_kwargs),
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            warnings=[
-                *self.warnings(form, "text.format"),
-                *tool_warnings(tools, tool_choice, settings.json_schema, "tools[{}].parameters"),
-            ],
+            warnings=self.warnings(form, "text.format"),
             **self.more(),
         )
+        return [request]
 
 
 class Responses(Exchange):
@@ -117,13 +108,11 @@ class Responses(Exchange):
     body = _Body
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
-        given = read(_Body, body)
-        request = given.request(RequestImages.of(loaded))
-        self.requests, self.streams = [request], bool(given.stream)
-        self._answer, self._blocks = AnswerSoFar(), Blocks()
+        super().__init__(body, loaded)
+        given, request = self._given, self.requests[0]
+        self._answer, self._blocks = self._answers[0], Blocks()
         self._output: list[dict[str, Any]] = []
         self._n_events = 0
-        self._with_logprobs = given.has_logprobs
         self._logprobs: list[dict[str, Any]] = []
         """Of the text that grows, and of tokens that have no text yet."""
         self._n_written = 0
@@ -133,7 +122,7 @@ class Responses(Exchange):
             "id": new_id("resp_"),
             "object": "response",
             "created_at": int(time.time()),
-            "model": given.model or loaded.name,
+            "model": self.model,
             "instructions": given.instructions,
             "max_output_tokens": request.settings.max_tokens,
             "metadata": given.metadata or {},
@@ -157,7 +146,7 @@ class Responses(Exchange):
 
     def write(self, index: int, event: Event) -> Iterator[str]:
         added = self._answer.add(event)
-        if added and self._with_logprobs and (added.content or not added.reasoning):
+        if added and self._given.has_logprobs and (added.content or not added.reasoning):
             self._logprobs += map(probabilities, added.tokens)
         for change in self._blocks.changes(added, is_last=bool(self._answer.ended)) if added else ():
             match change:

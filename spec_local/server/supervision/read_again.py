@@ -124,8 +124,6 @@ class ReadAgainLog:
 
     def check(self, tokens: Sequence[int], n_cached: int) -> int:
         """The number of tokens of a prompt that are read again; 0: too few to tell."""
-        if not self._recent or len(tokens) - n_cached < _LEAST:
-            return 0
         found = read_again(np.asarray(tokens, np.int32), n_cached, self._recent)
         if not found:
             return 0
