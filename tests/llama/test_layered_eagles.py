@@ -140,6 +140,18 @@ def test_rows_share_what_they_have_read(open_pair, layout, n_kept):
             row.truncate(0)
 
 
+def test_a_block_after_an_entry_whose_state_has_been_forgotten(open_pair):
+    """It is evaluated again, with zeros in place of the state."""
+    pair = open_pair(HEADS["P-EAGLE"])
+    (main,), (head,) = pair.open()
+    run(main.call(PROMPT, n_logits=0))
+    head.receive(0, PROMPT[:-1], main.states(range(len(PROMPT) - 1)))
+    run(head.call(PROMPT[:-1], n_logits=0))
+    head.reuse(PROMPT[:10])
+    assert (head.n_received, head.n_stored) == (9, 10)
+    assert np.isfinite(run(head.call([5], n_logits=1))).all()
+
+
 @pytest.mark.parametrize("layout", ["vLLM", "P-EAGLE"])
 def test_quantized_files(open_pair, layout):
     """Both models of the file have matrices of the type, and llama.cpp evaluates them."""
