@@ -1,5 +1,6 @@
 """A head as it is written into a GGUF file, whatever the layout it was converted from."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,6 +57,12 @@ class ConvertedHead:
     has_tokenizer: bool = True
     arrays: Mapping[str, NDArray[np.int32] | NDArray[np.float32]] = field(default_factory=dict)
     rest: "ConvertedHead | None" = None
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters, those of the rest included."""
+        rest = self.rest.n_parameters if self.rest else 0
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) + rest
 
 
 def draft_tokens(checkpoint: Checkpoint, name: str, n_vocab: int) -> HeadTensor:

@@ -356,7 +356,7 @@ class Model:
     def parameters(self) -> str:
         """Number of parameters as the model is named, such as ``0.5B``; counted if the file has no name."""
         label = self.text("general.size_label") or ""
-        return label if _SIZE_LABEL.fullmatch(label) else _rounded(self._n_parameters)
+        return label if _SIZE_LABEL.fullmatch(label) else size_label(self._n_parameters)
 
     @functools.cached_property
     def _n_parameters(self) -> int:
@@ -445,7 +445,7 @@ class Model:
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None
 
 
-def _rounded(n: int) -> str:
+def size_label(n: int) -> str:
     """Format a number of parameters with two or three digits: 3.7M, 135M, 0.5B, 8B, 32B."""
     in_millions = n < 450_000_000  # published models are named 410M and less, or 0.5B and more
     number, unit = (n / 1e6, "M") if in_millions else (n / 1e9, "B")

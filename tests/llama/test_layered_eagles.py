@@ -165,6 +165,8 @@ def test_quantized_files(open_pair, layout):
     assert sizes[0] < 0.4 * sizes[1]
     for model in (pair.head, plain.head):
         assert 0.8 * model.path.stat().st_size < model.size < model.path.stat().st_size
+    n_parameters = sum(each.size for each in HEADS[layout].tensors.values() if each.dtype == np.float32)
+    assert pair.head.parameters == f"{n_parameters / 1e6:.1f}M"
     assert pair.head.kv_bytes(10) == 3 * 10 * 2 * 2 * 16 * 2  # layers, tokens, heads, keys and values
 
 

@@ -63,8 +63,10 @@ def open_eagle_sequences(head: Model, mains: Sequence[LlamaSequence]) -> Sequenc
         ContextOverflow, BackendError: see `OneTokenContext`.
     """
     hidden_states(head, mains[0].model)
-    kind = _LayeredContext if head.n_later else _EagleContext
-    context = kind(head, mains[0].context, len(mains))
+    if head.n_later:
+        layered = _LayeredContext(head, mains[0].context, len(mains))
+        return [_LayeredSequence(layered, i) for i in range(len(mains))]
+    context = _EagleContext(head, mains[0].context, len(mains))
     return [OneTokenSequence(context, i) for i in range(len(mains))]
 
 
@@ -184,3 +186,7 @@ class _LayeredContext(WithLaterLayers, _EagleContext):
             call.sequence.on_evaluated(self.read_again(outputs[end - n : end]))
             found[id(call)] = self._logits_of_all[end - call.n_logits : end]
         return found
+
+
+class _LayeredSequence(OneTokenSequence):
+    can_be_limited = False
