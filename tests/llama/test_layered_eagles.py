@@ -189,19 +189,22 @@ def test_a_file_that_ends_after_its_first_layer(open_pair, main_path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "why"),
+    ("field", "value", "why"),
     [
         (b"eagle3.later_layers", 3, "2 layers instead of 3 after the first one"),
         (b"eagle3.block_size", 0, "incomplete P-EAGLE head"),
+        (b"eagle3.draft_tokens", 900, "does not list different tokens"),
+        (b"eagle3.mask_state", 0x7FC00000, "incomplete P-EAGLE head"),
         (b"llama.rope.dimension_count", 8, "invalid n_rot"),
         (b"llama.vocab_size", 299, "wrong shape"),
     ],
 )
-def test_fields_that_llama_cpp_would_not_survive(open_pair, tmp_path, before, after, why):
+def test_fields_that_llama_cpp_would_not_survive(open_pair, tmp_path, field, value, why):
+    """The number of a field, or the first one of an array, is replaced."""
     pair = open_pair(HEADS["P-EAGLE, norm before fc"])
     content = bytearray(pair.head.path.read_bytes())
-    value = content.index(before) + len(before) + 4  # after the type
-    content[value : value + 4] = after.to_bytes(4, "little")
+    start = content.index(field) + len(field) + (16 if value > 300 else 4)  # after the type
+    content[start : start + 4] = value.to_bytes(4, "little")
     path = tmp_path / "changed.gguf"
     path.write_bytes(content)
     with closing(Model(path)) as head, pytest.raises((ModelError, ModelFileError), match=why):
