@@ -25,7 +25,7 @@ from spec_local import Session
 from spec_local.bench.prompts import load, select
 from spec_local.bench.theory import run_lengths
 from spec_local.core.calls import run
-from spec_local.core.draft_vocabulary import DraftVocabulary
+from spec_local.llama.draft_vocabulary import DraftVocabulary
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from spec_local.llama.sequence import LlamaSequence

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.prompts import load, select
 from spec_local.core.calls import run
-from spec_local.core.draft_vocabulary import DraftVocabulary, usual_first
+from spec_local.llama.draft_vocabulary import DraftVocabulary, usual_first
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.policies.base import WINDOWS
 

@@ -15,16 +15,15 @@ from common import chat_text, model_options, note, table, tokens_of
 
 from spec_local.bench.prompts import load, select
 from spec_local.core.calls import Logits
-from spec_local.core.proposal import ROOT, Proposal, path_to
+from spec_local.core.proposal import ROOT, Limit, Proposal, path_to
 from spec_local.core.rng import Rng, SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
-from spec_local.proposers.base import Limit
+from spec_local.testing import decode
 from spec_local.verifiers import VERIFIERS
 
 COSTS = {  # of calls of 1, 2, 4, 8, 16 and 32 tokens, relative to a call of one

@@ -49,6 +49,7 @@ from simulate import (
 )
 from traces import Group, Trace, recorded
 
+from spec_local.calibration.estimates import CPU_ESTIMATES
 from spec_local.calibration.known_costs import FIRST_DRAFT, FIRST_MAIN
 from spec_local.calibration.measure import measure
 from spec_local.kernels.choice import most_tokens
@@ -56,7 +57,7 @@ from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import PolicyOptions
-from spec_local.policies.cost_model import ON_CPU, CostModel
+from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience, PastAnswers
 from spec_local.policies.loss_budget import LossBudget
 from spec_local.policies.sharing import SharedCalls, SharedCosts
@@ -166,7 +167,7 @@ def first_use(machine: Machine, *, measured: bool) -> Learned:
         if measured:
             return measure(row, n_logits=rows, budget=budget, clock=machine.clock)
         one = measure(row, FIRST_MAIN if role == "main" else FIRST_DRAFT, 1, rows, clock=machine.clock)
-        return CostModel(one.costs, ON_CPU)
+        return CostModel(one.costs, CPU_ESTIMATES)
 
     return Learned(timed("main", 1.5), None if machine.pair.draft is None else timed("draft", 0.5))
 

@@ -27,25 +27,26 @@ from common import geometric_mean, note, parser, table
 from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
+from spec_local.calibration.estimates import CPU_ESTIMATES
 from spec_local.core.calls import Call, Logits
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.core.sequence import Limits, RollsBack
+from spec_local.core.sequence import Limits
 from spec_local.engine.engine import Engine, Planner
 from spec_local.engine.events import Failed, Prefilled
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
+from spec_local.llama.rollback import RollsBack
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import DraftReading, Policy, PolicyOptions
-from spec_local.policies.cost_model import ON_CPU, CostModel
+from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel, Window
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel, Window
 from spec_local.verifiers import VERIFIERS
 
 Role = Literal["main", "draft"]
@@ -175,7 +176,7 @@ class Machine:
 
         error: ratio of the time of a one-token call to the real one; the estimates of others are wrong, too.
         """
-        return CostModel({1: error * float(self.pair.seconds(role)[1])}, ON_CPU)
+        return CostModel({1: error * float(self.pair.seconds(role)[1])}, CPU_ESTIMATES)
 
 
 @dataclass
@@ -334,13 +335,15 @@ def serve(
             request = Request(
                 main,
                 trace.prompt,
-                sampler=GREEDY,
-                rng=SeededRng(0),
-                proposer=variant(draft),
-                verifier=VERIFIERS["exact-match"],
-                draft_max=draft_max,
-                max_tokens=len(trace.answer),
-                clock=machine.clock,
+                RequestOptions(
+                    sampler=GREEDY,
+                    rng=SeededRng(0),
+                    proposer=variant(draft),
+                    verifier=VERIFIERS["exact-match"],
+                    draft_max=draft_max,
+                    max_tokens=len(trace.answer),
+                    clock=machine.clock,
+                ),
             )
             engine.add(request)
             running[request] = served, variant

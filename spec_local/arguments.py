@@ -3,8 +3,10 @@
 import difflib
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
 from typing_extensions import TypedDict  # of pydantic, which needs it before Python 3.12
@@ -47,6 +49,13 @@ _EXPECTED = {
 """The expected values, by pydantic's type of the error."""
 
 
+@dataclass(frozen=True, slots=True)
+class Default:
+    """In an `Annotated` field of a TypedDict: the value of an argument that is not given."""
+
+    value: Any
+
+
 def ignore(*_: object) -> None:
     """A callback for callers that have given none."""
 
@@ -54,17 +63,20 @@ def ignore(*_: object) -> None:
 def checked(function: _Function) -> _Function:
     """Check arguments against the annotations of a function or method; lists and mappings are copied.
 
-    Text is not a sequence, True is not an integer, and sequences are lists or tuples.
+    Text is not a sequence, True is not an integer, and sequences are lists or tuples. Arguments that are an
+    unpacked TypedDict are shown one by one in the signature and the documentation, with their `Default`; the
+    function gets all of them.
 
     Raises (when it is called):
         InvalidRequest: an argument has the wrong type or value. A missing or unknown one is a TypeError.
     """
-    signature = inspect.signature(function)
+    signature, more, doc = _with_fields(function)
+    defaults = {parameter.name: parameter.default for parameter in more}
     others = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
     @functools.cache  # at the first call: it takes milliseconds, and an annotation may name a later class
     def validator() -> TypeAdapter[dict[str, Any]]:
-        hints = get_type_hints(function, include_extras=True)
+        hints = get_type_hints(function, include_extras=True) | {each.name: each.annotation for each in more}
         named = {name: hints[name] for name in signature.parameters if name in hints and name not in others}
         record = _TYPED_DICT("Arguments", named, total=False)
         record.__pydantic_config__ = _CONFIG
@@ -85,9 +97,35 @@ def checked(function: _Function) -> _Function:
             given |= validator().validate_python(given)
         except ValidationError as error:
             raise _refusal(error) from None
-        return function(**given)
+        return function(**defaults | given)
 
+    call.__signature__, call.__doc__ = signature, doc  # type: ignore[attr-defined]
     return cast(_Function, call)
+
+
+def _with_fields(
+    function: Callable[..., Any],
+) -> tuple[inspect.Signature, Sequence[inspect.Parameter], str | None]:
+    """The signature and documentation with the fields of an unpacked TypedDict, and these fields."""
+    signature, doc = inspect.signature(function), function.__doc__
+    parameters = list(signature.parameters.values())
+    if not parameters or get_origin(parameters[-1].annotation) is not Unpack:
+        return signature, (), doc
+    last = parameters.pop()
+    (record,) = get_args(last.annotation)
+    more = [
+        last.replace(
+            name=name,
+            kind=last.KEYWORD_ONLY,
+            default=next(each.value for each in get_args(hint) if isinstance(each, Default)),
+            annotation=hint,
+        )
+        for name, hint in get_type_hints(record, include_extras=True).items()
+    ]
+    n = sum(each.kind is not each.KEYWORD_ONLY for each in parameters)
+    lines = textwrap.indent(inspect.cleandoc(record.__doc__).partition("\n\n")[2], " " * 12).lstrip()
+    shown = (doc or "").replace(f"{last.name}: see `{record.__name__}`.", lines)
+    return signature.replace(parameters=[*parameters[:n], *more, *parameters[n:]]), more, shown
 
 
 def checked_fields(kind: _Class) -> _Class:

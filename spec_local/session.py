@@ -12,19 +12,19 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeGuard, cast
+from typing import Annotated, Any, Literal, NoReturn, TypeGuard, Unpack, cast
 
 from pydantic import BeforeValidator, InstanceOf
 from pydantic_core import PydanticCustomError
 
 from spec_local import kernels
 from spec_local.answers.assembly import ProposerFactory, Slot
-from spec_local.answers.gain import Gain, gain_of
+from spec_local.answers.gain import Gain, best_parallel, gain_of
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import ChatPrompt, OnRead, Prompt, RunningAnswers
 from spec_local.answers.saving import PromptSaver, memory_budget
 from spec_local.answers.text import Done, NumberedEvent, Text
-from spec_local.arguments import Int32, Printable, checked, ignore
+from spec_local.arguments import Int32, checked, ignore
 from spec_local.calibration import experience_store
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import AnswerReader, Conversation
@@ -41,17 +41,17 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama.compatibility import difference
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.sequence import LlamaSequence
+from spec_local.llama.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups.base import Lookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.models.names import is_pair
+from spec_local.opening.arguments import OpenArguments
 from spec_local.opening.open_models import OpenOptions, open_models
 from spec_local.opening.vocabulary_store import vocabulary_map
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.sharing import best_parallel
 from spec_local.prompt_cache.cache import PromptCache
 from spec_local.prompt_cache.folder import default_folder
-from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.reasoning.markers import Splitter
 from spec_local.settings import GenerationSettings
 
@@ -163,23 +163,10 @@ class Session:
         main: Path | str,
         draft: Path | str | None = None,
         *,
-        n_ctx: Printable | None = None,
-        threads: Int32 | None = None,
-        device: str = "auto",
-        draft_device: str = "auto",
-        gpu_layers: Printable | None = None,
-        cache_type: str = "f16",
-        branches: Int32 = 1,
         datastore: bool = False,
-        learn: bool = False,
-        reproducible: bool = False,
-        parallel: Int32 | None = 1,
-        draft_vocab: Int32 | Literal["auto", "all"] = "auto",
-        mtp: bool = True,
-        workers: Sequence[str] = (),
         prompt_cache: int | Literal["off"] = 0,
-        mmproj: Path | str = "auto",
         log: Callable[[str], None] | None = None,
+        **options: Unpack[OpenArguments],
     ) -> "Session":
         """Load a main model, and a draft model if one is given or the main model's name is that of a pair.
 
@@ -191,44 +178,12 @@ class Session:
                 for multi-token prediction; ``auto``, the default on the command line: if there are none of
                 these, use a head or a small model with the same vocabulary that is found on this machine (see
                 `spec_local.opening.drafters`), and do without one where it cannot be used.
-            n_ctx: context length in tokens, limited to the model's training context; None: the training
-                context, up to 4096.
-            threads: number of threads for each model; None: the number of physical cores.
-            device: where the models run: ``cpu``, ``gpu`` (those that llama.cpp chooses), or a GPU by its
-                name, such as ``metal`` or ``vulkan0``; ``auto``: each model where this pair was measured as
-                fastest, which takes some seconds the first time. What does not fit into the memory of a GPU
-                runs on the CPU, by layers.
-            draft_device: where the draft model runs, unless it is a head; ``auto``: as `device` says.
-            gpu_layers: number of layers on the GPU, also of a draft model without `draft_device`; −1: as many
-                as fit; None: as `device` says.
-            cache_type: element type of the KV caches.
-            branches: maximum number of branches of a tree in the caches. The draft model evaluates more
-                branches than it proposes, so use several times the number of a tree's nodes, such as 64. 1:
-                chains only, which takes the least memory.
+            options: see `OpenArguments`.
             datastore: add answers to the datastore on disk, and draft from it (see `spec_local.datastore`).
-            learn: keep the tokens of whole prompts and answers on disk, too, to train a head on them; implies
-                `datastore`. A head that has been trained from the draft is used in its place; without a
-                draft, the head whose training began without one. See docs/learning.md.
-            reproducible: make the same seed give the same text whatever is drafted, with any draft model,
-                proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU
-                only. See `spec_local.llama.reproducible`.
-            parallel: maximum number of answers at the same time, each with a context of its own; None: up to
-                8, as many as fit into half of the free memory.
-            draft_vocab: number of first tokens of the vocabulary that a draft model always drafts, beside
-                those of the text; ``auto``: the usual number, if that is faster; ``all``: all of it. Only
-                with specdec's CPU kernels. See `spec_local.core.draft_vocabulary`.
-            mtp: without a draft, use the layers for multi-token prediction in the main model's file, if it
-                has any.
-            workers: addresses, host:port, of ``specdec worker`` on other machines, which hold the layers of
-                the main model in proportion to their memory; the draft model stays here. If one of them dies,
-                llama.cpp ends this process. See docs/several-machines.md.
             prompt_cache: bytes on disk, in the user's cache folder, for what the models have read: a prompt
                 that begins like an earlier one, even of an earlier session, is read only from the first
                 difference on. 0: keep it in memory only, in a quarter of what is free; ``off``: reuse only
                 the caches of the last answers, as with workers. See docs/prompt-cache.md.
-            mmproj: the main model's projector, for images or sound, as a GGUF file; ``auto``: the one
-                that is found beside the main model, if there is one (`spec_local.models.projectors`);
-                ``none``: do without.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -236,23 +191,8 @@ class Session:
             SpecLocalError: another subclass; everything loaded before the error has been freed.
         """
         log = log or ignore
-        options = OpenOptions(
-            n_ctx=n_ctx,
-            threads=threads,
-            device=device,
-            draft_device=draft_device,
-            gpu_layers=gpu_layers,
-            cache_type=cache_type,
-            branches=branches,
-            learn=learn,
-            reproducible=reproducible,
-            parallel=parallel,
-            draft_vocab=draft_vocab,
-            mtp=mtp,
-            workers=tuple(parse_workers(workers)),
-            mmproj=mmproj,
-        )
-        opened = open_models(main, draft, options, log)
+        workers, learn = tuple(parse_workers(options["workers"])), options["learn"]
+        opened = open_models(main, draft, OpenOptions(**cast(Any, options) | {"workers": workers}), log)
         first, *more = opened.sequences
         with opened.resources as resources:
             cache = None
@@ -549,11 +489,7 @@ class Session:
             BackendError: a model call failed.
         """
         _check_several(prompts)
-        n_parallel = self.n_parallel if n_parallel is None else n_parallel
-        if not 1 <= n_parallel <= self.n_parallel:
-            raise InvalidRequest(
-                f"n_parallel is {n_parallel}: give 1 to {self.n_parallel}, as the session was opened for"
-            )
+        n_parallel = self._checked_parallel(n_parallel)
         clock, chats = clock or time.perf_counter, dict[int, AnswerReader]()
 
         def read(
@@ -582,6 +518,15 @@ class Session:
             return self._lock.start(_answered(many, chats))
 
         return self._lock.run(start)
+
+    def _checked_parallel(self, wanted: int | None) -> int:
+        """The number of answers at the same time that is wanted, which must be possible."""
+        n = self.n_parallel if wanted is None else wanted
+        if not 1 <= n <= self.n_parallel:
+            raise InvalidRequest(
+                f"n_parallel is {n}: give 1 to {self.n_parallel}, as the session was opened for"
+            )
+        return n
 
     def compile_grammar(self, settings: GenerationSettings) -> None:
         """Compile the grammar or schema of an answer, which can take a second, before the answer begins.

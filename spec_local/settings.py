@@ -121,7 +121,7 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         proposers: Sequence[str] = PROPOSER_NAMES
         if self.proposer not in proposers:
-            from spec_local.proposers import installed
+            from spec_local import installed
 
             proposers = installed.known_names()
             if self.proposer in proposers:

@@ -1,62 +1,9 @@
-"""Incremental detokenization: characters split across tokens, and stop strings.
-
-Bytes that are not UTF-8 become lone surrogates (PEP 383), so that writing the text with
-``surrogateescape`` restores exactly the bytes that the model generated.
-"""
+"""Text and its bytes. Bytes that are not UTF-8 are lone surrogates (PEP 383)."""
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
 
 from spec_local.errors import InvalidRequest
-
-
-class TextStream:
-    """Decodes tokens incrementally, and holds back text that may be the start of a stop string.
-
-    Args:
-        piece: returns the bytes of a token.
-        stops: strings that end the text and are not part of it.
-    """
-
-    def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
-        self._piece = piece
-        self._stops = [s for s in stops if s]
-        self._begun = b""  # the first bytes of a character
-        self._held = ""
-        self.stopped = False
-        """Whether a stop string was found; if so, no more text follows."""
-        self.stopping_word = ""
-        """The stop string that was found."""
-
-    def feed(self, token: int) -> str:
-        """The text that is complete after this token; empty inside a character or a possible stop string."""
-        data = self._begun + self._piece(token)
-        text, n = codecs.utf_8_decode(data, "surrogateescape", False)
-        self._begun = data[n:]
-        return self._release(text) if self._stops else text
-
-    def finish(self) -> str:
-        """The rest of the text, after the last token."""
-        text, self._begun = self._begun.decode("utf-8", "surrogateescape"), b""
-        text = self._release(text) if self._stops else text
-        text, self._held = text + self._held, ""
-        return text
-
-    def _release(self, text: str) -> str:
-        if self.stopped:
-            return ""
-        self._held += text
-        # The stop string that ends first is used, regardless of how the text is split into tokens.
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            _, at, self.stopping_word = min(found)
-            text, self._held, self.stopped = self._held[:at], "", True
-            return text
-        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
-        cut = len(self._held) - keep
-        text, self._held = self._held[:cut], self._held[cut:]
-        return text
 
 
 def begun_character(data: bytes) -> bytes:

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from spec_local.core.fake import FakeModel
 from spec_local.core.proposal import Proposal
 from spec_local.datastore.context_index import ContextIndex
 from spec_local.datastore.lookup import DatastoreLookup
@@ -18,8 +17,9 @@ from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import DraftReading, PolicyOptions
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCosts
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import Beam, BestFirst, Coupled, Drawn
+from spec_local.testing import FakeModel
 from spec_local.verifiers import VERIFIERS
 
 

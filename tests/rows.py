@@ -4,7 +4,7 @@ from spec_local.core.sampling import Sampler
 from spec_local.core.sampling_settings import UNCHANGED
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.verifiers import VERIFIERS
 
@@ -34,11 +34,7 @@ def new_row(main, prompt, make=None, rule="exact-match", *, rng, how=None, draft
     return Request(
         main.new_sequence(),
         prompt,
-        sampler=sampler,
-        rng=rng,
-        proposer=proposer,
-        verifier=VERIFIERS[rule],
-        **kwargs,
+        RequestOptions(sampler=sampler, rng=rng, proposer=proposer, verifier=VERIFIERS[rule], **kwargs),
     )
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from spec_local.chat import saved_chat
 from spec_local.errors import InvalidRequest
 from spec_local.images.media_file import MediaFile
+from spec_local.installed import known_names
 from spec_local.proposers import PROPOSER_NAMES
-from spec_local.proposers.installed import known_names
 from spec_local.system.files import expanded, read_text
 from spec_local.text import counted
 from specdec_cli import chat_settings, clipboard, code_fences, facts, render, terminal

@@ -33,6 +33,6 @@ def devices(incomplete: str) -> list[str]:
 
 def proposers(incomplete: str) -> list[str]:
     """Return the matching names of proposers, those of other packages last."""
-    from spec_local.proposers.installed import known_names
+    from spec_local.installed import known_names
 
     return [name for name in known_names() if name.startswith(incomplete)]

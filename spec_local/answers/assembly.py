@@ -10,6 +10,7 @@ from spec_local.core.sequence import ModelSequence
 from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.errors import InvalidRequest
+from spec_local.installed import InstalledLookup
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.lookups import LOOKUPS
@@ -27,9 +28,8 @@ from spec_local.policies.loss_budget import LossBudget
 from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel, Window
-from spec_local.proposers.installed import InstalledLookup
-from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
+from spec_local.proposers.draft_model import Chain, DraftModel, Shape, Window
+from spec_local.proposers.shapes import Beam, BestFirst, Coupled, Drawn
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 

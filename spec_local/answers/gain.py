@@ -1,12 +1,16 @@
-"""What drafts gained in an answer, and when that may be stated."""
+"""What drafts gained in an answer, and when that may be stated; how many answers at once gain most."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from spec_local.engine.events import Statistics
+from spec_local.policies.cost_model import CallCosts
 
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
 _ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
+_LITTLE = 0.05  # of the tokens per second
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +55,12 @@ def gain_of(
     if speed < 1.0 + _ABOUT_EQUAL:
         return Gain("same", "about as fast as without drafts")
     return Gain("faster", f"about {speed:.1f} times as fast as without drafts", round(speed, 1))
+
+
+def best_parallel(costs: CallCosts, n_max: int) -> int:
+    """The number of sequences, up to `n_max`, whose plain calls give the most tokens per second.
+
+    The smallest one within `_LITTLE` of it: with more, each would only take longer.
+    """
+    rates = np.arange(1, n_max + 1) / costs.first(n_max)[1:]
+    return 1 + int(np.argmax(rates >= (1.0 - _LITTLE) * rates.max()))

@@ -24,7 +24,7 @@ from spec_local.datastore.answer_store import AnswerStore
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed, Prefilled, Statistics
 from spec_local.engine.prefill import check_prompt
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.errors import InvalidRequest, as_failure
 from spec_local.llama.breakers import breaker_tokens
 from spec_local.reasoning.markers import Markers, Splitter, markers_of, splitter_after
@@ -172,17 +172,19 @@ class RunningAnswers:
         request = Request(
             slot.main,
             prompt.tokens,
-            sampler=sampler,
-            rng=SeededRng(settings.seed),
-            proposer=proposer,
-            verifier=VERIFIERS[settings.rule],
-            draft_max=settings.longest_path,
-            max_tokens=settings.max_tokens,
-            is_end=vocabulary.is_end,
-            cancelled=prompt.cancelled,
-            clock=clock,
-            logprobs=settings.logprobs,
-            sampled_logprobs=settings.sampled_logprobs,
+            RequestOptions(
+                sampler=sampler,
+                rng=SeededRng(settings.seed),
+                proposer=proposer,
+                verifier=VERIFIERS[settings.rule],
+                draft_max=settings.longest_path,
+                max_tokens=settings.max_tokens,
+                is_end=vocabulary.is_end,
+                cancelled=prompt.cancelled,
+                clock=clock,
+                logprobs=settings.logprobs,
+                sampled_logprobs=settings.sampled_logprobs,
+            ),
         )
         if request.plain_s is not None:
             request.statistics.saved_s["measuring"] = started - measured
@@ -278,8 +280,9 @@ class RunningAnswers:
                         if not running:
                             self._saver.end()
                 for request, answer in running.items():
-                    if not (prefill := request.prefill).is_done and prefill.n_new:
-                        on_read(answer.prompt.index, prefill.n_read, prefill.n_read - prefill.n_new)
+                    prefill, n_new = request.prefill, request.statistics.prompt_n
+                    if n_new and not prefill.is_done:
+                        on_read(answer.prompt.index, prefill.n_read, prefill.n_read - n_new)
         finally:
             engine.close()
             self._saver.end()

@@ -1,16 +1,21 @@
-"""The text of an answer while it is generated, and the events that a session yields."""
+"""The text of an answer while it is generated: characters split across tokens, and what ends it.
 
+Bytes that are not UTF-8 become lone surrogates (PEP 383), so that writing the text with ``surrogateescape``
+restores exactly the bytes that the model generated. Here are the events that a session yields, too.
+"""
+
+import codecs
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spec_local.answers.line_limits import LineLimits
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
 from spec_local.engine.events import Event, Failed, FinishReason, Prefilled, Statistics, Step
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.settings import GenerationSettings
-from spec_local.text import TextStream
+from spec_local.text import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,112 @@ class NumberedEvent(NamedTuple):
 
     number: int
     event: Prefilled | Text | Done | Failed
+
+
+class TextStream:
+    """Decodes tokens incrementally, and holds back text that may be the start of a stop string.
+
+    Args:
+        piece: returns the bytes of a token.
+        stops: strings that end the text and are not part of it.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
+        self._piece = piece
+        self._stops = [s for s in stops if s]
+        self._begun = b""  # the first bytes of a character
+        self._held = ""
+        self.stopped = False
+        """Whether a stop string was found; if so, no more text follows."""
+        self.stopping_word = ""
+        """The stop string that was found."""
+
+    def feed(self, token: int) -> str:
+        """The text that is complete after this token; empty inside a character or a possible stop string."""
+        data = self._begun + self._piece(token)
+        text, n = codecs.utf_8_decode(data, "surrogateescape", False)
+        self._begun = data[n:]
+        return self._release(text) if self._stops else text
+
+    def finish(self) -> str:
+        """The rest of the text, after the last token."""
+        text, self._begun = self._begun.decode("utf-8", "surrogateescape"), b""
+        text = self._release(text) if self._stops else text
+        text, self._held = text + self._held, ""
+        return text
+
+    def _release(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        # The stop string that ends first is used, regardless of how the text is split into tokens.
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            _, at, self.stopping_word = min(found)
+            text, self._held, self.stopped = self._held[:at], "", True
+            return text
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+class LineLimits:
+    """A stream whose text ends before a line break, which is not part of it; used as a `TextStream`.
+
+    Args:
+        stream: the text, and the stop strings that may end it earlier.
+        min_indent: spaces and tabs with which each line but the first begins; the text ends before a line
+            with fewer, also an empty one. 0: lines are not limited.
+        max_seconds: since the first call of `feed`; after them, the text ends at a line break. None: no
+            limit.
+    """
+
+    def __init__(
+        self,
+        stream: TextStream,
+        min_indent: int = 0,
+        max_seconds: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.stopped = False
+        """Whether a line or a stop string has ended the text; if so, no more follows."""
+        self.stopping_word = ""
+        """The stop string that has ended the text, if any."""
+        self._stream, self._min_indent, self._max_seconds = stream, min_indent, max_seconds
+        self._clock = clock
+        self._started: float | None = None
+        self._held = ""  # a line break, and less indentation than the line after it needs
+
+    def feed(self, token: int) -> str:
+        """What is certain to be part of the text; empty where more is needed to know."""
+        text = self._limited(self._stream.feed(token))
+        if self._stream.stopped and not self.stopped:
+            self.stopped, self.stopping_word = True, self._stream.stopping_word
+            return text + self._held
+        return text
+
+    def finish(self) -> str:
+        """The rest of the text, after the last token."""
+        text = self._limited(self._stream.finish())
+        return text if self.stopped else text + self._held
+
+    def _limited(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        now = self._clock()
+        self._started = now if self._started is None else self._started
+        is_late = self._max_seconds is not None and now - self._started > self._max_seconds
+        text, self._held = self._held + text, ""
+        at = -1
+        while not self.stopped and (at := text.find("\n", at + 1)) >= 0:
+            start = text[at + 1 : at + 1 + self._min_indent]
+            is_complete = len(start) == self._min_indent
+            is_indented = not start.strip(" \t")
+            self.stopped = is_late or not is_indented
+            if self.stopped or not is_complete:
+                text, self._held = text[:at], "" if self.stopped else text[at:]
+        return text
 
 
 class AnswerText:

@@ -23,8 +23,8 @@ from spec_local.batch.answers import BatchOutput, BatchPrompt
 from spec_local.chat.messages import Message
 from spec_local.chat.request import ChatRequest
 from spec_local.core.sampling_settings import UNCHANGED
-from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
+from spec_local.engine.prefill import check_prompt
 from spec_local.errors import (
     ContextOverflow,
     DeadEnd,

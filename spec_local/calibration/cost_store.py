@@ -8,13 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spec_local.core.draft_vocabulary import USUAL_FIRST
+from spec_local.calibration.measure import without_falls
 from spec_local.llama.devices import Offload, usable_gpus
+from spec_local.llama.draft_vocabulary import USUAL_FIRST
 from spec_local.llama.gguf_header import read_metadata
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.runtime import fingerprint
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.policies.cost_model import CostModel, without_falls
+from spec_local.policies.cost_model import CostModel
 from spec_local.system.files import write_atomically
 from spec_local.system.folders import user_folder
 from spec_local.system.json_file import JsonRecord, read_record

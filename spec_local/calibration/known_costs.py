@@ -8,18 +8,20 @@ from typing import Any
 from spec_local import kernels
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import StoredCosts
+from spec_local.calibration.estimates import CPU_ESTIMATES, GPU_ESTIMATES
 from spec_local.calibration.kernel_times import slower_than_measured
 from spec_local.calibration.measure import measure
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.sequence import LlamaSequence
-from spec_local.policies.cost_model import ON_CPU, ON_GPU, CostModel
+from spec_local.policies.cost_model import CostModel
 from spec_local.system.machine import OtherPrograms, is_busy
 
 # Sizes timed at first use: the main model's calls of few tokens show most about whether drafts can pay.
 FIRST_MAIN, FIRST_DRAFT = (1, 4), (1,)
 _SIZES_ON_GPU = (1, 2, 4, 8, 16, 9, 3, 5, 32, 64)  # many of its kernels are for at most eight tokens
+_UNUSUAL = 1.4  # ratio of costs that disagree, or its inverse
 _CHECKED_FOR = 86_400.0  # seconds; a machine that is hot, say, does not spoil the costs for longer than a day
 _BUSY_CHECKED_FOR = 600.0  # the same for costs that were measured while other programs were busy
 
@@ -91,6 +93,14 @@ class KnownCosts:
         self.calls = None
 
 
+def agree(costs: CostModel, others: CostModel) -> bool:
+    """Return whether both agree on relative costs, at the sizes that were observed for the others."""
+    return all(
+        1.0 / _UNUSUAL < costs.seconds(n) / costs.seconds(1) * others.seconds(1) / seconds < _UNUSUAL
+        for n, seconds in others.costs.items()
+    )
+
+
 def _known(sequence: LlamaSequence | HeadSequence, n_logits: int | None) -> StoredCosts:
     """Costs of a context. If they were checked now, `others` is 0."""
     now, estimates = time.time(), _estimates(sequence)
@@ -101,7 +111,7 @@ def _known(sequence: LlamaSequence | HeadSequence, n_logits: int | None) -> Stor
         # The machine may have been busy then, and sizes that seem expensive are not tried again.
         for _ in range(2):
             timed = _timed(sequence, (1, 8), n_logits)
-            if costs.agrees_with(timed):
+            if agree(costs, timed):
                 costs.observe(1, timed.seconds(1))  # scales the costs of all sizes to the current speed
                 return StoredCosts(costs, now, 0.0)
         return StoredCosts(CostModel(timed.costs, estimates), now, 0.0)
@@ -110,7 +120,7 @@ def _known(sequence: LlamaSequence | HeadSequence, n_logits: int | None) -> Stor
 
 
 def _estimates(sequence: LlamaSequence | HeadSequence) -> dict[int, float]:
-    return ON_GPU if sequence.model.is_on_gpu else ON_CPU
+    return GPU_ESTIMATES if sequence.model.is_on_gpu else CPU_ESTIMATES
 
 
 def _timed(sequence: LlamaSequence | HeadSequence, sizes: tuple[int, ...], n_logits: int | None) -> CostModel:

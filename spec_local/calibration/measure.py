@@ -4,14 +4,14 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from spec_local.core.calls import run
 from spec_local.core.sequence import ModelSequence
 from spec_local.errors import ContextOverflow
-from spec_local.policies.cost_model import CostModel, without_falls
+from spec_local.policies.cost_model import CostModel
 
 _REPEATS = 3  # times that unclear sizes are measured again: a disturbance of a second or two has passed then
 
@@ -194,3 +194,17 @@ def measure_prefill(
         seconds.append(clock() - start)
         model.truncate(length)
     return n / min(seconds) if min(seconds) else math.inf
+
+
+def without_falls(costs: Mapping[int, float], uncertain: Collection[int] = ()) -> dict[int, float]:
+    """The costs, by ascending number of tokens, reduced where a call of twice as many tokens is faster.
+
+    A call may be slower than one of a few more tokens, which fill a tile of the kernels, but not than one of
+    twice as many: such a measurement was disturbed.
+
+    uncertain: sizes that are also reduced where a call of any larger size is faster.
+    """
+    return {
+        n: min([costs[n], *(costs[m] for m in costs if m >= 2 * n or (m > n and n in uncertain))])
+        for n in sorted(costs)
+    }

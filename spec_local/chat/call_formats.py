@@ -106,7 +106,7 @@ def _read_mistral(text: str, start: int, end: int, tools: Sequence[Tool]) -> Rea
     """Read a list of calls, or the name of a tool and its arguments."""
     if text[skip_space(text, end) :][:1] in ("", "[", "{"):
         return read_whole_json(text, start, end, tools)  # its id comes last
-    return _read_header(_MISTRAL, text, end, MAX_HEADER)
+    return _read_header(_MISTRAL, text, end)
 
 
 def _read_gpt_oss(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | Begun | None:
@@ -119,20 +119,17 @@ def _read_gpt_oss(text: str, start: int, end: int, tools: Sequence[Tool]) -> Rea
     return read_arguments(text, at + len(_MESSAGE), name) if name else MALFORMED
 
 
-def _read_deepseek(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | Begun | None:
-    return _read_header(_DEEPSEEK, text, start, MAX_HEADER)
+def _header_reader(header: re.Pattern[str]) -> Reader:
+    """The reader of calls whose header begins with the opening."""
+    return lambda text, start, end, tools: _read_header(header, text, start)
 
 
-def _read_kimi(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | Begun | None:
-    return _read_header(_KIMI, text, start, MAX_HEADER)
-
-
-def _read_header(header: re.Pattern[str], text: str, at: int, most: int) -> Read | Begun | None:
+def _read_header(header: re.Pattern[str], text: str, at: int) -> Read | Begun | None:
     """Read what precedes the brace of the arguments: the name of a tool, and perhaps an id."""
     if found := header.match(text, at):
         groups = found.groupdict()
         return read_arguments(text, found.end(), groups["name"], groups.get("id"))
-    return None if len(text) - at < most and "{" not in text[at:] else MALFORMED
+    return None if len(text) - at < MAX_HEADER and "{" not in text[at:] else MALFORMED
 
 
 _FENCE = "```"
@@ -225,7 +222,7 @@ _FORMATS = (
         CallFormat(
             signs=signs,
             openings=(_CALLS, _CALL),
-            read=_read_deepseek,
+            read=_header_reader(_DEEPSEEK),
             written=_CALL + written + _CALL_END,
             before=_CALLS,
             between=between,
@@ -255,7 +252,7 @@ _FORMATS = (
     CallFormat(  # Kimi K2
         signs=(_KIMI_CALLS,),
         openings=(_KIMI_CALLS, _KIMI_CALL),
-        read=_read_kimi,
+        read=_header_reader(_KIMI),
         written=f"{_KIMI_CALL}functions.NAME:NUMBER<|tool_call_argument_begin|>ARGUMENTS{_KIMI_CALL_END}",
         before=_KIMI_CALLS,
         after=_KIMI_CALLS_END,

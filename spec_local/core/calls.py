@@ -140,16 +140,6 @@ class Task(Generic[_Result]):
         """Its result or error; only after its end."""
         return self._error or self._results[0]
 
-    def result(self) -> _Result:
-        """Its result; only after its end.
-
-        Raises:
-            Exception: what it raised.
-        """
-        if self._error:
-            raise self._error
-        return self._results[0]
-
     def close(self) -> None:
         """Close the coroutine."""
         self._steps.close()

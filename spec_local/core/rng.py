@@ -1,7 +1,7 @@
 """The source of all randomness of a generation.
 
 Verifiers and samplers use no other source. A seed therefore determines the whole output, and a test can pass
-an rng that explores every branch with its exact probability (`spec_local.core.fake.enumerate_outcomes`), to
+an rng that explores every branch with its exact probability (`spec_local.testing.enumerate_outcomes`), to
 prove losslessness by summation instead of sampling.
 """
 

@@ -182,7 +182,7 @@ class Sampler:
             keep = _within(logits, top, settings.top_n_sigma)
             logits, ids = logits[keep], keep if ids is None else ids[keep]
         if 0 < settings.top_k < len(logits):
-            keep = _largest(logits, settings.top_k)
+            keep = np.sort(_top(logits, settings.top_k))
             logits, ids = logits[keep], keep if ids is None else ids[keep]
         if settings.top_p < 1:
             keep = _nucleus(np.exp(logits - np.float32(top)), settings.top_p)
@@ -397,11 +397,6 @@ def _top_choices(logits: NDArray[np.float32], top: float, threshold: float) -> N
     probs = _softmax(logits, top)
     reach = ((probs.astype(np.float32) >= np.float32(threshold)) & (logits > -np.inf)).nonzero()[0]
     return reach[(-logits[reach]).argsort(kind="stable")][:-1]
-
-
-def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Ids of the k largest logits, ascending; lower ids are preferred among equals."""
-    return np.sort(_top(logits, k))
 
 
 def _top(weights: NDArray[np.floating], k: int) -> NDArray[np.intp]:

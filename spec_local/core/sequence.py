@@ -236,27 +236,6 @@ class Head(ModelSequence, Protocol):
         """Evaluate the tokens that were received, once there are enough of them for a call."""
 
 
-class RollsBack:
-    """The methods of a `ModelSequence` that can roll back to any length, and knows of no other sequences."""
-
-    def checkpoint(self) -> bool:
-        """See `ModelSequence.checkpoint`; this one needs none."""
-        return True
-
-    def stops(self, tokens: Sequence[int]) -> Sequence[int]:
-        """See `ModelSequence.stops`; this one needs none."""
-        return ()
-
-    def keep(self) -> None:
-        """See `ModelSequence.keep`; this one needs none."""
-
-    def reuse(self: ModelSequence, tokens: Sequence[int], text: Sequence[int] = ()) -> int:
-        """See `ModelSequence.reuse`."""
-        n = common_prefix(self.cached, tokens)
-        self.truncate(n)
-        return n
-
-
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of leading tokens that two token sequences share."""
     n = min(len(a), len(b))

@@ -22,7 +22,7 @@ class Span:
         offsets: int32 (n_cells, n_axes): position of each cell relative to the first one's. For models that
             rotate by several positions (M-RoPE), there are three axes: time, row and column.
         n_positions: positions that the span takes: the token after it is at so many after its first cell.
-        encode: computes the vectors, float32 (n_cells, width); it may take seconds.
+        encode: computes the vectors, float32 (n_cells, width); it may take seconds. It is kept as `vectors`.
         is_causal: whether a cell attends only to those before it, and not to all of the span.
         placeholder: the token that stands for a cell where only tokens can be read, such as in a head.
     """
@@ -39,7 +39,7 @@ class Span:
     ) -> None:
         self.offsets, self.n_positions, self.is_causal = offsets, n_positions, is_causal
         self.placeholder = placeholder
-        self._encode = encode
+        self.vectors = encode
         # 31 bits a cell: even the smallest spans have more than a hundred bits of the identity.
         digest = hashlib.shake_256(identity).digest(4 * len(offsets))
         ids = -1 - (np.frombuffer(digest, "<u4") >> 1).astype(np.int64)
@@ -47,10 +47,6 @@ class Span:
 
     def __len__(self) -> int:
         return len(self.cells)
-
-    def vectors(self) -> Vectors:
-        """The vectors of the cells, float32 (n_cells, width)."""
-        return self._encode()
 
 
 class Cell(int):

@@ -11,9 +11,8 @@ from spec_local.core.calls import Call, Calls, Timer, together
 from spec_local.core.proposal import CallLoad, Proposal
 from spec_local.core.sequence import Context
 from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics, Step
-from spec_local.engine.ledger import book
 from spec_local.engine.prefill import Prefill
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, book, count_step
 from spec_local.errors import InvalidRequest, as_failure
 
 _CHUNK, _MIN_CHUNK = 96, 32  # prompt tokens per call beside one request that generates, and beside many
@@ -131,7 +130,7 @@ class Engine:
                     events.append(_failure(request, error))
                 else:
                     events.append((request, step))
-                    self.statistics.count_step(len(step.tokens), step.proposal, step.n_accepted)
+                    count_step(self.statistics, step)
                     if request.has_ended:
                         events.append((request, Finished("stop", request.statistics)))
                 timer.lap("commit")
@@ -148,7 +147,9 @@ class Engine:
                 self._planner.observe(load, n_drafted, timer.clock() - started)
 
         self._count_time(decoding, calls, events)
-        self._remove_ended(events)
+        for request, event in events:
+            if isinstance(event, Failed | Finished):
+                self.remove(request)
         return events
 
     def _end_finished(self) -> Events:
@@ -274,11 +275,6 @@ class Engine:
             except Exception as error:  # such as a picture that cannot be encoded
                 events.append(_failure(request, error))
         return left
-
-    def _remove_ended(self, events: Events) -> None:
-        for request, event in events:
-            if isinstance(event, Failed | Finished):
-                self.remove(request)
 
     def _count_time(self, decoding: Sequence[Request], calls: list[tuple[int, int]], events: Events) -> None:
         """Add the time of a step to its requests, their ledgers, and the totals; calls: see `book`."""

@@ -2,9 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 from spec_local.core.calls import TimedCall
 from spec_local.core.proposal import Proposal
@@ -84,44 +84,19 @@ class Statistics:
 
     def __add__(self, later: "Statistics") -> "Statistics":
         """Statistics of an answer generated in two parts, where the second part re-evaluated the first."""
+        counts = [each.name for each in fields(self) if each.name != "last_calls"]
+        total = {name: _sum(getattr(self, name), getattr(later, name)) for name in counts}
+        first_token_s = self.first_token_s or self.prompt_s + later.first_token_s
+        return Statistics(**total | {"cached_n": self.cached_n, "first_token_s": first_token_s})
 
-        def added(first: list[int], second: list[int]) -> list[int]:
-            return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
 
-        def summed(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
-            return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in first | second}
-
-        return Statistics(
-            prompt_n=self.prompt_n + later.prompt_n,
-            cached_n=self.cached_n,
-            prompt_s=self.prompt_s + later.prompt_s,
-            first_token_s=self.first_token_s or self.prompt_s + later.first_token_s,
-            predicted_n=self.predicted_n + later.predicted_n,
-            predicted_s=self.predicted_s + later.predicted_s,
-            n_steps=self.n_steps + later.n_steps,
-            draft_n=self.draft_n + later.draft_n,
-            draft_n_accepted=self.draft_n_accepted + later.draft_n_accepted,
-            tested_at=added(self.tested_at, later.tested_at),
-            accepted_at=added(self.accepted_at, later.accepted_at),
-            steps_by=self.steps_by + later.steps_by,
-            profile=summed(self.profile, later.profile),
-            saved_s=summed(self.saved_s, later.saved_s),
-        )
-
-    def count_step(self, n_tokens: int, proposal: Proposal, n_accepted: int) -> None:
-        """Add a step of `n_tokens` tokens."""
-        self.n_steps += 1
-        self.predicted_n += n_tokens
-        self.draft_n += len(proposal.tokens)
-        self.draft_n_accepted += n_accepted
-        self.steps_by[proposal.source if proposal.tokens else "none"] += 1
-        if not proposal.tokens:
-            return
-        depth = proposal.depth
-        for counts, n in ((self.tested_at, depth), (self.accepted_at, n_accepted)):
-            counts.extend([0] * (depth - len(counts)))
-            for position in range(n):
-                counts[position] += 1
+def _sum(first: Any, second: Any) -> Any:
+    """The sum of two counts, or of the counts in two lists or mappings."""
+    if isinstance(first, Counter | int | float):
+        return first + second
+    if isinstance(first, dict):
+        return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in first | second}
+    return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)

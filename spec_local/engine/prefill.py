@@ -116,11 +116,6 @@ class Prefill:
         return common_prefix(self.main.cached, self._prompt)
 
     @property
-    def n_new(self) -> int:
-        """Those of them that the main model has evaluated for this request."""
-        return self._statistics.prompt_n
-
-    @property
     def span_call(self) -> Call[Any] | None:
         """The main model's call for the span that comes next in the prompt; None: tokens come next."""
         start = len(self.main.cached)
@@ -178,7 +173,8 @@ class Prefill:
                 self._draft.resume(logits)
         if self._draft.call:
             return False
-        self._draft.result()  # raises its error, if it failed
+        if isinstance(failure := self._draft.outcome, Exception):
+            raise failure
         return True
 
     @property

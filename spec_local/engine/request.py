@@ -36,6 +36,44 @@ class Verified:
     logprobs: Sequence[TokenLogprob]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How a request generates.
+
+    sampler: the main model's. A sampler with a constraint can be used for one answer only.
+    rng: the source of all randomness.
+    proposer: None for plain decoding.
+    verifier: the acceptance rule.
+    draft_max: maximum number of draft tokens per step on one path.
+    max_tokens: maximum number of tokens to generate; None: until an end token or a full context.
+    is_end: whether a token ends the answer; the end token is the last one generated.
+    cancelled: called before each call for this request; True ends the answer.
+    clock: seconds.
+    logprobs: number of alternatives to report with the log probability of each token; None: report no log
+        probabilities.
+    sampled_logprobs: report those under the sampler's distribution.
+
+    Raises:
+        InvalidRequest: a number is out of range.
+    """
+
+    sampler: Sampler
+    rng: Rng
+    proposer: Proposer | None = None
+    verifier: Verifier = VERIFIERS["block"]
+    draft_max: int = 4
+    max_tokens: int | None = None
+    is_end: Callable[[int], bool] = lambda token: False
+    cancelled: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.perf_counter
+    logprobs: int | None = None
+    sampled_logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draft_max < 0 or (self.max_tokens or 0) < 0 or (self.logprobs or 0) < 0:
+            raise InvalidRequest("draft_max, max_tokens and logprobs must not be negative: give 0 or more")
+
+
 class Request:
     """A running answer, which continues a prompt with exactly the main model's distribution.
 
@@ -48,64 +86,31 @@ class Request:
     Args:
         main: the main model's sequence. A prefix of the prompt that is in its cache is reused.
         prompt: token ids, at least one.
-        sampler: the main model's sampler. A sampler with a constraint can be used for one answer only.
-        rng: the source of all randomness.
-        proposer: None for plain decoding.
-        verifier: the acceptance rule.
-        draft_max: maximum number of draft tokens per step on one path.
-        max_tokens: maximum number of tokens to generate; None: until an end token or a full context.
-        is_end: whether a token ends the answer; the end token is the last one generated.
-        cancelled: called before each call for this request; True ends the answer.
-        clock: seconds.
-        logprobs: number of alternatives to report with the log probability of each token; None: report no
-            log probabilities.
-        sampled_logprobs: report those under the sampler's distribution.
 
     Raises:
-        InvalidRequest: the prompt is empty, or a number is out of range.
+        InvalidRequest: the prompt is empty.
         ContextOverflow: the prompt is longer than the context.
     """
 
-    def __init__(
-        self,
-        main: MainSequence,
-        prompt: Sequence[int],
-        *,
-        sampler: Sampler,
-        rng: Rng,
-        proposer: Proposer | None = None,
-        verifier: Verifier = VERIFIERS["block"],
-        draft_max: int = 4,
-        max_tokens: int | None = None,
-        is_end: Callable[[int], bool] = lambda token: False,
-        cancelled: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.perf_counter,
-        logprobs: int | None = None,
-        sampled_logprobs: bool = False,
-    ) -> None:
+    def __init__(self, main: MainSequence, prompt: Sequence[int], options: RequestOptions) -> None:
         check_prompt(main, prompt)
-        if draft_max < 0 or (max_tokens or 0) < 0 or (logprobs or 0) < 0:
-            raise InvalidRequest("draft_max, max_tokens and logprobs must not be negative: give 0 or more")
-        self.main = main
+        self.main, self._options = main, options
         self.history = list(prompt)
         self._text = list(text) if len(text := text_of(self.history)) < len(self.history) else self.history
         self.statistics = Statistics()
         self.proposal, self._load = EMPTY, ALONE
-        self._sampler, self._rng = sampler, rng
-        self._proposer = proposer if draft_max and main.limits.rollback != "none" else None
+        self._sampler, self._is_end = options.sampler, options.is_end
+        may_draft = options.draft_max and main.limits.rollback != "none"
+        self._proposer = options.proposer if may_draft else None
         self.head = self._proposer.head if self._proposer else None
         """See `Proposer`."""
-        self._verifier = verifier
-        self._draft_max = draft_max
-        self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
-        self._is_end, self._cancelled = is_end, cancelled
-        self._n_logprobs, self._sampled_logprobs = logprobs, sampled_logprobs
-        self.prefill = Prefill(main, self.history.copy(), self._proposer, self.statistics, clock)
+        self._max_tokens = sys.maxsize if options.max_tokens is None else options.max_tokens
+        self.prefill = Prefill(main, self.history.copy(), self._proposer, self.statistics, options.clock)
         """Reads the prompt before the first step."""
         self.has_ended = False
         """True if the last token is an end token."""
-        if sampler.constraint:
-            sampler.constraint.commit(self._text)
+        if self._sampler.constraint:
+            self._sampler.constraint.commit(self._text)
 
     def reason_to_end(self) -> FinishReason | None:
         """Return the reason why the answer ends before its next step; None: it goes on."""
@@ -117,7 +122,7 @@ class Request:
         elif len(self.history) > self.main.limits.n_ctx:
             reason = "context"
         if not self.prefill.is_done or not reason:
-            return "cancelled" if self._cancelled() else None
+            return "cancelled" if self._options.cancelled() else None
         constraint = self._sampler.constraint
         return "stop" if constraint and constraint.is_complete(self._is_end) else reason
 
@@ -149,11 +154,11 @@ class Request:
             nodes = 0
         elif nodes > limits.max_rollback and self._proposer and not main.checkpoint():
             nodes = limits.max_rollback
-        depth = min(self._draft_max, self._n_left - 1, nodes)
+        depth = min(self._options.draft_max, self._n_left - 1, nodes)
         self.proposal = EMPTY
         if self._proposer and depth > 0:
             limit = Limit(depth, nodes, limits.max_branches, load)
-            self.proposal = await self._proposer.propose(self.history, limit, self._rng)
+            self.proposal = await self._proposer.propose(self.history, limit, self._options.rng)
 
     def shorten(self, proposal: Proposal) -> None:
         """Verify only this part of the proposal."""
@@ -198,8 +203,9 @@ class Request:
                 dead_ends.add(node)
                 return Distribution.certain(0)
 
-        path, token = self._verifier(
-            proposal, distribution, self.main.limits.n_vocab, self._rng, len(self.history)
+        rng, n_logprobs = self._options.rng, self._options.logprobs
+        path, token = self._options.verifier(
+            proposal, distribution, self.main.limits.n_vocab, rng, len(self.history)
         )
         output: list[int] = []
         for node in path:
@@ -210,11 +216,11 @@ class Request:
         else:
             output.append(token)
         logprobs: Sequence[TokenLogprob] = ()
-        if self._n_logprobs is not None:
+        if n_logprobs is not None:
             logprobs = [
-                distribution(node).logprob(token, self._n_logprobs)
-                if self._sampled_logprobs
-                else logprob(logits[node + 1], token, self._n_logprobs)
+                distribution(node).logprob(token, n_logprobs)
+                if self._options.sampled_logprobs
+                else logprob(logits[node + 1], token, n_logprobs)
                 for node, token in zip((ROOT, *path), output, strict=False)
             ]
         return Verified(output, path, logprobs)
@@ -242,8 +248,9 @@ class Request:
         if self.head and states is not None:
             self.head.receive(start, [call.tokens[node] for node in nodes], states)
         n_accepted = min(len(verified.path), len(output))
-        self.statistics.count_step(len(output), proposal, n_accepted)
-        return Step(output, proposal.without_distributions(), n_accepted, verified.logprobs)
+        step = Step(output, proposal.without_distributions(), n_accepted, verified.logprobs)
+        count_step(self.statistics, step)
+        return step
 
     def count_time(self, timer: Timer) -> None:
         """Add the time of a step."""
@@ -262,3 +269,74 @@ class Request:
             self.main.truncate(min(len(self.main.cached), len(self.history) - 1))
             if self._proposer:
                 self._proposer.commit(self.history)
+
+
+def count_step(statistics: Statistics, step: Step) -> None:
+    """Count a step, but not its time."""
+    proposal, n_accepted = step.proposal, step.n_accepted
+    statistics.n_steps += 1
+    statistics.predicted_n += len(step.tokens)
+    statistics.draft_n += len(proposal.tokens)
+    statistics.draft_n_accepted += n_accepted
+    statistics.steps_by[proposal.source] += 1
+    if not proposal.tokens:
+        return
+    depth = proposal.depth
+    for counts, n in ((statistics.tested_at, depth), (statistics.accepted_at, n_accepted)):
+        counts.extend([0] * (depth - len(counts)))
+        for position in range(n):
+            counts[position] += 1
+
+
+def book(
+    timer: Timer,
+    calls: Sequence[tuple[int, int]],
+    steps: Sequence[tuple[Request, int]],
+    waiting: Sequence[Request],
+) -> None:
+    """Add the seconds that drafting saved each answer in a step, or cost it: `Statistics.saved_s`.
+
+    A step is compared with the plain steps that would have generated its tokens at the same moment. Times are
+    as measured: the causes add up to what the user saw. Plain steps are the reference, and their noise is no
+    loss.
+
+    Args:
+        timer: of the step.
+        calls: of each of its calls of the main model: requests that decoded, and tokens of prompts.
+        steps: requests that decoded, with the number of generated tokens.
+        waiting: requests that have not begun to decode.
+    """
+    draft_model = timer.parts.get("draft model", 0.0)
+    drafting = timer.parts.get("propose", 0.0) + draft_model
+    drafted = any(request.proposal.tokens for request, _ in steps)
+    n_calls = sum(n_decoding > 0 for n_decoding, _ in calls)  # several if requests do not share a context
+    for request, n_tokens in steps:
+        if (plain := request.plain_s) is None:
+            continue
+        cause = request.proposal.source
+        if cause == "none":
+            own = request.head and not drafted  # its head reads what steps without a draft have left
+            cause = ("draft" if own else "others") if drafted or draft_model else "searching"
+        saved = -drafting
+        if drafted:
+            reading = timer.parts.get("pictures", 0.0) + _reading(timer, calls, plain)
+            saved = n_tokens * n_calls * plain - timer.seconds + reading
+        request.statistics.saved_s[cause] += saved
+    for request in waiting:
+        if request.plain_s is not None:
+            request.statistics.saved_s["others" if drafted else "reading"] -= drafting
+
+
+def _reading(timer: Timer, calls: Sequence[tuple[int, int]], plain: float) -> float:
+    """Seconds of the main model's calls that plain steps would also have spent on reading prompts.
+
+    In a call with a part of a prompt, which is long, all tokens take about equally long. What exceeds a plain
+    call and the draft tokens' part is due to the prompt.
+    """
+    seconds = 0.0
+    main = [call for call in timer.calls if call.part == "main model"]
+    for call, (n_decoding, n_read) in zip(main, calls, strict=True):
+        if n_read:
+            n_more = call.n - n_read - n_decoding
+            seconds += call.seconds - (plain if n_decoding else 0.0) - n_more * call.seconds / call.n
+    return seconds

@@ -1,12 +1,12 @@
 """Let calls that draft compute only a part of the output matrix.
 
-See `spec_local.core.draft_vocabulary`.
+See `spec_local.llama.draft_vocabulary`.
 """
 
 from typing import Literal
 
 from spec_local import kernels
-from spec_local.core.draft_vocabulary import DraftVocabulary, usual_first
+from spec_local.llama.draft_vocabulary import DraftVocabulary, usual_first
 from spec_local.llama.sequence import NativeSequence
 from spec_local.llama.vocabulary import Vocabulary
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from spec_local import kernels
 from spec_local.core.calls import Call
-from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.span import Cell
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime, thread_count
+from spec_local.llama.draft_vocabulary import DraftVocabulary
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject, Pointer
 
@@ -164,7 +164,7 @@ class NativeContext:
     Args:
         model: kept open as long as the context.
         params: llama.cpp's parameters of the context, without those that follow from the other arguments.
-        threads, cache_type, flash_attention: see `spec_local.llama.context.LlamaContext`.
+        threads, cache_type, flash_attention: see `spec_local.llama.context.ContextOptions`.
         what: which context it is, for an error.
         advice: what to do if llama.cpp cannot create it.
         fixed_threads: use all threads even if other programs use their cores.
@@ -226,7 +226,8 @@ class NativeContext:
 
     def _decode(self, batch: Batch) -> int:
         """Call llama_decode, with as many threads as the processor has cores for; returns its code."""
-        runtime.clear_log()
+        if runtime.log.lines or runtime.log.n_dropping:
+            runtime.clear_log()
         if not self._thread_count:
             return int(self.lib.llama_decode(self.native.pointer, batch.native))
         with self._thread_count.call() as n:

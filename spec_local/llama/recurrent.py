@@ -1,7 +1,7 @@
 """A sequence of a recurrent or hybrid model, some of whose layers have one state for the whole history.
 
 Such a state has no positions, so that the last tokens cannot simply be removed: see
-`spec_local.core.kept_states`. The tree is a chain in the first of llama.cpp's ids. A checkpoint is an id of
+`spec_local.llama.rollback`. The tree is a chain in the first of llama.cpp's ids. A checkpoint is an id of
 its own, which shares the state with the original until one of the two changes.
 """
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spec_local.core.calls import Call
-from spec_local.core.kept_states import KeptStates
 from spec_local.core.sequence import States, common_prefix
 from spec_local.core.span import Span, whole
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.native_context import Batch
+from spec_local.llama.rollback import KeptStates
 from spec_local.llama.saved import Progress
 from spec_local.llama.sequence import LlamaSequence
 from spec_local.prompt_cache import placement

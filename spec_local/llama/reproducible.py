@@ -42,7 +42,7 @@ def open_reproducible_sequences(
     The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600).
 
     Args:
-        options: of `LlamaContext`; `max_tokens` and `max_logits` are not used, as they are chosen here.
+        options: of `ContextOptions`; `max_tokens` and `max_logits` are not used, as they are chosen here.
 
     Raises:
         InvalidRequest: layers are on a GPU, or trees need other kernels.

@@ -31,21 +31,24 @@ _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
 class _Log(threading.local):
     """The latest warnings and errors of the calls in this thread, and the level of the last line."""
 
+    n_dropping = 0
+    """How many threads, of all, drop the log now: see `unlogged`."""
+
     def __init__(self) -> None:
         self.lines: deque[tuple[int, str]] = deque(maxlen=50)
         self.level = _DEBUG
 
 
-_log = _Log()
-_state: dict[str, Any] = {"verbose": False, "unlogged": 0}
+log = _Log()
+_state: dict[str, Any] = {"verbose": False}
 _loading, _counting = threading.Lock(), threading.Lock()
 
 
 def _on_log(level: int, text: bytes, _: object) -> None:
-    _log.level = level = _log.level if level == _CONTINUE else level
+    log.level = level = log.level if level == _CONTINUE else level
     line = text.decode("utf-8", "replace")
     if level >= _WARN:
-        _log.lines.append((level, line.strip()))
+        log.lines.append((level, line.strip()))
     if _state["verbose"]:
         sys.stderr.write(line)
 
@@ -220,8 +223,8 @@ def unlogged() -> Iterator[None]:
 def _count_unlogged(change: int) -> None:
     lib = library()
     with _counting:
-        _state["unlogged"] += change
-        drop = _state["unlogged"] and not _state["verbose"]
+        _Log.n_dropping += change
+        drop = _Log.n_dropping and not _state["verbose"]
         # A C function to which the arguments of a log callback do no harm: it uses the first one only.
         nothing = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
         lib.llama_log_set(nothing if drop else _state["callback"], ctypes.c_void_p(0))
@@ -229,15 +232,15 @@ def _count_unlogged(change: int) -> None:
 
 def clear_log() -> None:
     """Drop the captured messages. Call this before a call whose failure `failure_reason` will explain."""
-    _log.lines.clear()
-    if _state["unlogged"]:  # another thread drops the log
+    log.lines.clear()
+    if log.n_dropping:  # another thread drops the log
         library().llama_log_set(_state["callback"], ctypes.c_void_p(0))
 
 
 def failure_reason() -> str:
     """Return the first error in llama.cpp's log since `clear_log`, else the first warning."""
-    errors = [line for level, line in _log.lines if line and level >= _ERROR]
-    lines = errors or [line for _, line in _log.lines if line]
+    errors = [line for level, line in log.lines if line and level >= _ERROR]
+    lines = errors or [line for _, line in log.lines if line]
     if not lines:
         return "llama.cpp gave no reason"
     # The first error is the cause; later ones only report that the callers failed, too.

@@ -11,15 +11,16 @@ from dataclasses import replace
 from typing import Any, Self
 
 from spec_local.core.calls import Call, run
-from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.proposal import check_path
-from spec_local.core.sequence import Limits, RollsBack, States, common_prefix
+from spec_local.core.sequence import Limits, States, common_prefix
 from spec_local.core.span import Cell, Span, text_of, whole
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.context import LlamaContext
+from spec_local.llama.draft_vocabulary import DraftVocabulary
 from spec_local.llama.native_context import Batch, NativeContext, Tree
 from spec_local.llama.native_object import Pointer
 from spec_local.llama.positions import Positions
+from spec_local.llama.rollback import RollsBack
 from spec_local.llama.saved import Progress
 from spec_local.prompt_cache.entry import Match
 

@@ -7,6 +7,7 @@ varies.
 
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,46 +42,52 @@ SLIDING_WINDOW = 8
 """Window size, in tokens, of every other layer of a tiny gemma3."""
 
 
-def write_tiny_model(
-    path: Path | str,
-    *,
-    seed: int = 0,
-    noise: float = 0.0,
-    n_layers: int = 2,
-    n_embd: int = 64,
-    n_ctx: int = 2048,
-    tensor_type: TensorType = "F16",
-    extra_tokens: Sequence[str] = (),
-    end_scale: float = 0.0,
-    architecture: str = "llama",
-    space_prefix: bool = False,
-    n_experts: int = 0,
-    chat_template: str = CHAT_TEMPLATE,
-    suppressed: Sequence[int] = (),
-    control: Collection[str] = (),
-    weights: Weights | None = None,
-) -> Path:
+@dataclass(frozen=True, slots=True)
+class TinyProperties:
+    """The properties of a tiny model.
+
+    seed: seed of the weights. A layer's weights do not depend on the number of layers.
+    noise: deviation from the weights at noise 0, for draft models. At 0.05, such a model has the same greedy
+        token as the original at two of three positions, at 0.2 at one of four, at 1 at none.
+    n_layers: number of transformer layers; with 0, loading the file crashes llama.cpp (to test crashes).
+    n_embd: width, a multiple of 64; K-quants need 256.
+    n_ctx: context length in training, as stated in the file.
+    tensor_type: type of the matrices; norms are always F32.
+    extra_tokens: user-defined tokens to add to the vocabulary.
+    end_scale: scale of the logits that end the answer: 0 almost never, 1 as often as any other token.
+    architecture: ``llama``; ``mamba``, which is recurrent; ``gemma3``, with a sliding window of
+        `SLIDING_WINDOW` tokens; any other name stores llama's tensors under that name.
+    space_prefix: whether the tokenizer adds a space before every text, as Llama 2's does.
+    n_experts: number of experts, of which each token uses two; 0: a dense model.
+    chat_template: for the control tokens `CONTROL_TOKENS` or others in `extra_tokens`.
+    suppressed: tokens that the file forbids in answers.
+    control: `extra_tokens` that are control tokens.
+    weights: returns the values of a tensor; None: `random_weights`.
+    """
+
+    seed: int = 0
+    noise: float = 0.0
+    n_layers: int = 2
+    n_embd: int = 64
+    n_ctx: int = 2048
+    tensor_type: TensorType = "F16"
+    extra_tokens: Sequence[str] = ()
+    end_scale: float = 0.0
+    architecture: str = "llama"
+    space_prefix: bool = False
+    n_experts: int = 0
+    chat_template: str = CHAT_TEMPLATE
+    suppressed: Sequence[int] = ()
+    control: Collection[str] = ()
+    weights: Weights | None = None
+
+
+def write_tiny_model(path: Path | str, **properties: Any) -> Path:
     """Write a model of a few hundred kB.
 
     Args:
         path: an existing file is overwritten.
-        seed: seed of the weights. A layer's weights do not depend on the number of layers.
-        noise: deviation from the weights at noise 0, for draft models. At 0.05, such a model has the same
-            greedy token as the original at two of three positions, at 0.2 at one of four, at 1 at none.
-        n_layers: number of transformer layers; with 0, loading the file crashes llama.cpp (to test crashes).
-        n_embd: width, a multiple of 64; K-quants need 256.
-        n_ctx: context length in training, as stated in the file.
-        tensor_type: type of the matrices; norms are always F32.
-        extra_tokens: user-defined tokens to add to the vocabulary.
-        end_scale: scale of the logits that end the answer: 0 almost never, 1 as often as any other token.
-        architecture: ``llama``; ``mamba``, which is recurrent; ``gemma3``, with a sliding window of
-            `SLIDING_WINDOW` tokens; any other name stores llama's tensors under that name.
-        space_prefix: whether the tokenizer adds a space before every text, as Llama 2's does.
-        n_experts: number of experts, of which each token uses two; 0: a dense model.
-        chat_template: for the control tokens `CONTROL_TOKENS` or others in `extra_tokens`.
-        suppressed: tokens that the file forbids in answers.
-        control: `extra_tokens` that are control tokens.
-        weights: returns the values of a tensor; by default, `random_weights`.
+        properties: fields of `TinyProperties`.
 
     Returns:
         `path`.
@@ -88,26 +95,26 @@ def write_tiny_model(
     # Imported here because it takes 0.1 s.
     import gguf
 
-    path = Path(path)
-    tokens, scores, types = vocabulary(extra_tokens, control)
-    weights = weights or random_weights
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name(f"tiny-{architecture}-{seed}")
-    writer.add_context_length(n_ctx)
+    path, own = Path(path), TinyProperties(**properties)
+    tokens, scores, types = vocabulary(own.extra_tokens, own.control)
+    weights = own.weights or random_weights
+    writer = gguf.GGUFWriter(path, own.architecture)
+    writer.add_name(f"tiny-{own.architecture}-{own.seed}")
+    writer.add_context_length(own.n_ctx)
     writer.add_vocab_size(len(tokens))
-    _add_shape(writer, architecture, n_layers, n_embd, n_experts)
-    add_tokenizer(writer, tokens, scores, types, space_prefix, chat_template)
-    if suppressed:
-        writer.add_array("tokenizer.ggml.suppress_tokens", list(suppressed))
+    _add_shape(writer, own)
+    add_tokenizer(writer, tokens, scores, types, own.space_prefix, own.chat_template)
+    if own.suppressed:
+        writer.add_array("tokenizer.ggml.suppress_tokens", list(own.suppressed))
 
-    kind = gguf.GGMLQuantizationType[tensor_type]
-    tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, llama_tensors)
-    for name, shape, scale in _with_experts(tensors(len(tokens), n_embd, n_layers), n_experts):
-        values = weights(name, shape, scale, seed, noise)
+    kind = gguf.GGMLQuantizationType[own.tensor_type]
+    tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(own.architecture, llama_tensors)
+    for name, shape, scale in _with_experts(tensors(len(tokens), own.n_embd, own.n_layers), own.n_experts):
+        values = weights(name, shape, scale, own.seed, own.noise)
         if name == "output.weight":
             values[: len(CONTROL_TOKENS) + 1] = 0
             ends = [tokens.index(t) for t in ("</s>", "<|im_end|>")]
-            values[ends] = end_scale * weights("ends", (2, n_embd), scale, seed, noise)
+            values[ends] = own.end_scale * weights("ends", (2, own.n_embd), scale, own.seed, own.noise)
         if _requires_f32(name) or shape[-1] % 32:  # the width does not fit the blocks
             writer.add_tensor(name, values)
         else:
@@ -115,9 +122,10 @@ def write_tiny_model(
     return finish(writer, path)
 
 
-def _add_shape(writer: Any, architecture: str, n_layers: int, n_embd: int, n_experts: int) -> None:
+def _add_shape(writer: Any, own: TinyProperties) -> None:
+    architecture, n_embd = own.architecture, own.n_embd
     writer.add_embedding_length(n_embd)
-    writer.add_block_count(n_layers)
+    writer.add_block_count(own.n_layers)
     writer.add_layer_norm_rms_eps(1e-5)
     if architecture == "mamba":
         writer.add_feed_forward_length(0)
@@ -131,8 +139,8 @@ def _add_shape(writer: Any, architecture: str, n_layers: int, n_embd: int, n_exp
         writer.add_head_count(n_embd // _HEAD)
         writer.add_head_count_kv(n_embd // _HEAD // 2)
         writer.add_rope_dimension_count(_HEAD)
-    if n_experts:
-        writer.add_expert_count(n_experts)
+    if own.n_experts:
+        writer.add_expert_count(own.n_experts)
         writer.add_expert_used_count(2)
     if architecture == "gemma3":
         writer.add_key_length(_HEAD)

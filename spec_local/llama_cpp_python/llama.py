@@ -213,6 +213,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             logprobs=MAX_LOGPROBS if self._logits_all else None,
         )
         prompt = list(tokens) if reset else [*self._input_ids.tolist(), *tokens]
+        yield from self._tokens(prompt, settings, stopping_criteria)
+
+    def _tokens(
+        self,
+        prompt: list[int],
+        settings: GenerationSettings,
+        stopping_criteria: llama_cpp.StoppingCriteriaList | None,
+    ) -> Generator[int, None, None]:
+        """Yield the tokens of an answer to a prompt, and keep them as the base class does."""
         with closing(self.session.generate(prompt, settings)) as events:
             self.input_ids[: len(prompt)] = prompt
             self.n_tokens = len(prompt)

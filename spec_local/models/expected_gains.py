@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spec_local import kernels
+from spec_local.calibration.estimates import CPU_ESTIMATES, GPU_ESTIMATES
 from spec_local.models import catalog
 from spec_local.models.catalog import ModelEntry, PairEntry
 from spec_local.models.file_names import QUANT
-from spec_local.policies.cost_model import ON_CPU, ON_GPU, CallCosts, CostModel
+from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import plan_chain
 from spec_local.system import machine
 
@@ -28,7 +29,7 @@ _LONGEST = _SIZES[-1] - 1  # draft tokens of a step: the main model's call has o
 _BLOCKS = ("p-eagle", "dflash", "dspark")  # kinds of heads that draft several tokens in a call
 # Bytes that DSpark reads to correct one draft token: 256 numbers for each of 152,000 tokens, in Q8_0.
 _CORRECTION = 41_000_000
-# As ON_CPU, with the kernels for AVX-512: Q4_K on a Zen 5 (benchmarks/processors.toml).
+# As CPU_ESTIMATES, with the kernels for AVX-512: Q4_K on a Zen 5 (benchmarks/processors.toml).
 _ON_AVX512 = {2: 1.06, 4: 1.12, 8: 1.36, 16: 2.13}
 _MIXED = re.compile(r"(Q[2-5]_K)_M")  # a third of the bytes has more bits
 _GPU = re.compile(r"ggml-(cuda|hip|metal|musa|sycl|vulkan)")
@@ -60,17 +61,17 @@ class Products:
     """
 
     seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    usual: Mapping[int, float] = field(default_factory=lambda: ON_CPU)
+    usual: Mapping[int, float] = field(default_factory=lambda: CPU_ESTIMATES)
 
     @classmethod
     def of_this_machine(cls) -> "Products":
         """What was measured on this machine. Never raises."""
         with suppress(OSError, ModuleNotFoundError):
             if any(_GPU.search(file.name) for file in (machine.llama_cpp_folder() / "lib").iterdir()):
-                return cls(usual=ON_GPU)
+                return cls(usual=GPU_ESTIMATES)
         status = kernels.status()
         seconds = {kind: t.with_kernels_up_to(status.limits.get(kind)) for kind, t in status.times.items()}
-        return cls(seconds, _ON_AVX512 if "avx512" in (status.instruction_set or "") else ON_CPU)
+        return cls(seconds, _ON_AVX512 if "avx512" in (status.instruction_set or "") else CPU_ESTIMATES)
 
     def costs(self, *models: ModelEntry) -> list[CostModel]:
         """Costs of the calls of several models, in a unit that is the same for all; their sizes are known."""

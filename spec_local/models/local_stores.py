@@ -44,7 +44,8 @@ def stored_models() -> Iterator[StoredModel]:
     Names are made of those of folders and files, and may have characters that a user cannot give.
     """
     known: set[str] = set()
-    for name, program, paths in (*_of_repositories(), *_of_ollama()):
+    of_ollama = ((name, ollama.PROGRAM, [path]) for name, path in ollama.models())
+    for name, program, paths in (*_of_repositories(), *of_ollama):
         sizes = [program_folders.size_of(path) or 0 for path in paths]
         model = StoredModel(name, program, paths[0], sum(sizes))
         if name not in known and all(sizes) and gguf_header.generates_text(model.metadata):
@@ -71,11 +72,6 @@ def find_files(model: HubModel) -> tuple[str, list[Path]] | None:
         if paths and model.size in (None, sum(program_folders.size_of(path) or 0 for path in paths)):
             return program, paths
     return None
-
-
-def _of_ollama() -> Iterator[tuple[str, str, list[Path]]]:
-    for name, path in ollama.models():
-        yield name, ollama.PROGRAM, [path]
 
 
 def _of_repositories() -> Iterator[tuple[str, str, list[Path]]]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions, StoredCosts
+from spec_local.calibration.estimates import CPU_ESTIMATES, GPU_ESTIMATES
 from spec_local.calibration.tuning import chain_plans
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
@@ -15,10 +16,10 @@ from spec_local.llama.fitting import free_bytes
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.llama.vocabulary_map import VocabularyMap
 from spec_local.models.projectors import find_projector
 from spec_local.policies.adaptive import MAX_CALLS
-from spec_local.policies.cost_model import ON_CPU, ON_GPU, CallCosts, CostModel
-from spec_local.proposers.vocabulary_map import VocabularyMap
+from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.system.files import format_size
 from spec_local.system.machine import default_threads, is_busy
 
@@ -256,7 +257,7 @@ def expectation(
         return Expectation(expected_speedups(of_main, of_draft, acceptance_rates, max_draft), True)
     if share is None:
         return None
-    usual = ON_GPU if main.workers or usable_gpus(main.offload) else ON_CPU
+    usual = GPU_ESTIMATES if main.workers or usable_gpus(main.offload) else CPU_ESTIMATES
     of_main = of_main or CostModel({1: 1.0}, usual)
     estimated = CostModel({1: share * of_main.seconds(1)}, usual)
     return Expectation(expected_speedups(of_main, estimated, acceptance_rates, max_draft), False)

@@ -4,9 +4,8 @@ Both take some tenths of a second, one in C++ and one in Python, so that they do
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from spec_local.llama import runtime
@@ -36,20 +35,17 @@ def preload(
     keys = [(path, offload, load_mtp) for path in dict.fromkeys(paths)]
     check_model_files(*(path for path, *_ in keys), offload=offload, log=log)
     runtime.library()
-    begun: dict[_Arguments, Future[Model]] = {key: Future() for key in keys}
-    _begun.update(begun)
-    threads = [threading.Thread(target=_load, args=(future, *key)) for key, future in begun.items()]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        with runtime.deferred_signals():
-            for thread in threads:
-                thread.join()
-        for key in keys:
-            if (left := _begun.pop(key, None)) and not left.exception():
-                left.result().close()
+    with ThreadPoolExecutor(len(keys)) as pool:
+        begun = {key: pool.submit(Model, key[0], offload=offload, load_mtp=load_mtp) for key in keys}
+        _begun.update(begun)
+        try:
+            yield
+        finally:
+            with runtime.deferred_signals():
+                wait(begun.values())
+            for key in keys:
+                if (left := _begun.pop(key, None)) and not left.exception():
+                    left.result().close()
 
 
 def take(path: Path, *, offload: Offload, load_mtp: bool) -> Model | None:
@@ -63,10 +59,3 @@ def take(path: Path, *, offload: Offload, load_mtp: bool) -> Model | None:
         return None
     with runtime.deferred_signals():
         return begun.result()
-
-
-def _load(future: "Future[Model]", path: Path, offload: Offload, load_mtp: bool) -> None:
-    try:
-        future.set_result(Model(path, offload=offload, load_mtp=load_mtp))
-    except BaseException as error:
-        future.set_exception(error)

@@ -10,7 +10,7 @@ import numpy as np
 
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
-from spec_local.proposers.vocabulary_map import VocabularyMap
+from spec_local.llama.vocabulary_map import VocabularyMap
 from spec_local.system.files import read_bytes, write_atomically
 from spec_local.system.folders import user_folder
 

@@ -14,7 +14,7 @@ POLICIES: LazyTable["type[Policy]"] = LazyTable(
     {
         "adaptive": "spec_local.policies.adaptive:Adaptive",
         "fixed": "spec_local.policies.base:Policy",
-        "confidence": "spec_local.policies.confidence:Confidence",
+        "confidence": "spec_local.policies.base:Confidence",
     }
 )
 POLICY_NAMES = (*POLICIES, "off")

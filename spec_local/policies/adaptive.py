@@ -20,8 +20,7 @@ from spec_local.policies.candidates import best_candidates
 from spec_local.policies.drafted_chain import DraftedChain
 from spec_local.policies.drafting import Drafting
 from spec_local.policies.experience import Experience
-from spec_local.policies.sharing import SharedCosts
-from spec_local.policies.timing import StepTiming
+from spec_local.policies.sharing import SharedCosts, StepTiming
 
 MAX_CALLS = 16
 """Maximum number of draft calls a step: no pair of models that was measured gained from more."""

@@ -1,4 +1,4 @@
-"""The interface of a draft-length policy: what it is asked in each step, and what it observes."""
+"""The interface of a draft-length policy, and the policies that look at no costs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -177,6 +177,19 @@ class Policy:
             output: tokens that the step generated.
             n_verified: draft tokens that the main model read.
         """
+
+
+class Confidence(Policy):
+    """Stops before a draft token of too little confidence, as llama.cpp's ``--draft-p-min`` does."""
+
+    draft_max = 16
+
+    def __init__(self, options: PolicyOptions) -> None:
+        super().__init__(options)
+        self._p_min = options.p_min
+
+    def wants_token(self, output: DraftOutput) -> bool:
+        return output.confidence >= self._p_min
 
 
 ALWAYS = Policy()

@@ -16,17 +16,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 _WINDOW = 9  # last calls of a size that count: the median tolerates four slow ones
 _NEAR = 4  # calls; a call of one token that comes later is no reference
-_UNUSUAL = 1.4  # ratio of costs that disagree, or its inverse
 _DISTURBED = 4.0  # ratio to the usual time of a one-token call; such a slowdown rarely lasts
 _INSTANT = 1e-9  # seconds; a coarse clock may give 0
 _MOST_WRONG = 3.0  # error of an estimate that corrects others; a larger one is an exception of a kernel
 # Share of such an error, as a logarithm, at twice or half the tokens. With 0.5 or 0.85, simulated sessions
 # that begin with estimates are up to 15 % slower.
 _CARRIES = 0.7
-# Calls of several tokens, in calls of one: the geometric mean of models of 0.1 to 1.5B in four types on two
-# cores of a Zen 3, and a 13B model on an M2. The loss budget bounds what errors cost, and calls correct them.
-ON_CPU = {2: 1.2, 4: 1.5, 8: 2.3, 16: 4.2, 32: 7.8, 64: 15.5}
-ON_GPU = {2: 1.03, 4: 1.08, 8: 1.15, 16: 1.35, 32: 2.2, 64: 3.6}
 
 
 class CallCosts(Protocol):
@@ -180,13 +175,6 @@ class CostModel:
             self._plain.append(seconds)
         self._disturbed.clear()
 
-    def agrees_with(self, other: "CostModel") -> bool:
-        """Return whether both agree on relative costs, at the sizes observed by the other."""
-        return all(
-            1.0 / _UNUSUAL < self.seconds(n) / self.seconds(1) * other.seconds(1) / seconds < _UNUSUAL
-            for n, seconds in other.costs.items()
-        )
-
     def _close(self) -> None:
         self._closed.update(call.n for call in self._open)
         self._open = [call for call in self._open if len(call.plain) < 3]
@@ -244,20 +232,6 @@ def _between(wanted: NDArray[np.integer], known: Mapping[int, float]) -> Floats:
 def _median(several: Collection[float]) -> float:
     """The median, of an even number the lower middle value: disturbances only add time."""
     return sorted(several)[(len(several) - 1) // 2]
-
-
-def without_falls(costs: Mapping[int, float], uncertain: Collection[int] = ()) -> dict[int, float]:
-    """The costs, by ascending number of tokens, reduced where a call of twice as many tokens is faster.
-
-    A call may be slower than one of a few more tokens, which fill a tile of the kernels, but not than one of
-    twice as many: such a measurement was disturbed.
-
-    uncertain: sizes that are also reduced where a call of any larger size is faster.
-    """
-    return {
-        n: min([costs[n], *(costs[m] for m in costs if m >= 2 * n or (m > n and n in uncertain))])
-        for n in sorted(costs)
-    }
 
 
 _TOLERANCE = 1.6  # Q8_0: 7 tokens take 1.5 times as long as 8, and 2 tokens as two calls of one

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spec_local.core.proposal import CallLoad, Limit
+from spec_local.core.proposal import CallLoad, Limit, depth_of, is_chain
 from spec_local.policies.base import NOTHING, WINDOWS, Decision, DraftReading, Offer, PolicyOptions
 from spec_local.policies.choice import best_chain, could_gain
 from spec_local.policies.cost_model import CostModel, chain_seconds
@@ -143,8 +143,8 @@ class Drafting:
         depth = min(n_max, self._max_draft)
         tree = plan(ranks, costs, self.costs, n_max, depth)
         chain = plan(ranks[:1], costs, self.costs, n_max, depth)
-        pays = not tree.is_chain and tree.speed > _TREE_MARGIN * chain.speed
-        self._tree = (tree.depth, len(tree.parents)) if pays else None
+        pays = not is_chain(tree.parents) and tree.speed > _TREE_MARGIN * chain.speed
+        self._tree = (depth_of(tree.parents), len(tree.parents)) if pays else None
 
 
 def _window(reading: DraftReading) -> int:

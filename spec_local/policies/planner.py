@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.proposal import ROOT, depth_of, is_chain
+from spec_local.core.proposal import ROOT
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CallCosts, Floats
 
@@ -35,16 +35,6 @@ class Plan:
     def speed(self) -> float:
         """Expected tokens per second."""
         return self.tokens_per_step / self.seconds
-
-    @property
-    def is_chain(self) -> bool:
-        """True if no node has siblings, or there are no nodes."""
-        return is_chain(self.parents)
-
-    @property
-    def depth(self) -> int:
-        """Number of nodes on the longest path, which is the number of draft model calls."""
-        return depth_of(self.parents)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,10 +14,10 @@ import numpy as np
 
 from spec_local.core.proposal import ALONE, MAX_DRAFT, CallLoad, Proposal
 from spec_local.policies.choice import best_prefix
-from spec_local.policies.cost_model import CallCosts, CostModel, Floats
+from spec_local.policies.cost_model import CostModel, Floats
 
+_TIMED_EVERY = 8  # plain steps between two that are timed: timing takes 1 % of a small model's step
 _PLAIN_AFTER = 32  # calls with draft tokens in a row, before one that shows what a plain one costs now
-_LITTLE = 0.05  # of the tokens per second
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +151,30 @@ class SharedCosts:
         return self._tables[n_parallel]
 
 
+class StepTiming:
+    """Records the steps of an answer in the main model's costs, as far as it is alone."""
+
+    def __init__(self, main: SharedCosts) -> None:
+        self._main = main
+        self._n_since_timed = 0  # steps
+        self._n_plain = 0  # steps in a row, up to now
+        self._as_usual = True  # the last step was plain, and took as long as plain steps do
+
+    def observe(self, costs: StepCosts, n_verified: int, took: float) -> StepCosts:
+        """Note a step with n_verified draft tokens, whose call took so long; returns the costs after it."""
+        self._n_plain = 0 if n_verified else self._n_plain + 1
+        self._n_since_timed += 1
+        is_alone, was_usual = costs.load.is_alone, self._as_usual  # the engine times shared calls
+        self._as_usual = not n_verified and (not is_alone or 0.8 < took / costs.plain < 1.25)
+        # The step after an unusual one is timed, too: disturbed calls must not outnumber others in the table.
+        is_usual = self._as_usual and was_usual and self._n_plain >= 3
+        if not is_alone or (is_usual and self._n_since_timed < _TIMED_EVERY):
+            return costs
+        self._n_since_timed = 0
+        self._main.observe(costs.load, n_verified, took)
+        return self._main.at(costs.load)
+
+
 class SharedCalls:
     """Divides the main model's calls among requests: a `spec_local.engine.engine.Planner`.
 
@@ -192,12 +216,3 @@ class SharedCalls:
         """See `spec_local.engine.engine.Planner`."""
         if costs := self._costs():
             costs.observe(load, n_drafted, seconds)
-
-
-def best_parallel(costs: CallCosts, n_max: int) -> int:
-    """The number of sequences, up to `n_max`, whose plain calls give the most tokens per second.
-
-    The smallest one within `_LITTLE` of it: with more, each would only take longer.
-    """
-    rates = np.arange(1, n_max + 1) / costs.first(n_max)[1:]
-    return 1 + int(np.argmax(rates >= (1.0 - _LITTLE) * rates.max()))

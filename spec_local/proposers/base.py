@@ -9,8 +9,6 @@ from spec_local.core.rng import Rng
 from spec_local.core.sequence import Head
 from spec_local.policies.sharing import SharedCosts
 
-__all__ = ["Limit", "Proposer"]
-
 
 class Proposer(Protocol):
     """Drafts tokens that may follow a history. Any draft is allowed: verification keeps the output exact.

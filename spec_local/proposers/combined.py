@@ -5,14 +5,12 @@ from dataclasses import replace
 
 from spec_local.core.calls import Logits
 from spec_local.core.constraint import Constraint
-from spec_local.core.proposal import EMPTY, Proposal
+from spec_local.core.proposal import EMPTY, Limit, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.span import GrowingText
 from spec_local.lookups.base import Lookup
 from spec_local.policies.base import Offer, Policy
-from spec_local.proposers.base import Limit
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Shape
+from spec_local.proposers.draft_model import DraftModel, Shape
 
 
 class CombinedProposer:
@@ -67,7 +65,7 @@ class CombinedProposer:
         draft, policy = self._draft, self._policy
         if not self._has_begun:
             self._begin(history)
-        text = self._text.of(history) if self._text else history
+        text, position = self._text.of(history) if self._text else history, len(history)
         found, history = self._find(text, limit), history if self.head else text
         offer = Offer(limit, found, draft.readings(history) if draft else ())
         decision = policy.choose(offer)
@@ -76,7 +74,7 @@ class CombinedProposer:
             self._draft_used = True
             shape = self._tree if decision.source == "tree" else None
             drafted = await draft.propose(
-                history, decision.limit or limit, rng, shape, policy, decision.reading
+                history, decision.limit or limit, rng, shape, policy, decision.reading, position
             )
             proposal = policy.trim(replace(drafted, source=decision.source))
             draft.shorten(proposal)

@@ -1,4 +1,4 @@
-"""Drafting with a language model; a shape decides which tokens it reads.
+"""Drafting with a language model: a chain, or the tree of another shape (`spec_local.proposers.shapes`).
 
 Staged drafting (Spector and Ré 2023, arXiv 2308.04623, section 3.2) shortens chains of calls: where a lookup
 finds tokens that may come next, the draft model reads them in the same call, and is not called again for a
@@ -8,16 +8,18 @@ The draft model may read only the end of a long history, behind its first token:
 one wherever they are (Xiao et al. 2023, arXiv 2309.17453).
 """
 
-import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
-from spec_local.core.proposal import ROOT, Proposal, is_chain, path_to
+from spec_local.core.proposal import ROOT, Limit, Proposal, is_chain, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, chosen
 from spec_local.core.sequence import Head, ModelSequence, common_prefix, prefill
@@ -26,8 +28,10 @@ from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
 from spec_local.policies.base import ALWAYS, WINDOWS, DraftReading, Policy
 from spec_local.policies.sharing import SharedCosts
-from spec_local.proposers.base import Limit
-from spec_local.proposers.shapes import Ranked, Shape
+
+Ranked = tuple[NDArray[np.intp], NDArray[np.float64]]
+"""Tokens by falling probability, and their probabilities (n,)."""
+Selection = Literal["drawn", "coupled", "greedy"]
 
 
 @dataclass(slots=True)
@@ -38,6 +42,58 @@ class Window:
     """
 
     start: int = 0
+
+
+class Shape(ABC):
+    """Chooses the tree to draft."""
+
+    @abstractmethod
+    async def build(self, tree: "DraftTree", limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
+        """Grow a tree within the limit, and propose it or a part of it.
+
+        Args:
+            policy: decides on the length of a chain.
+        """
+
+    def observe(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
+        """Learn from verification.
+
+        Args:
+            n_accepted: accepted tokens of the last proposal.
+            exhausted: whether a whole path was accepted.
+        """
+
+
+class Chain(Shape):
+    """One token after another, as many as are wanted.
+
+    Args:
+        selection: ``drawn`` from q, for a verifier that uses q; ``coupled``: drawn from q with random
+            numbers of the position, which the main model's draw shares (see `spec_local.core.rng`), for
+            exact-match verification; ``greedy``: the most probable token. At temperature 0 all are the same.
+    """
+
+    def __init__(self, selection: Selection = "drawn") -> None:
+        self._selection = selection
+
+    async def build(self, tree: "DraftTree", limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
+        distributions: list[Distribution] = []
+        node = ROOT
+        with suppress(ContextOverflow):
+            while len(tree.tokens) < min(limit.depth, limit.nodes) and policy.wants_call():
+                output = await tree.next_output()
+                if not policy.wants_token(output):
+                    break
+                q = output.distribution
+                distributions.append(q)
+                if self._selection == "coupled":
+                    token = q.draw(rng, tree.position + len(tree.tokens))
+                else:
+                    token = (q.most_probable() if self._selection == "greedy" else q).draw(rng)
+                node = tree.add(token, node)
+                if tree.is_end(token):
+                    break
+        return Proposal.chain(tree.tokens, distributions if self._selection == "drawn" else ())
 
 
 class DraftModel:
@@ -78,8 +134,9 @@ class DraftModel:
         self.sampler = sampler.for_draft()
         self.n_vocab = n_vocab
         self._window = window or Window()
-        self._tree: _DraftTree | None = None
+        self._tree: DraftTree | None = None
         self._proposal = Proposal()
+        self._is_prefix = False  # the cache is known to be a prefix of what is read of the history
 
     async def prefill(self, history: Sequence[int], reading: DraftReading | None = None) -> None:
         """See `Proposer.prefill`.
@@ -93,7 +150,7 @@ class DraftModel:
         # A prompt beyond the draft model's own context cannot be continued: see propose.
         if len(history) < self.model.limits.n_ctx:
             # A draft model with a different vocabulary may need more tokens for the same text.
-            with contextlib.suppress(ContextOverflow):
+            with suppress(ContextOverflow):
                 await prefill(self.model, history[:-1], whole if history is not whole else ())
 
     def recall(self, history: Sequence[int]) -> None:
@@ -124,9 +181,8 @@ class DraftModel:
         if start >= n or (start and 2 * n_read <= n - start):  # of an earlier text, mostly
             start = n_read = 0
         n_part = n - start + (start > 0)
-        own = DraftReading(
-            max(1, n_part - n_read), n - start if start else None
-        )  # the last is always read again
+        # The last one is always read again.
+        own = DraftReading(max(1, n_part - n_read), n - start if start else None)
         fits = n_part <= n_ctx
         if self.head or (fits and own.n_unread <= WINDOWS[0]):
             return [own] * fits
@@ -141,7 +197,9 @@ class DraftModel:
     def _use(self, reading: DraftReading | None, n: int) -> None:
         """Draft from this part of a history of n tokens from now on."""
         if reading:
-            self._window.start = n - reading.window if reading.window else 0
+            start = n - reading.window if reading.window else 0
+            self._is_prefix &= start == self._window.start
+            self._window.start = start
 
     async def propose(
         self,
@@ -151,6 +209,7 @@ class DraftModel:
         shape: Shape | None = None,
         policy: Policy = ALWAYS,
         reading: DraftReading | None = None,
+        position: int | None = None,
     ) -> Proposal:
         """See `Proposer.propose`.
 
@@ -158,6 +217,8 @@ class DraftModel:
             shape: of this draft; None: the usual one.
             policy: decides on the length of a chain.
             reading: see `prefill`.
+            position: index of the first draft token in the main model's history, of which this one may be
+                the text alone; None: they are equally long.
         """
         self._use(reading, len(history))
         model, whole = self.model, self._readable(history)
@@ -169,9 +230,13 @@ class DraftModel:
         branches = min(limit.branches, own.max_branches, own.max_tokens, own.max_logits, room)
         depth = min(limit.depth, room, own.max_draft)
         limit = Limit(depth, min(limit.nodes, room), branches, limit.load)
-        model.truncate(common_prefix(model.cached, history[:-1]))
+        n_known = len(model.cached) if self._is_prefix else common_prefix(model.cached, history)
+        model.truncate(min(n_known, len(history) - 1))  # the last one is always read again
+        self._is_prefix = False
         self._used = shape or self.shape
-        self._tree = _DraftTree(self, whole, history, limit)
+        self._tree = DraftTree(self, whole, history, limit)
+        if position is not None:
+            self._tree.position = position
         proposal = await self._used.build(self._tree, limit, rng, policy)
         self._proposal = replace(proposal, source="draft")
         return self._proposal
@@ -185,14 +250,21 @@ class DraftModel:
     def commit(self, history: Sequence[int]) -> None:
         history = self._part(self._readable(history))
         model, tree = self.model, self._tree
-        if tree and common_prefix(model.cached, history) >= tree.n_history:
-            output = history[tree.n_history :]
+        if tree and len(model.cached) >= (n := tree.n_history):
+            output = history[n:]
             path = self._proposal.follow(output)
             end = path[-1] if path else ROOT
             self._used.observe(len(path), exhausted=end not in self._proposal.parents)
-            model.commit(tree.evaluated_path(output))
-        model.truncate(common_prefix(model.cached, history))
-        self._tree, self._proposal = None, Proposal()
+            if nodes := tree.evaluated_path(output):
+                model.commit(nodes)
+            cached = model.cached
+            n = min(n, len(cached))  # less where the model could not roll back
+            while n < min(len(cached), len(history)) and cached[n] == history[n]:
+                n += 1
+        else:
+            n = common_prefix(model.cached, history)
+        model.truncate(n)
+        self._tree, self._proposal, self._is_prefix = None, Proposal(), True
 
     def _part(self, history: Sequence[int]) -> Sequence[int]:
         """The part of the history that is drafted from."""
@@ -206,8 +278,11 @@ class DraftModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _ChainOutput:
-    """See `spec_local.proposers.shapes.ChainOutput`; valid until the next call overwrites the logits."""
+class ChainOutput:
+    """The draft model's output after a chain: a `DraftOutput`, until the next call overwrites the logits.
+
+    distribution: q. n_read: see `DraftOutput`.
+    """
 
     distribution: Distribution
     n_read: int
@@ -223,13 +298,20 @@ class _ChainOutput:
         return float(1.0 / np.exp(logits - logits.max()).sum(dtype=np.float64))
 
 
-class _DraftTree:
-    """A tree that a draft model evaluates: see `spec_local.proposers.shapes.DraftTree`."""
+class DraftTree:
+    """A growing tree of draft tokens, and a draft model that evaluates a level of it in one call.
+
+    Attributes:
+        tokens, parents: of each node.
+        n_history: number of tokens before the tree that the draft model reads.
+        position: index of its first level in the main model's history, which draws there with the same rng.
+        is_end: whether nothing can follow a token.
+    """
 
     def __init__(self, draft: DraftModel, whole: Sequence[int], history: Sequence[int], limit: Limit) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.n_history = len(history)
+        self.n_history, self.position = len(history), len(whole)
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
         self._lookups, self._max_staged = draft.lookups, draft.n_staged
@@ -245,28 +327,34 @@ class _DraftTree:
         self._drafted: NDArray[np.intp] | None = None  # the tokens that have logits in the last call
 
     def add(self, token: int, parent: int) -> int:
+        """Add a node; returns its number."""
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
 
-    async def next_output(self) -> _ChainOutput:
+    async def next_output(self) -> ChainOutput:
+        """The output after a tree that is a chain."""
         drafted = self.tokens[self._n_before :]
         is_known = len(drafted) < len(self._found) and drafted == self._staged[: len(drafted)]
         n_read = 0 if is_known else await self._extend()
         logits, last = self._found[len(self.tokens) - self._n_before], len(self.tokens) - 1
         q = self._sampler.distribution(logits, self._sampler_history(last), self._drafted)
-        return _ChainOutput(q, n_read, logits, self._drafted)
+        return ChainOutput(q, n_read, logits, self._drafted)
 
     async def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
+        """The draft model's distribution after each node, in ONE call; the first call is for `ROOT` alone."""
         found = zip(await self._evaluate(nodes), nodes, strict=True)
         return [self._sampler.distribution(x, self._sampler_history(n), self._drafted) for x, n in found]
 
     async def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
+        """The k most probable tokens after each; at temperature 0 with the probabilities at temperature 1."""
         found = zip(await self._evaluate(nodes), nodes, strict=True)
         return [self._sampler.most_probable(x, k, self._sampler_history(n), self._drafted) for x, n in found]
 
     def evaluated_path(self, tokens: Sequence[int]) -> list[int]:
         """The model's numbers of the nodes on the longest evaluated path that is a prefix of these tokens."""
+        if len(self._evaluated) == 1:  # a chain, which has no nodes
+            return []
         path = Proposal(self.tokens, self.parents).follow(tokens)
         return [self._evaluated[node] for node in takewhile(self._evaluated.__contains__, path)]
 

@@ -1,121 +1,30 @@
-"""Shapes of a draft: which tokens a draft model evaluates, and which of them it proposes.
+"""Trees that a draft model drafts: which tokens it evaluates, and which of them it proposes.
 
-A shape that draws tokens (`Chain`, `Drawn`) fixes the number of a node's children before it draws any of
-them, and proposes all that it drew, even if the draft model's context is full; every verifier for its drawing
-is lossless then. A shape that chooses tokens (`Coupled`, `BestFirst`, `Beam`) may look at anything, since its
-proposals have no probabilities.
+A shape that draws tokens (`Drawn`, and `Chain` in `spec_local.proposers.draft_model`) fixes the number of a
+node's children before it draws any of them, and proposes all that it drew, even if the draft model's context
+is full; every verifier for its drawing is lossless then. A shape that chooses tokens (`Coupled`, `BestFirst`,
+`Beam`) may look at anything, since its proposals have no probabilities.
 """
 
 import heapq
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.proposal import ROOT, Drawing, Proposal, path_to
+from spec_local.core.proposal import ROOT, Drawing, Limit, Proposal, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution
 from spec_local.errors import ContextOverflow
 from spec_local.policies.acceptance_model import RecentRate
-from spec_local.policies.base import ALWAYS, DraftOutput, Policy
+from spec_local.policies.base import ALWAYS, Policy
 from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CallCosts
 from spec_local.policies.sharing import SharedCosts
-from spec_local.proposers.base import Limit
-
-Ranked = tuple[NDArray[np.intp], NDArray[np.float64]]
-"""Tokens by falling probability, and their probabilities (n,)."""
-
-
-class ChainOutput(DraftOutput, Protocol):
-    """The draft model's output after a chain."""
-
-    @property
-    def distribution(self) -> Distribution:
-        """q."""
-
-
-class DraftTree(Protocol):
-    """A growing tree of draft tokens, and a draft model that evaluates a level of it in one call."""
-
-    tokens: list[int]
-    parents: list[int]
-    n_history: int
-    """Number of tokens before the tree."""
-
-    def add(self, token: int, parent: int) -> int:
-        """Add a node; returns its number."""
-
-    def is_end(self, token: int) -> bool:
-        """Return whether nothing can follow a token."""
-
-    async def next_output(self) -> ChainOutput:
-        """The output after a tree that is a chain."""
-
-    async def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
-        """The draft model's distribution after each node, in ONE call; the first call is for `ROOT` alone."""
-
-    async def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
-        """The k most probable tokens after each; at temperature 0 with the probabilities at temperature 1."""
-
-
-class Shape(ABC):
-    """Chooses the tree to draft."""
-
-    @abstractmethod
-    async def build(self, tree: DraftTree, limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
-        """Grow a tree within the limit, and propose it or a part of it.
-
-        Args:
-            policy: decides on the length of a chain.
-        """
-
-    def observe(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
-        """Learn from verification.
-
-        Args:
-            n_accepted: accepted tokens of the last proposal.
-            exhausted: whether a whole path was accepted.
-        """
-
-
-Selection = Literal["drawn", "coupled", "greedy"]
-
-
-class Chain(Shape):
-    """One token after another, as many as are wanted.
-
-    Args:
-        selection: ``drawn`` from q, for a verifier that uses q; ``coupled``: drawn from q with random
-            numbers of the position, which the main model's draw shares (see `spec_local.core.rng`), for
-            exact-match verification; ``greedy``: the most probable token. At temperature 0 all are the same.
-    """
-
-    def __init__(self, selection: Selection = "drawn") -> None:
-        self._selection = selection
-
-    async def build(self, tree: DraftTree, limit: Limit, rng: Rng, policy: Policy = ALWAYS) -> Proposal:
-        distributions: list[Distribution] = []
-        node = ROOT
-        with suppress(ContextOverflow):
-            while len(tree.tokens) < min(limit.depth, limit.nodes) and policy.wants_call():
-                output = await tree.next_output()
-                if not policy.wants_token(output):
-                    break
-                q = output.distribution
-                distributions.append(q)
-                if self._selection == "coupled":
-                    token = q.draw(rng, tree.n_history + len(tree.tokens))
-                else:
-                    token = (q.most_probable() if self._selection == "greedy" else q).draw(rng)
-                node = tree.add(token, node)
-                if tree.is_end(token):
-                    break
-        return Proposal.chain(tree.tokens, distributions if self._selection == "drawn" else ())
+from spec_local.proposers.draft_model import DraftTree, Shape
 
 
 class _Divided(Shape):
@@ -147,7 +56,7 @@ class _Divided(Shape):
                         distributions[parent] = q
                     chain = self._rate ** np.arange(min(budget, limit.depth - depth))
                     by_token: dict[int, int] = {}
-                    for token, share in self._children(q, budget, chain, rng, tree.n_history + depth):
+                    for token, share in self._children(q, budget, chain, rng, tree.position + depth):
                         if token not in by_token:
                             by_token[token] = tree.add(token, parent)
                         node = by_token[token]

@@ -8,7 +8,7 @@ from spec_local.llama.fitting import load_fitting
 from spec_local.llama.model import Model
 from spec_local.training import precision
 from spec_local.training.events import Event, Generating, GenerationRate, Stage
-from spec_local.training.generation import LONGEST_CALL, DataGenerator, GenerationProgress
+from spec_local.training.generation import LONGEST_CALL, DataGenerator, DataOptions, GenerationProgress
 from spec_local.training.parallel_rows import texts_that_fit
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, prompt_source
@@ -44,13 +44,15 @@ class DataStage:
             model,
             recipe.folder / "data",
             prompt_source(recipe.seed, user_texts),
-            layers=self._layers,
-            n_parallel=n_parallel,
-            n_ctx=_N_CTX,
-            max_tokens=recipe.limits.answer,
-            shard_tokens=recipe.limits.shard,
-            seed=recipe.seed,
-            threads=recipe.threads,
+            DataOptions(
+                layers=self._layers,
+                n_parallel=n_parallel,
+                n_ctx=_N_CTX,
+                max_tokens=recipe.limits.answer,
+                shard_tokens=recipe.limits.shard,
+                seed=recipe.seed,
+                threads=recipe.threads,
+            ),
         )
         running = generator.run()
         n_shards, last = -1, time.monotonic()

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 VERIFIERS: LazyTable["Verifier"] = LazyTable(
     {
-        "token": "spec_local.verifiers.token:VERIFIER",
-        "block": "spec_local.verifiers.block:VERIFIER",
+        "token": "spec_local.verifiers.chain:TOKEN",
+        "block": "spec_local.verifiers.chain:BLOCK",
         "exact-match": "spec_local.verifiers.base:EXACT_MATCH",
-        "spectr": "spec_local.verifiers.spectr:VERIFIER",
+        "spectr": "spec_local.verifiers.tree:SPECTR",
         "traversal": "spec_local.verifiers.traversal:VERIFIER",
     }
 )

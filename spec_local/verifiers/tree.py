@@ -1,4 +1,4 @@
-"""Verification of trees node by node: the common part of the rules for the children of one node.
+"""Verification of trees node by node, with a rule for the children of one node: SpecTr's.
 
 A rule draws one token with exactly the main model's distribution p, in such a way that the token is likely to
 be a child. If it is, the walk continues from that child; otherwise it ends. Deeper nodes do not matter, so
@@ -54,14 +54,46 @@ def ratio(p: Floats, q: Floats, token: int) -> float:
     return float(p[token] / q[token])
 
 
-def normalized(weights: Floats) -> Floats:
-    """Weights divided by their sum; all 0 if all weights are 0."""
-    total = weights.sum()
-    return weights / total if total > 0 else weights
-
-
 def without(q: Floats, token: int) -> Floats:
     """q, (V,), without a token, normalized; all 0 if no other token is left."""
     q = q.copy()
     q[token] = 0.0
-    return normalized(q)
+    total = q.sum()
+    return q / total if total > 0 else q
+
+
+def spectr_rule(p: Floats, q: Floats, drawn: Sequence[int], rng: Rng) -> int:
+    """SpecTr's k-sequential selection, for children drawn independently from q; a `NodeRule`.
+
+    Each child is accepted with probability min(1, p/(ρq)). Sun et al. 2023 (arXiv 2310.15141), algorithm 3.
+    The number of a node's children must not depend on their draws.
+    """
+    k = len(drawn)
+    rho = _rho(p, q, k)
+    overlap = np.minimum(p / rho, q)
+    beta = float(overlap.sum())
+    for token in drawn:
+        if rng.accept(ratio(p, q, token) / rho):
+            return token
+    # Probability that one of k is accepted, over the probability β of one: 1 + (1−β) + … + (1−β)^(k−1)
+    tries = sum((1.0 - beta) ** i for i in range(k))
+    rest = np.maximum(p - overlap * tries, 0.0)
+    return rng.choose(rest if rest.any() else p)
+
+
+def _rho(p: Floats, q: Floats, k: int) -> float:
+    """The smallest ρ ∈ [1, k] with 1 − (1−β)^k ≤ ρβ, where β = Σ min(p/ρ, q); rounded up."""
+    low, high = 1.0, float(k)
+    for _ in range(60):
+        middle = (low + high) / 2
+        beta = float(np.minimum(p / middle, q).sum())
+        if 1.0 - (1.0 - beta) ** k > middle * beta:
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-15 * high:
+            break
+    return high
+
+
+SPECTR = tree_verifier("with replacement", spectr_rule)

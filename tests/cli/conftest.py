@@ -279,7 +279,7 @@ def isolated(home, tmp_path):
     """The command with the measurements of the other tests; datastore, heads and prompts of its own."""
     own = tmp_path / "cache"
     (own / "specdec").mkdir(parents=True)
-    for entry in (home / "cache/specdec").iterdir():
+    for entry in (home / "cache/specdec").glob("*"):
         if entry.name not in ("texts", "prompts"):
             (own / "specdec" / entry.name).symlink_to(entry)
     more = {"XDG_CACHE_HOME": str(own), "XDG_DATA_HOME": str(tmp_path / "data")}

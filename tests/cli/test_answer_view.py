@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec_local.answers.text import TextStream
 from spec_local.core.proposal import Proposal
 from spec_local.session import Text
-from spec_local.text import TextStream
 from specdec_cli import answer_view, render
 from specdec_cli.code_fences import Fences, code_blocks
 

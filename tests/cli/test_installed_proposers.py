@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from spec_local import installed
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
-from spec_local.proposers import PROPOSER_NAMES, installed
+from spec_local.proposers import PROPOSER_NAMES
 from spec_local.server.protocols import sampling_body
 from spec_local.server.protocols.sampling_body import SamplingBody
 from spec_local.session import Done, Session, Text

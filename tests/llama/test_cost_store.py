@@ -15,9 +15,9 @@ from spec_local.calibration import cost_store
 from spec_local.calibration import measure as timing
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.calls import run
-from spec_local.core.draft_vocabulary import USUAL_FIRST
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.devices import ON_CPU
+from spec_local.llama.draft_vocabulary import USUAL_FIRST
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.cost_model import CostModel

@@ -14,8 +14,8 @@ from spec_local.core.proposal import Limit
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.llama.heads.lattice import Lattice, SparseRows
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import Drawn
 from tests.llama.test_heads import NOISE, PROMPT, Pair, walk_together
 from tests.reference_dflash2 import ReferenceDFlash2
 from tests.tiny_block_heads import N_CANDIDATES, write_tiny_block_head

@@ -11,9 +11,9 @@ import pytest
 
 from spec_local import kernels
 from spec_local.core.calls import run
-from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.devices import OFFLOADED, ON_CPU, Offload, gpus
+from spec_local.llama.draft_vocabulary import DraftVocabulary
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences

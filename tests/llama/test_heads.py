@@ -12,7 +12,7 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Finished, Step
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.errors import InvalidRequest
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.dflash import block_format
@@ -20,8 +20,7 @@ from spec_local.llama.heads.mtp import HIDDEN_STATES
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
 from spec_local.verifiers import VERIFIERS
 from tests.reference_block_head import ReferenceBlockHead
 from tests.reference_dflash2 import ReferenceDFlash2
@@ -402,12 +401,14 @@ def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match",
         row = Request(
             mains[i],
             prompt,
-            sampler=sampler,
-            rng=SeededRng(seed + i),
-            proposer=proposer,
-            verifier=VERIFIERS[rule],
-            draft_max=draft_max,
-            max_tokens=n,
+            RequestOptions(
+                sampler=sampler,
+                rng=SeededRng(seed + i),
+                proposer=proposer,
+                verifier=VERIFIERS[rule],
+                draft_max=draft_max,
+                max_tokens=n,
+            ),
         )
         rows.append(row)
         engine.add(row)

@@ -8,16 +8,15 @@ import pytest
 
 from spec_local import kernels
 from spec_local.core.calls import run
-from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.core.sequence import Limits
+from spec_local.llama.draft_vocabulary import DraftVocabulary
 from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
 from spec_local.llama.quantize import quantize
 from spec_local.policies.base import DraftReading
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 from tests.tiny_architectures import write_tiny

@@ -22,6 +22,7 @@ from spec_local.images.audio import Audio
 from spec_local.images.image import Image
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.llama_cpp_python import Llama
+from spec_local.llama_cpp_python.chat_images import MarkedMessages
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 from tests.sounds import clip
@@ -463,3 +464,19 @@ def test_sounds_in_messages(make, folder):
     assert [token for token in prompts[0] if token < 0] == cells != []
     with pytest.raises(InvalidRequest, match="the file is not a WAV, MP3 or FLAC sound"):
         ask({"data": base64.b64encode(b"no sound").decode()})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{"type": "image_url"}], "'image_url' has no data: give"),
+        ([{"type": "image_url", "image_url": {}}], "'image_url' has no data: give"),
+        ([{"type": "image_url", "image_url": {"url": None}}], "'image_url' has no data: give"),
+        ([{"type": "input_audio", "input_audio": {"format": "wav"}}], "'input_audio' has no data: give"),
+        ([{"type": "text"}, {"type": "image_url", "image_url": "x"}], "'text' has no text: give a text"),
+    ],
+)
+def test_a_part_without_content_is_an_error(parts, message):
+    with pytest.raises(InvalidRequest, match=message) as error:
+        MarkedMessages([{"role": "user", "content": parts}])
+    assert "\n" not in str(error.value)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel
 from spec_local.errors import InvalidRequest
+from spec_local.testing import FakeModel
 
 TEXT, FIRST = [5, 6, 7, 8, 9, 10], 1000
 CLOSE = {"atol": 0.05, "rtol": 0}  # rotation by position is relative, up to rounding

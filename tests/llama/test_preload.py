@@ -48,7 +48,7 @@ def test_a_failure_is_reported_where_the_model_is_taken(tmp_path, tiny_path):
 
 def test_a_model_is_loaded_without_its_log(tiny_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(runtime._log, "lines", lines)
+    monkeypatch.setattr(runtime.log, "lines", lines)
     monkeypatch.setattr(runtime, "_WARN", 0)  # keep all
     Model(tiny_path).close()
     assert lines == []
@@ -64,7 +64,7 @@ def models(tiny_path, tmp_path):
 
 def test_vocabularies_are_compared_once(models, own_cache, monkeypatch):
     first = vocabulary_map(*models)
-    monkeypatch.setattr("spec_local.proposers.vocabulary_map._shared", None)
+    monkeypatch.setattr("spec_local.llama.vocabulary_map._shared", None)
     again = vocabulary_map(*models)
     tokens = range(models[0].vocabulary.n_tokens)
     assert [first.to_draft(token) for token in tokens] == [again.to_draft(token) for token in tokens]

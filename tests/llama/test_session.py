@@ -241,8 +241,8 @@ def test_the_verifier_that_was_asked_for_verifies(make_session, prompt, monkeypa
         sizes.append(len(proposal.tokens))
         return verifier._rule(proposal, *args)
 
-    module = "spec_local.verifiers." + name.replace("-", "_")
-    monkeypatch.setattr(f"{module}.VERIFIER", Verifier(verifier.drawing, rule))
+    target = VERIFIERS._targets[name].replace(":", ".")
+    monkeypatch.setattr(target, Verifier(verifier.drawing, rule))
     how = {"proposer": "draft", "shape": shape, "verifier": name, "sampling": WARM, "seed": 1}
     _, _, done = run(make_session(), prompt, max_tokens=20, **how)
     assert sum(sizes) == done.statistics.draft_n > 0

@@ -13,7 +13,7 @@ from spec_local.core.sequence import Context, Head, MainSequence, ModelSequence
 from spec_local.llama.tiny import write_tiny_model
 
 PACKAGE = str(Path(spec_local.__file__).parent)
-N_FILES, N_CALLS = 23, 301
+N_FILES, N_CALLS = 17, 286
 MEMBERS = {
     *("limits", "cached", "call", "commit", "truncate", "reuse", "checkpoint", "stops", "keep"),
     "context",  # of the main model's

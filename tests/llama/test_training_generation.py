@@ -17,7 +17,7 @@ from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import generation, shards
-from spec_local.training.generation import DataGenerator, top_logprobs
+from spec_local.training.generation import DataGenerator, DataOptions, top_logprobs
 from spec_local.training.prompts import TrainingPrompt, UserTexts, is_held_out
 from spec_local.training.recipe import SELF_GENERATED, prompt_source
 
@@ -39,9 +39,8 @@ def half_generated(i, passages):
 
 def generator(model, folder, next_prompt=ask, **options):
     """Uses one thread: with more, tiny models are not faster, and much slower on a busy machine."""
-    return DataGenerator(
-        model, folder, next_prompt, **{"layers": LAYERS, "n_ctx": 256, "threads": 1} | options
-    )
+    options = DataOptions(**{"layers": LAYERS, "n_ctx": 256, "threads": 1} | options)
+    return DataGenerator(model, folder, next_prompt, options)
 
 
 def run_calls(n, model, folder, next_prompt=ask, **options):

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel
 from spec_local.core.proposal import path_to
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.testing import FakeModel
 from tests.sequences import sequence_ends
 
 CLOSE = {"atol": 0.05, "rtol": 0}  # see `check_next`

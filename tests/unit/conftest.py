@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from spec_local.core.fake import FakeModel
 from spec_local.core.sampling import Sampler
 from spec_local.models import catalog, program_folders
-from spec_local.verifiers import spectr
+from spec_local.testing import FakeModel
+from spec_local.verifiers import tree
 from tests.hub_server import HubServer
 
 
@@ -53,13 +53,13 @@ def cached_rho(monkeypatch):
     """Cache SpecTr's ρ by its arguments: enumeration needs this bisection thousands of times."""
     known = {}
 
-    def rho(p, q, k, find=spectr._rho):
+    def rho(p, q, k, find=tree._rho):
         key = (p.tobytes(), q.tobytes(), k)
         if key not in known:
             known[key] = find(p, q, k)
         return known[key]
 
-    monkeypatch.setattr(spectr, "_rho", rho)
+    monkeypatch.setattr(tree, "_rho", rho)
 
 
 @pytest.fixture

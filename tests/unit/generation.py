@@ -1,12 +1,11 @@
 """One answer on fake models, whose caches are checked after each step, and models that fail."""
 
-from spec_local.core.fake import FakeModel
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
 from spec_local.errors import BackendError
 from spec_local.proposers.draft_model import DraftModel
+from spec_local.testing import FakeModel, decode
 from spec_local.verifiers import VERIFIERS
 
 GREEDY = SamplingSettings(temperature=0)

@@ -12,16 +12,14 @@ from spec_local.bench.runner import Outcome, TokenizedPrompt, measure
 from spec_local.bench.theory import Prices, TimedStep, best_seconds, draft_run_lengths, hindsight
 from spec_local.bench.variants import variants
 from spec_local.core.calls import TimedCall
-from spec_local.core.fake import FakeModel
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Prefilled
 from spec_local.policies.cost_model import CostModel
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
 from spec_local.session import Done, Text
 from spec_local.settings import GenerationSettings
+from spec_local.testing import FakeModel, decode
 
 SECONDS = st.floats(0, 10)
 

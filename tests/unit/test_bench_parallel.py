@@ -11,12 +11,12 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Run, TokenizedPrompt
 from spec_local.bench.variants import variants
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.session import Done, NumberedEvent, Text
 from spec_local.settings import GenerationSettings
+from spec_local.testing import FakeModel
 from tests.bench_record import RECORD, cells
 
 NAMES = [("one", "x"), ("one", "y"), ("two", "z"), ("one", "w"), ("two", "v")]

@@ -8,12 +8,12 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run, TokenizedPrompt, measure
 from spec_local.bench.variants import variants
 from spec_local.core.calls import TimedCall, run
-from spec_local.core.fake import FakeModel
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Text
 from spec_local.settings import GenerationSettings
+from spec_local.testing import FakeModel
 
 PROMPTS = [TokenizedPrompt(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
 ANSWER = [3, 4, 5, 6] * 5

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from spec_local.bench.theory import best_seconds, draft_run_lengths, lookup_run_lengths, run_lengths
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel
 from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.testing import FakeModel
 from tests.exact import greedy_output
 
 COSTS = st.lists(st.floats(0.1, 5), min_size=8, max_size=8)

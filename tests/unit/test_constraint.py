@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Step
 from spec_local.errors import BackendError, DeadEnd
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import BestFirst, Chain, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import BestFirst, Drawn
+from spec_local.testing import FakeModel, FakeState, enumerate_outcomes
 from tests.unfiltered import unfiltered
 from tests.unit.generation import events_of, generate
 

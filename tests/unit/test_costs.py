@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.calibration.measure import measure, measure_prefill
+from spec_local.calibration.known_costs import agree
+from spec_local.calibration.measure import measure, measure_prefill, without_falls
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.policies.cost_model import CostModel, without_falls
+from spec_local.policies.cost_model import CostModel
+from spec_local.testing import FakeModel
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores, in calls of one token
 POSITIVE = st.floats(1e-6, 1e3)
@@ -170,9 +171,9 @@ def test_long_noise_does_not_move_costs_far(seed):
 
 def test_agreement_does_not_depend_on_the_speed_of_the_machine():
     costs = CostModel(F16)
-    assert costs.agrees_with(CostModel({1: 5.0, 8: 5 * 1.5}))
-    assert not costs.agrees_with(CostModel({1: 5.0, 8: 5 * 2.7}))
-    assert not costs.agrees_with(CostModel({1: 5.0, 8: 5 * 1.3}))
+    assert agree(costs, CostModel({1: 5.0, 8: 5 * 1.5}))
+    assert not agree(costs, CostModel({1: 5.0, 8: 5 * 2.7}))
+    assert not agree(costs, CostModel({1: 5.0, 8: 5 * 1.3}))
 
 
 def test_a_wrong_cost_of_one_size_is_corrected_alone():

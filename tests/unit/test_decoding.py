@@ -9,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Prefilled, Step
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.testing import FakeModel, FakeState, decode, enumerate_outcomes
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution, greedy_output
 from tests.proposers import CASES, EVERY_CASE, EVERY_SHAPE, SHAPES, draft, main_model

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spec_local.core.draft_vocabulary import TILE, DraftVocabulary, usual_first
+from spec_local.llama.draft_vocabulary import TILE, DraftVocabulary, usual_first
 
 
 def tiles_of(tokens):

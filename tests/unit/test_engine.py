@@ -2,12 +2,12 @@
 
 import pytest
 
-from spec_local.core.fake import FakeModel
 from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Step
 from spec_local.errors import BackendError
+from spec_local.testing import FakeModel
 from tests.rows import new_row
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from spec_local.core.calls import run as run_call
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
@@ -18,8 +17,9 @@ from spec_local.grammar.matcher import Grammar
 from spec_local.lookups.forced import ForcedTokens
 from spec_local.policies.base import Policy
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import Drawn
+from spec_local.testing import FakeModel, FakeState, enumerate_outcomes
 from tests.byte_vocabulary import VOCABULARY, after
 from tests.unfiltered import unfiltered
 from tests.unit.generation import GREEDY, generate

@@ -5,19 +5,19 @@ from functools import partial
 
 import pytest
 
-from spec_local.core.fake import FakeModel, enumerate_outcomes, fake_state
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.core.sequence import common_prefix
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.policies.base import NOTHING, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCosts
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import Beam, BestFirst, Coupled, Drawn
+from spec_local.testing import FakeModel, enumerate_outcomes, fake_state
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution, greedy_output
 from tests.proposers import main_model
@@ -174,7 +174,7 @@ def test_rows_share_a_prompt(mode, forgetful):
         sampler = Sampler(GREEDY)
         made = proposer(head.new_sequence(), sampler)
         options = {"sampler": sampler, "rng": SeededRng(0), "max_tokens": 20, "draft_max": 4}
-        engine.add(Request(main.new_sequence(), prompt, proposer=made, **options))
+        engine.add(Request(main.new_sequence(), prompt, RequestOptions(proposer=made, **options)))
     rows = list(engine.requests)
     while engine.requests:
         assert engine.n_calls < 200

@@ -7,14 +7,13 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Prefilled, Statistics, Step
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.policies.base import NOTHING, Decision, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
 from spec_local.verifiers import VERIFIERS
 from tests.proposers import adaptive, main_model
 from tests.unit.generation import GREEDY
@@ -82,12 +81,14 @@ class World:
         request = Request(
             (main or self.main).new_sequence(),
             prompt,
-            sampler=sampler,
-            rng=SeededRng(0),
-            proposer=CombinedProposer(policy, chain, [SlowLookup(self)]) if policy else None,
-            verifier=VERIFIERS["exact-match"],
-            max_tokens=n,
-            clock=self.clock,
+            RequestOptions(
+                sampler=sampler,
+                rng=SeededRng(0),
+                proposer=CombinedProposer(policy, chain, [SlowLookup(self)]) if policy else None,
+                verifier=VERIFIERS["exact-match"],
+                max_tokens=n,
+                clock=self.clock,
+            ),
         )
         self.engine.add(request)
         return request

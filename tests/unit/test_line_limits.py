@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.answers.line_limits import LineLimits
-from spec_local.text import TextStream
+from spec_local.answers.text import LineLimits, TextStream
 
 
 def stream_of(parts, *limits, stops=()):

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeModel, FakeState
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, logprob
 from spec_local.engine.events import Step
 from spec_local.errors import InvalidRequest
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import BestFirst, Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import BestFirst
 from spec_local.settings import GenerationSettings
+from spec_local.testing import FakeModel, FakeState
 from tests.unfiltered import unfiltered
 from tests.unit.generation import events_of
 

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_local.answers.marked import MarkedSpan, MarkedText
-from spec_local.answers.text import Text
+from spec_local.answers.text import Text, TextStream
 from spec_local.core.proposal import Proposal
-from spec_local.text import TextStream
 
 WORDS = [b"the", b" cat", b" sat", b"\xf0\x9f", b"\x98\x80", b"\xff", b" END", b"", b"<think>", b"\n"]
 THE, CAT, SAT, HALF, REST, INVALID, END, CONTROL, MARKER, NEWLINE = range(len(WORDS))

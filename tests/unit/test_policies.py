@@ -13,25 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.proposal import EMPTY, Limit
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
 from spec_local.errors import InvalidRequest
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.base import NOTHING, Decision, DraftReading, Offer, Policy, PolicyOptions
-from spec_local.policies.confidence import Confidence
+from spec_local.policies.base import NOTHING, Confidence, Decision, DraftReading, Offer, Policy, PolicyOptions
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.loss_budget import LossBudget
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain, Coupled, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import Coupled, Drawn
 from spec_local.settings import GenerationSettings
+from spec_local.testing import FakeModel, decode, enumerate_outcomes
 from spec_local.verifiers import VERIFIERS
 from tests import proposers
 from tests.unfiltered import unfiltered

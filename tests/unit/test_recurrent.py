@@ -2,7 +2,6 @@
 
 import pytest
 
-from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
@@ -11,8 +10,8 @@ from spec_local.engine.events import Step
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.testing import FakeModel, enumerate_outcomes
 from tests.exact import assert_independent, assert_main_distribution, greedy_output
 from tests.proposers import CASES, PROPOSERS, AlwaysWrong, adaptive, draft, main_model
 from tests.rows import RowRng, finish, new_row

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from spec_local.core.fake import FakeModel
-from spec_local.core.proposal import EMPTY, ROOT, Proposal, path_to
+from spec_local.core.proposal import EMPTY, ROOT, Limit, Proposal, path_to
 from spec_local.engine.events import Step
 from spec_local.lookups.recycling import Recycling
-from spec_local.proposers.base import Limit
+from spec_local.testing import FakeModel
 from tests.proposers import LookupProposer
 from tests.unit.generation import events_of
 

@@ -7,17 +7,18 @@ from hypothesis import strategies as st
 
 from spec_local.core.calls import run
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeState
 from spec_local.core.proposal import CallLoad
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Finished, Prefilled, Statistics, Step
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.errors import BackendError, DeadEnd, InvalidRequest
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCalls, SharedCosts
-from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
+from spec_local.proposers.draft_model import Chain
+from spec_local.proposers.shapes import BestFirst, Coupled, Drawn
+from spec_local.testing import FakeState
 from spec_local.verifiers import VERIFIERS
 from tests.exact import greedy_output
 from tests.proposers import PROPOSERS, draft, main_model
@@ -352,10 +353,9 @@ def test_a_dead_end_fails_that_row_only(kind):
     make, rule = KINDS[kind]
     constraint = Constraint(FakeState(V, lambda answer: range(V) if len(answer) < 4 else ()))
     sampler = Sampler(unfiltered(), constraint)
-    dead = Request(
-        main.new_sequence(), [1, 2], sampler=sampler, rng=SeededRng(0), verifier=VERIFIERS[rule],
-        proposer=make(sampler, V) if make else None,
-    )  # fmt: skip
+    proposer = make(sampler, V) if make else None
+    options = RequestOptions(sampler, SeededRng(0), proposer, VERIFIERS[rule])
+    dead = Request(main.new_sequence(), [1, 2], options)
     others = [seeded(main, small, kind, [1, 2, 3], i, 20) for i in range(2)]
     found = {}
     engine = engine_with(others[0], dead, others[1])

@@ -6,13 +6,14 @@ from functools import partial
 
 import pytest
 
-from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import SharedCalls, SharedCosts
-from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
+from spec_local.proposers.draft_model import Chain
+from spec_local.proposers.shapes import BestFirst, Coupled, Drawn
+from spec_local.testing import enumerate_outcomes
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_independent
 from tests.proposers import PROPOSERS, draft, main_model

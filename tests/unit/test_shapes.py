@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel
-from spec_local.core.proposal import ROOT
+from spec_local.core.proposal import ROOT, Limit
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.proposers.base import Limit
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import Beam, BestFirst, Drawn
+from spec_local.testing import FakeModel
 from tests.unfiltered import unfiltered
 
 V, PROMPT = 5, [1, 2, 3]

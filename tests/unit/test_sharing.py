@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.core.fake import FakeContext, FakeModel
+from spec_local.answers.gain import best_parallel
 from spec_local.core.proposal import ALONE, ROOT, CallLoad, Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.engine.request import Request
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.base import DraftReading, Offer
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
-from spec_local.policies.sharing import SharedCalls, SharedCosts, best_parallel
+from spec_local.policies.sharing import SharedCalls, SharedCosts
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.testing import FakeContext, FakeModel
 from spec_local.verifiers import VERIFIERS
 from tests.proposers import adaptive
 from tests.unfiltered import unfiltered
@@ -229,12 +229,14 @@ def answer(n_parallel, machine, noise, n_prompt=3):
             Request(
                 main,
                 [1, i % V, *[3] * (n_prompt - 2)],
-                sampler=sampler,
-                rng=SeededRng(i),
-                proposer=None if noise is None else CombinedProposer(policy, draft, lookups),
-                verifier=VERIFIERS["exact-match"],
-                max_tokens=N_TOKENS,
-                clock=now,
+                RequestOptions(
+                    sampler=sampler,
+                    rng=SeededRng(i),
+                    proposer=None if noise is None else CombinedProposer(policy, draft, lookups),
+                    verifier=VERIFIERS["exact-match"],
+                    max_tokens=N_TOKENS,
+                    clock=now,
+                ),
             )
         )
     n_tokens = 0

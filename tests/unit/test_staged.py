@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 from spec_local.core import calls
 from spec_local.core.calls import run as run_call
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import BackendError, ContextOverflow
-from spec_local.policies.base import Policy, PolicyOptions
-from spec_local.policies.confidence import Confidence
+from spec_local.llama.vocabulary_map import IntersectionModel, VocabularyMap
+from spec_local.policies.base import Confidence, Policy, PolicyOptions
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import BestFirst, Chain
-from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import BestFirst
+from spec_local.testing import FakeModel, FakeState, decode, enumerate_outcomes
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model
 from tests.unfiltered import unfiltered

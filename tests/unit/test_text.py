@@ -5,7 +5,8 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spec_local.text import TextStream, counted, printable
+from spec_local.answers.text import TextStream
+from spec_local.text import counted, printable
 
 # Few letters, so that stop strings occur, begin, and overlap.
 TEXTS = st.text("abé🙂", max_size=40)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.sampling import Sampler
 from spec_local.lookups.forced import ForcedTokens
 from spec_local.policies.base import Policy
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import BestFirst, Chain, Drawn
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import BestFirst, Drawn
 from spec_local.reasoning.markers import Splitter, markers_of, splitter_after
 from spec_local.reasoning.thought import Thought, ThoughtTokens
+from spec_local.testing import FakeModel, FakeState, enumerate_outcomes
 from tests.unfiltered import unfiltered
 from tests.unit.generation import generate
 

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.sampling import Distribution
+from spec_local.testing import enumerate_outcomes
 from spec_local.verifiers import VERIFIERS
 from spec_local.verifiers.base import residual
-from spec_local.verifiers.tree import normalized, ratio, tree_verifier, without
+from spec_local.verifiers.tree import ratio, tree_verifier, without
 
 TREE_RULES = [name for name, verifier in VERIFIERS.items() if verifier.drawing != "one"]
 DRAWN_RULES = [name for name in TREE_RULES if VERIFIERS[name].drawing != "chosen"]
@@ -366,7 +366,8 @@ def recursive_rejection(p, q, drawn, rng):
     for token in drawn:
         if rng.accept(ratio(p, q, token)):
             return token
-        p = normalized(residual(p, q))
+        p = residual(p, q)
+        p /= p.sum()
         q = without(q, token)
     return rng.choose(p)
 

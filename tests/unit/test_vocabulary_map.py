@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.calls import run
-from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.sampling import Sampler
 from spec_local.errors import ContextOverflow, InvalidRequest, VocabularyMismatch
-from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import BestFirst, Chain, Drawn
-from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
+from spec_local.llama.vocabulary_map import IntersectionModel, VocabularyMap
+from spec_local.proposers.draft_model import Chain, DraftModel
+from spec_local.proposers.shapes import BestFirst, Drawn
+from spec_local.testing import FakeModel, enumerate_outcomes
 from tests.exact import assert_main_distribution
 from tests.proposers import ChangingVocabulary
 from tests.unfiltered import unfiltered

@@ -5,15 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.calls import run
+from spec_local.core.proposal import Limit
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.policies.base import WINDOWS, Decision, DraftReading, Offer, Policy
 from spec_local.policies.experience import Experience
-from spec_local.proposers.base import Limit
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel, Window
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.draft_model import Chain, DraftModel, Window
+from spec_local.proposers.shapes import Coupled
 from tests.proposers import adaptive, main_model
+from tests.unfiltered import unfiltered
 from tests.unit.generation import GREEDY, generate
 
 LONG = [n % 8 for n in range(5_000)]
@@ -99,6 +100,27 @@ def test_the_output_does_not_depend_on_what_is_read(numbers, n_ctx, n_prompt, ro
     proposer = CombinedProposer(Windows(numbers), draft_model(n_ctx=n_ctx, **rollback))
     output, _ = generate(main, prompt, proposer, GREEDY, draft_max=3, max_tokens=40)
     assert output == generate(main_model(8, n_ctx=2_000), prompt, None, GREEDY, max_tokens=40)[0]
+
+
+class Reads(Policy):
+    """Always drafts, from the same part of the history."""
+
+    def __init__(self, window):
+        super().__init__()
+        self.window = window
+
+    def choose(self, offer):
+        return Decision("draft", reading=DraftReading(1, self.window))
+
+
+@pytest.mark.parametrize("shape", [Chain("coupled"), Coupled(6)], ids=["chain", "tree"])
+@pytest.mark.parametrize("window", [None, 10])
+def test_both_models_draw_with_the_same_random_numbers_whatever_is_read(shape, window):
+    """They are the same, and depend on the last two tokens: each first draft token is accepted."""
+    draft = DraftModel(main_model(8), Sampler(unfiltered()), shape, n_vocab=8)
+    proposer, how = CombinedProposer(Reads(window), draft), {"rule": "exact-match", "max_tokens": 60}
+    _, end = generate(main_model(8), LONG[:20], proposer, unfiltered(), **how)
+    assert end.statistics.accepted_at[0] == end.statistics.tested_at[0] > 10
 
 
 # The adaptive policy's choice: a main model of 1 s a token, whose calls cost no more with several.

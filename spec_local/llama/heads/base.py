@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spec_local.core.calls import Call, Logits
-from spec_local.core.sequence import Limits, RollsBack, States
+from spec_local.core.sequence import Limits, States
 from spec_local.core.span import Cell
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
@@ -18,6 +18,7 @@ from spec_local.llama.heads.states import ReceivedStates
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import Batch, NativeContext
+from spec_local.llama.rollback import RollsBack
 from spec_local.llama.saved import Progress, Saved, SavedParts
 from spec_local.llama.sequence import NativeSequence
 

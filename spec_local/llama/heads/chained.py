@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
-from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.sequence import States
 from spec_local.errors import InvalidRequest
+from spec_local.llama.draft_vocabulary import DraftVocabulary
 from spec_local.llama.heads.one_token import OneTokenContext, OneTokenSequence
 from spec_local.llama.heads.states import State
 

@@ -1,16 +1,41 @@
-"""Bookkeeping of the kept states of a recurrent model's history, which determine how it can roll back.
+"""How the sequences of models roll back.
 
-A recurrent layer has one state for the whole history instead of cells with positions, so that its last tokens
-cannot simply be removed. There are two substitutes:
+A cell of the cache belongs to a position, and the last ones can be removed. A recurrent layer has one state
+for the whole history instead, so that its last tokens cannot simply be removed. There are two substitutes:
 
 - The model keeps the states after the last tokens of a call, and can return to each of them: once, until the
   next call. The state before the call is not among them.
 - A checkpoint is a copy of the whole state. The tokens after it have to be evaluated again.
 """
 
+from collections.abc import Sequence
+
+from spec_local.core.sequence import ModelSequence, common_prefix
+
+
+class RollsBack:
+    """The methods of a `ModelSequence` that can roll back to any length, and knows of no other sequences."""
+
+    def checkpoint(self) -> bool:
+        """See `ModelSequence.checkpoint`; this one needs none."""
+        return True
+
+    def stops(self, tokens: Sequence[int]) -> Sequence[int]:
+        """See `ModelSequence.stops`; this one needs none."""
+        return ()
+
+    def keep(self) -> None:
+        """See `ModelSequence.keep`; this one needs none."""
+
+    def reuse(self: ModelSequence, tokens: Sequence[int], text: Sequence[int] = ()) -> int:
+        """See `ModelSequence.reuse`."""
+        n = common_prefix(self.cached, tokens)
+        self.truncate(n)
+        return n
+
 
 class KeptStates:
-    """The kept states of one sequence; its model does what this class decides.
+    """The kept states of one recurrent sequence; its model does what this class decides.
 
     Args:
         max_rollback: number of tokens of a call, from its end, before each of which the state is kept.

@@ -1,12 +1,13 @@
-"""A fake language model and an enumerating rng, to run everything above llama.cpp without a model file.
+"""A fake language model, an enumerating rng, and the engine with one answer: all without a model file.
 
 They are part of the package so that you can prove your own proposers and verifiers lossless, too.
 """
 
 import copy
+import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
@@ -15,13 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
-from spec_local.core.draft_vocabulary import DraftVocabulary
-from spec_local.core.kept_states import KeptStates
 from spec_local.core.proposal import ROOT, check_path
-from spec_local.core.sequence import Limits, Rollback, RollsBack, States, common_prefix
+from spec_local.core.sequence import Limits, MainSequence, States, common_prefix
+from spec_local.engine.engine import Engine
+from spec_local.engine.events import Event, Failed
+from spec_local.engine.request import Request, RequestOptions
 from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.llama.draft_vocabulary import DraftVocabulary
+from spec_local.llama.rollback import KeptStates, RollsBack
 
 Outcome = TypeVar("Outcome", bound=Hashable)
+_USUAL = Limits(n_vocab=16, n_ctx=256, max_tokens=32, max_logits=17, max_branches=16, max_rollback=0)
+"""Limits of a fake model, unless others are given."""
 
 
 class FakeContext:
@@ -75,8 +81,9 @@ class FakeModel(RollsBack):
         noise: deviation of the logits from those at noise 0, for a draft model that resembles its main model.
         scale: standard deviation of the logits; a large one gives confident predictions.
         order: number of tokens that the next one depends on.
-        n_ctx, max_tokens, max_logits, max_branches, rollback, max_rollback: see `Limits`.
         draft_vocabulary: the tokens that have logits, of this sequence alone; None: all.
+        limits: fields of `Limits`, such as ``n_ctx=8``. `max_rollback` is only for one that cannot roll back
+            to any length, which has no branches.
 
     Attributes:
         calls: number of tokens of each call of this sequence.
@@ -91,34 +98,22 @@ class FakeModel(RollsBack):
         noise: float = 0.0,
         scale: float = 2.0,
         order: int = 2,
-        n_ctx: int = 256,
-        max_tokens: int = 32,
-        max_logits: int = 17,
-        max_branches: int = 16,
-        rollback: Rollback = "any",
-        max_rollback: int = 0,
         draft_vocabulary: DraftVocabulary | None = None,
+        **limits: Any,
     ) -> None:
-        is_free = rollback == "any"
-        self.limits = Limits(
-            n_vocab,
-            n_ctx,
-            max_tokens,
-            max_logits,
-            max_branches if is_free else 1,
-            rollback,
-            n_ctx if is_free else max_rollback,
-            draft_tokens=draft_vocabulary.tokens if draft_vocabulary else None,
-        )
+        tokens = draft_vocabulary.tokens if draft_vocabulary else None
+        own = replace(_USUAL, n_vocab=n_vocab, draft_tokens=tokens, **limits)
+        is_free = own.rollback == "any"
+        self.limits = replace(own, max_rollback=own.n_ctx) if is_free else replace(own, max_branches=1)
         self._draft_vocabulary = draft_vocabulary
-        self._states = KeptStates(max_rollback)
+        self._states = KeptStates(own.max_rollback)
         self._seed, self._noise, self._scale, self._order = seed, noise, scale, order
         self._tokens: list[int] = []
         self._tree: list[tuple[int, int]] = []  # token and parent of each node
         self.positions: list[int] = []
         self._tree_positions: list[int] = []
         self.calls: list[int] = []
-        self.context = FakeContext(n_vocab, max_tokens, max_logits)
+        self.context = FakeContext(n_vocab, own.max_tokens, own.max_logits)
         self.context.sequences.append(self)
 
     def new_sequence(self) -> "FakeModel":
@@ -404,3 +399,39 @@ def enumerate_outcomes(run: Callable[[_ReplayRng], Outcome]) -> dict[Outcome, fl
                 script = [*rng.taken[:step], later[0]]
                 break
     return dict(outcomes)
+
+
+def decode(
+    main: MainSequence,
+    prompt: Sequence[int],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    **options: Any,
+) -> Iterator[Event]:
+    """Continue a prompt with exactly the main model's distribution: the engine with a single answer.
+
+    Args:
+        main, prompt: see `Request`. options: fields of `RequestOptions`.
+
+    Yields:
+        one `Prefilled`, a `Step` per call of the main model, one `Finished`. The iterator may be closed
+        early: both caches then contain only tokens of the history.
+
+    Raises:
+        InvalidRequest, ContextOverflow: see `Request`; raised before anything is evaluated.
+        BackendError: a call of a model failed; the caches contain a prefix of the history.
+    """
+    request = Request(main, prompt, RequestOptions(clock=clock, **options))
+    return _events(request, Engine(clock=clock))
+
+
+def _events(request: Request, engine: Engine) -> Iterator[Event]:
+    engine.add(request)
+    try:
+        while engine.requests:
+            for _, event in engine.step():
+                if isinstance(event, Failed):
+                    raise event.exception
+                yield event
+    finally:
+        engine.remove(request)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_local.core.kept_states import KeptStates
+from spec_local.llama.rollback import KeptStates
 
 
 @pytest.fixture

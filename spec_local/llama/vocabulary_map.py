@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
-from spec_local.core.sequence import Limits, ModelSequence, RollsBack, common_prefix
+from spec_local.core.sequence import Limits, ModelSequence, common_prefix
 from spec_local.errors import InvalidRequest, VocabularyMismatch
+from spec_local.llama.rollback import RollsBack
 
 _TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
 
