@@ -74,7 +74,7 @@ def test_errors_come_before_a_model_is_loaded(inside, folder, tmp_path):
     assert "cut.gguf" in inside.one_line(generate("look"), 1)
     for command in ("generate", "run", "chat"):
         for path, reason in (
-            ("notes.txt", "notes.txt: the file is not a JPEG, PNG, GIF, WebP or BMP image"),
+            ("notes.txt", "notes.txt: the file is neither a JPEG, PNG, GIF, WebP or BMP image"),
             ("missing.png", "missing.png does not exist"),
             (".", ". is not a regular file"),
         ):
@@ -205,9 +205,9 @@ def test_images_in_a_chat(person, folder):
 def test_errors_in_a_chat(person, folder):
     p, _ = person()
     for line, reason in (
-        ("/image notes.txt", "notes.txt: the file is not a JPEG"),
+        ("/image notes.txt", "notes.txt: the file is neither a JPEG"),
         ("/image missing.png what is it", "missing.png does not exist"),
-        ("see @notes.txt", "notes.txt: the file is not a JPEG"),
+        ("see @notes.txt", "notes.txt: the file is neither a JPEG"),
         ("/missing/a.png hello", "/missing/a.png is not a command"),
     ):
         assert reason in p.say(line)

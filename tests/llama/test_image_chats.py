@@ -102,7 +102,7 @@ def test_saved_and_loaded(chat, session, images, tmp_path):
     ("change", "reason"),
     [
         ({"data": "%%%"}, "messages.0.images.0: a.png: the file's base64 is invalid"),
-        ({"data": base64.b64encode(b"text").decode()}, "messages.0.images.0: a.png: the file is not a JPEG"),
+        ({"data": base64.b64encode(b"text").decode()}, "messages.0.images.0: a.png: the file is neither"),
         ({"data": ""}, "messages.0.images.0: a.png: the file is empty"),
         ({"at": 9}, "is not a saved conversation: messages[0].images: give pairs"),
         ({"at": -1}, "is not a saved conversation (messages.0.images.0.at"),
