@@ -10,7 +10,8 @@ import pytest
 
 from spec_local.conversion import eagle
 from spec_local.conversion.checkpoint import Checkpoint
-from spec_local.conversion.convert import convert_head
+from spec_local.conversion.convert import convert_head, is_head
+from spec_local.conversion.writer import write_head
 from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelError, ModelFileError
 from spec_local.llama.gguf_tensors import end_of_tensors
@@ -106,6 +107,13 @@ def test_logits_of_a_block_are_those_of_pytorch(open_pair, matrices, layout):
             rows = [run(head.call(PROMPT[len(head.cached) : n], n_logits=1, n_draft=4))[0].copy()]
             rows += [run(head.call([token], n_logits=1))[0].copy() for token in DRAFTED]
             agree(rows, reference.block(matrices[0], PROMPT[:n], states[: n - 1], 4))
+
+
+def test_a_norm_of_another_width(main_path, header, tmp_path):
+    head = convert(tmp_path / "folder", header, HEADS["EAGLE-3.1"])
+    head = replace(head, arrays={"output_norm": np.ones(63, np.float32)})
+    with pytest.raises(ModelError, match="its output has a norm of width 63"):
+        write_head(tmp_path / "head.gguf", head, header, "F32")
 
 
 @pytest.mark.parametrize("layout", ["vLLM", "P-EAGLE", "P-EAGLE, one layer"])
@@ -225,6 +233,7 @@ def test_the_mask_token_and_the_size_of_a_block(tmp_path, header):
         found = convert(tmp_path, header, HEADS[name])
         assert (found.mask, found.fields["block_size"], found.layout) == (MASK, size, "P-EAGLE")
     assert convert(tmp_path, header, HEADS["vLLM"]).layout == "EAGLE-3"
+    assert is_head({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "ptd_token_id": MASK})
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     why = difference(main, head.number("target_hidden_size"), layers, n_vocab, own_width)
     if not why and head.n_layers != 1:
         why = f"it has {head.n_layers} layers instead of one"
+    norm = array(head.path, f"{head.architecture}.output_norm")
+    if norm is not None and norm.shape != (head.n_embd,):
+        why = why or f"its output has a norm of width {len(norm)}"
     if head.n_later:
         LaterModel(head, weights=False).close()
     return layer_inputs(name, "an EAGLE-3 head", main, layers, why)
