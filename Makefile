@@ -30,7 +30,7 @@ test: .venv/installed-dev .venv/all-kernels .venv/rpc .venv/libraries/installed 
 
 # With the lowest versions that pyproject.toml allows; the tests of training need PyTorch.
 test-lowest: .venv/lowest/installed
-	.venv/lowest/bin/python -m pytest -n auto --ignore-glob='*/test_training_*' tests/unit
+	.venv/lowest/bin/python -m pytest -n auto --ignore-glob='*/test_training_*' --ignore-glob='*/test_torch_*' tests/unit
 	.venv/lowest/bin/python -m pytest -n auto tests/cli/test_help.py tests/cli/test_completion.py tests/cli/test_defaults.py
 
 # On a GPU, or with a driver that computes on the CPU: see tools/test_vulkan.py.
@@ -81,7 +81,7 @@ format: .venv/installed-dev
 	$(PYTHON) -m venv .venv/lowest
 	.venv/lowest/bin/python -m pip install --quiet --disable-pip-version-check --find-links .venv/wheels \
 		--constraint requirements-lowest.txt --editable '.[serve]' \
-		pytest pytest-xdist hypothesis jsonschema 'openai>=3,<4' 'anthropic>=2,<3'
+		pytest pytest-xdist hypothesis jsonschema pexpect 'openai>=3,<4' 'anthropic>=2,<3'
 	@touch $@
 
 # Clients of specdec serve that are tested in an environment of their own: some exclude each other's newest versions.

@@ -435,7 +435,7 @@ class Session:
         prepared = self._answers.check(0, prompt, settings, cancelled)
         self._end_answer()
         running = self._answers.begin(prepared, self._slots[0], clock)
-        events = self._answers.one(running, clock, on_read or ignore)
+        events = self._answers.generate(running, clock, on_read or ignore)
         if chat:
             events = chat.answered(events, chat.splitter())
         return self._lock.start(events)
@@ -502,7 +502,7 @@ class Session:
             chats[index] = AnswerReader(chat, chat.splitter())
             return ChatPrompt(chat.prompt(), chat.splitter()), settings
 
-        many = self._answers.many(
+        many = self._answers.generate_many(
             Engine(self._factory.planner, clock, totals),
             zip(prompts, _of_each(settings, changes), strict=False),
             read,

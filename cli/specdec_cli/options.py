@@ -229,7 +229,7 @@ class ModelOptions:
     main: str | None = main_option()
     draft: str | None = draft_option()
     ctx: int | None = option(
-        "--ctx", "-c", help="Context size in tokens (default: 4096, or the model's maximum)."
+        "--ctx", "-c", help="Context size in tokens (default: 4096, or less if the model has less)."
     )
     no_spec: bool = option(default=False, help="Decode without speculation.")
     threads: int | None = _machine(

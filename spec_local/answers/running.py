@@ -192,7 +192,7 @@ class RunningAnswers:
         text = AnswerText(vocabulary, settings, clock, store, closed_at)
         return Running(prompt, slot, request, text)
 
-    def one(
+    def generate(
         self, running: Running, clock: Callable[[], float], on_read: OnRead
     ) -> Generator[Prefilled | Text | Done, None, None]:
         """The events of one answer; its errors are raised."""
@@ -218,7 +218,7 @@ class RunningAnswers:
             self._saver.end()
             self._saver.finish()
 
-    def many(
+    def generate_many(
         self,
         engine: Engine,
         prompts: Iterator[tuple[Any, GenerationSettings]],

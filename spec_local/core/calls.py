@@ -11,7 +11,7 @@ model, and resumes each with its logits. `run` runs one alone. There is no event
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -53,10 +53,6 @@ class Call(Generic[_Sequence]):
         if self.appends:
             self.sequence.commit(range(len(self.tokens)))  # type: ignore[attr-defined]
         return logits
-
-
-Calls = Coroutine[Call[Any], Logits, _Result]
-"""A coroutine that awaits calls of models, and nothing else."""
 
 
 class TimedCall(NamedTuple):

@@ -1,4 +1,4 @@
-"""The seam: what the engine and the proposers know of a model.
+"""The interface of a model: what the engine and the proposers know of it.
 
 A `ModelSequence` is one token sequence of a model, the main model's or the draft's: a history in its cache,
 and a tree of draft tokens on top. The sequences of a context, one for each answer that runs at the same
@@ -134,7 +134,7 @@ class ModelSequence(Protocol):
         """Make the history a prefix of `tokens`: the longest that a sequence or a prompt cache has.
 
         Args:
-            text: further tokens of the same text, which may then have logits: see `Limits.draft_tokens`.
+            text: further tokens of the prompt, which may then have logits: see `Limits.draft_tokens`.
 
         Returns:
             number of the first tokens of `tokens` that are known: of a head, those whose states it need not
@@ -153,7 +153,7 @@ class ModelSequence(Protocol):
     def stops(self, tokens: Sequence[int]) -> Sequence[int]:
         """Lengths of this history, after `reuse`, at which to call `keep` while the rest is evaluated.
 
-        They are where other texts are likely to part from it, ascending. A model that can roll back to any
+        Ascending; other prompts are likely to diverge from this one there. A model that can roll back to any
         length needs none.
         """
 

@@ -1,8 +1,8 @@
-"""Spans: parts of a prompt that have vectors in place of tokens, such as a picture.
+"""Spans: parts of a prompt that are embeddings in place of tokens, such as a picture.
 
-A prompt is a list of token ids. A span stands in it as one `Cell` for each entry that it takes in the cache.
-A cell is a negative int, made from the span's identity: lists with the same cells have the same content, so
-that comparing, storing and hashing prompts needs no other rule for pictures. Answers have no cells.
+A prompt is a list of token ids. A span stands in it as one `Cell` for each cell that it takes in the KV
+cache: a negative int, made from the span's identity. Lists with the same cells have the same content, so that
+comparing, storing and hashing prompts needs no other rule for pictures. Answers have no cells.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ Vectors = NDArray[np.float32]
 
 
 class Span:
-    """A part of a prompt that is evaluated as vectors, whole, and in a call of its own.
+    """A part of a prompt that is evaluated as embeddings, whole, and in a call of its own.
 
     Args:
-        identity: bytes that no span with other vectors or positions has.
+        identity: bytes that no span with other embeddings or positions has.
         offsets: int32 (n_cells, n_axes): position of each cell relative to the first one's. For models that
             rotate by several positions (M-RoPE), there are three axes: time, row and column.
         n_positions: positions that the span takes: the token after it is at so many after its first cell.
-        encode: computes the vectors, float32 (n_cells, width); it may take seconds. It is kept as `vectors`.
+        encode: computes the embeddings, float32 (n_cells, width); it may take seconds. Kept as `vectors`.
         is_causal: whether a cell attends only to those before it, and not to all of the span.
         placeholder: the token that stands for a cell where only tokens can be read, such as in a head.
     """
@@ -65,7 +65,7 @@ class Cell(int):
         return cell
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        return int, (int(self),)  # in another process, it is still the same beginning of a prompt
+        return int, (int(self),)  # in another process, it still compares equal
 
 
 def whole(tokens: Sequence[int], n: int) -> int:

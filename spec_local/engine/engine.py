@@ -4,10 +4,10 @@ Requests advance at different rates. One that fails or ends disturbs no other.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from spec_local.core.calls import Call, Calls, Timer, together
+from spec_local.core.calls import Call, Timer, together
 from spec_local.core.proposal import CallLoad, Proposal
 from spec_local.core.sequence import Context
 from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics, Step
@@ -198,7 +198,7 @@ class Engine:
     @staticmethod
     def _drafting(
         contexts: list[Context], decoding: Sequence[Request], reading: Sequence[Request], load: CallLoad
-    ) -> Iterator[Calls[bool | None]]:
+    ) -> Iterator[Awaitable[bool | None]]:
         """Yield the coroutine of each request that drafts, then of each that reads its prompt."""
         for request in decoding:
             context = request.main.context

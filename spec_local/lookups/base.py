@@ -17,15 +17,17 @@ class Lookup(Protocol):
     def find(self, history: Sequence[int], limit: Limit) -> Proposal:
         """Candidates after `history` within the limit, with their confidence; often none.
 
-        Siblings are in descending order of confidence, which policies calibrate with observed acceptance
-        rates.
+        The confidence of a token is the estimated probability that it is accepted if its parent is; policies
+        calibrate it with observed acceptance rates. Siblings are in descending order of confidence.
 
-        A lookup may keep state about the history: the list that the decoding loop passes only grows. If
-        another list is passed, it must be compared with the previous one.
+        Args:
+            history: prompt and output, without cells of spans; draft tokens may follow, which are to be
+                continued. A lookup may keep state about it: the list that the decoding loop passes only
+                grows. If another list is passed, it must be compared with the previous one.
         """
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
-        """Receive the main model's logits (n, V), a view: row i scores the token after tokens[i]."""
+        """Receive the main model's logits (n, V) of a step, a view: see `Proposer.observe`."""
 
 
 def match_confidence(match: int, seen: int = 1, share: float = 1.0) -> float:

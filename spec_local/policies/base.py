@@ -56,7 +56,7 @@ class Offer:
         limit: the largest proposal allowed, and the load of the call that verifies it.
         candidates: what each lookup found, at least one token each.
         readings: parts of the history that the draft model may draft from, the longest one last; only the
-            one that it has read, if little is unread. None: there is no draft model, or no room in its
+            one that it has read, if little is unread. Empty: there is no draft model, or no room in its
             context.
     """
 

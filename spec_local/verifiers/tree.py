@@ -20,6 +20,7 @@ NodeRule = Callable[[Floats, Floats, Sequence[int], Rng], int]
 
 p, q: float64 (V,), the main and the draft model's distribution at the node; must not be modified.
 drawn: tokens of the node's children, in draw order.
+token: drawn from p, over all draws of the children and of the rng; a child that has it is accepted.
 """
 
 

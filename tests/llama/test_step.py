@@ -3,6 +3,7 @@
 These numbers may fall. If one has to rise, see first whether something only forwards.
 """
 
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -21,20 +22,20 @@ MEMBERS = {
 }
 
 
-def step_of(events):
-    """The files with a Python call of the package until the next event, and the number of these calls."""
+def calls_of(function, *args):
+    """What a function returns, and the file and the name of each Python call of the package that it makes."""
     calls = []
 
     def profile(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            calls.append(frame.f_code.co_filename)
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            calls.append((code.co_filename.removeprefix(PACKAGE + "/"), code.co_qualname))
 
     sys.setprofile(profile)
     try:
-        next(events)
+        return function(*args), calls
     finally:
         sys.setprofile(None)
-    return set(calls), len(calls)
 
 
 def test_a_step_passes_few_files_and_calls(tmp_path):
@@ -48,12 +49,27 @@ def test_a_step_passes_few_files_and_calls(tmp_path):
         draft_max=2,
     )
     with Session.open(path, path, n_ctx=1024, threads=1) as session:
-        events = iter(session.generate("one two three four", settings))
+        events, calls_before = calls_of(session.generate, "one two three four", settings)
         for _ in range(15):
             next(events)
-        files, calls = zip(*(step_of(events) for _ in range(11)), strict=True)
-    assert len(set.union(*files)) <= N_FILES
-    assert statistics.median(calls) <= N_CALLS
+        steps = [calls_of(next, events)[1] for _ in range(11)]
+    assert len({file for calls in steps for file, _ in calls}) <= N_FILES
+    assert statistics.median(map(len, steps)) <= N_CALLS
+    _check_page([*calls_before, *steps[0]])
+
+
+def _check_page(calls):
+    """The page for contributors names functions in the order in which they are called, and their files."""
+    page = (Path(__file__).parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
+    path = page.split("## The path of one token")[1].split("```")[1]
+    named = re.findall(r"^ *(\w+\.\w+)(?: +(.*))?$", path, re.MULTILINE)
+    assert len(named) > 20
+    calls = iter(calls)
+    for name, text in named:
+        file = next((file for file, called in calls if called == name), None)
+        assert file, f"{name} is not called there"
+        given = re.match(r"[\w/]+\.py", text)
+        assert not given or given[0] == file, name
 
 
 def test_the_seam_has_twelve_members():

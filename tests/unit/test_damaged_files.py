@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries
@@ -42,7 +41,6 @@ from spec_local.server.learning import training_child
 from spec_local.settings import GenerationSettings
 from spec_local.system.files import read_text
 from spec_local.system.toml_file import ConfigFile
-from spec_local.training import recipe
 from specdec_cli import chat_editor, draft_versions
 from tests.checkpoints import write_checkpoint
 from tests.stored_models import add_to_hub_cache, add_to_ollama, write_header
@@ -165,6 +163,9 @@ def record_of_a_training(home, main):
 
 
 def journal(home, main):
+    pytest.importorskip("torch")  # make test-lowest has none
+    from spec_local.training import recipe
+
     path = home / "journal.json"
     content = b'{"settings": {"main": "0"}, "n_tokens": 5, "curve": [{"n_read": 1}]}'
     return Kind(path, content, lambda: recipe._load(path, {}), raises=True)
@@ -264,6 +265,7 @@ def published_head(name):
         tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2])}
         folder = write_checkpoint(home / "published", {"hidden_size": 3}, tensors)
         if name.endswith(".bin"):
+            torch = pytest.importorskip("torch")
             torch.save({key: torch.tensor(values) for key, values in tensors.items()}, folder / name)
             (folder / "model.safetensors").unlink()
 

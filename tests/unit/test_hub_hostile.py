@@ -278,6 +278,9 @@ class FailingDisk:
                     disk.count("write")
                     return file.write(data)
 
+                def tell(self):
+                    return file.tell()
+
             return Failing()
 
         return wrapped

@@ -119,10 +119,10 @@ def test_it_takes_milliseconds():
     recent = [KnownPrompt.of(joined(text(20_000), text(5000, i)).tolist()) for i in range(1, 33)]
     seconds = []
     for _ in range(9):
-        started = time.perf_counter()
+        started = time.thread_time()
         assert read_again(prompt, 412, recent).position == 412
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.02  # 2 to 4 ms if nothing else runs
+        seconds.append(time.thread_time() - started)
+    assert min(seconds) < 0.02  # 2 to 4 ms of the processor
 
 
 class Log:

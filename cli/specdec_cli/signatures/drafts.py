@@ -20,9 +20,9 @@ class DraftQuantizeOptions:
     """Quantize a model for use as a draft model, and print the path of the copy.
 
     A Q4_0 copy of a draft model (with --for MAIN) can be twice as fast, at nearly
-    the same acceptance rate. A copy of the main model can be its draft model: this
-    pays off if the main model is F16, but hardly if it is Q8_0. The command first
-    shows the expected speed-up.
+    the same acceptance rate. A copy of the main model can be its draft model:
+    this pays off if the main model is F16, but hardly if it is Q8_0. The command
+    first shows the expected speed-up.
 
     Examples:
 
@@ -277,8 +277,8 @@ class TuneOptions:
     """Measure how long calls of the models take on this machine, and show when speculation pays off.
 
     Later sessions with these models use the results. Without them, the first
-    session measures by itself for about a second, less accurately. With a GPU, the
-    models are measured on it and on the CPU, to find where each is faster.
+    session measures by itself for about a second, less accurately. With a GPU,
+    the models are measured on it and on the CPU, to find where each is faster.
 
     Examples:
 

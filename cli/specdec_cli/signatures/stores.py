@@ -92,8 +92,9 @@ class ModelsCheckOptions:
     """Check whether a draft model or head fits a main model: vocabulary, memory, expected speed-up.
 
     Only the headers of the files are read. The expected speed-up comes from costs
-    that specdec tune MAIN DRAFT has measured, or else from the sizes of the models.
-    Without a draft, the main model's projector, with which it sees images or hears, is checked.
+    that specdec tune MAIN DRAFT has measured, or else from the sizes of the
+    models. Without a draft, the main model's projector, with which it sees images
+    or hears, is checked.
 
     Examples:
 
