@@ -29,6 +29,7 @@ from tests.reference_head import ReferenceAssistant, ReferenceHead
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.tiny_layered_heads import ReferenceLayeredHead, write_layered_eagle
 from tests.unfiltered import unfiltered
 from tools.record_llama_drafts import DATA, N_DRAFT, write_models
 
@@ -64,6 +65,21 @@ def dspark_path(folder):
 
 
 @pytest.fixture(scope="module")
+def layered_path(folder, main_path):
+    return write_layered_eagle(folder / "layered.gguf", main_path)
+
+
+@pytest.fixture(scope="module")
+def peagle_path(folder, main_path):
+    return write_layered_eagle(folder / "peagle.gguf", main_path, "peagle")
+
+
+@pytest.fixture(scope="module")
+def peagle1_path(folder, main_path):
+    return write_layered_eagle(folder / "peagle1.gguf", main_path, "peagle1")
+
+
+@pytest.fixture(scope="module")
 def mtp_path(folder):
     return write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1)
 
@@ -92,7 +108,9 @@ class Pair:
         return mains, heads
 
     def reference(self, main):
-        if self.kind == "assistant":
+        if self.kind in ("layered", "peagle", "peagle1"):
+            reference = ReferenceLayeredHead(self.kind, self.main.path)
+        elif self.kind == "assistant":
             reference = ReferenceAssistant(self.main, self.head)
         elif self.kind == "dflash2":
             reference = ReferenceDFlash2(self.head.path, self.main.path)
@@ -112,6 +130,9 @@ class Pair:
 
 PATHS = {  # fixtures of the files of the main model and of the head
     "eagle": ("main_path", "eagle_path"),
+    "layered": ("main_path", "layered_path"),
+    "peagle": ("main_path", "peagle_path"),
+    "peagle1": ("main_path", "peagle1_path"),
     "mtp": ("mtp_path", "mtp_path"),
     "dflash": ("main_path", "dflash_path"),
     "dspark": ("main_path", "dspark_path"),
