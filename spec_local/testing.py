@@ -4,6 +4,7 @@ They are part of the package so that you can prove your own proposers and verifi
 """
 
 import copy
+import functools
 import time
 from bisect import bisect_right
 from collections import defaultdict
@@ -63,6 +64,17 @@ class FakeContext:
             found.append(self._buffer[start:end])
             start = end
         return found
+
+
+@functools.lru_cache(1 << 16)  # an enumeration asks for each of them thousands of times
+def _random_logits(
+    n_vocab: int, seed: int, noise: float, scale: float, context: tuple[int, ...]
+) -> NDArray[np.float32]:
+    key = [seed, *(t + 2 for t in context)]
+    values = np.random.default_rng(key).normal(size=n_vocab)
+    if noise:
+        values += noise * np.random.default_rng([*key, 1]).normal(size=n_vocab)
+    return (values * scale).astype(np.float32)
 
 
 def fake_state(history: Sequence[int]) -> tuple[float, float]:
@@ -135,12 +147,8 @@ class FakeModel(RollsBack):
 
     def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
         """float32 (V,) after this history, regardless of the cache."""
-        context = [len(history) if len(history) < self._order else -1, *history[-self._order :]]
-        key = [self._seed, *(t + 2 for t in context)]
-        values = np.random.default_rng(key).normal(size=self.n_vocab)
-        if self._noise:
-            values += self._noise * np.random.default_rng([*key, 1]).normal(size=self.n_vocab)
-        return (values * self._scale).astype(np.float32)
+        context = (len(history) if len(history) < self._order else -1, *history[-self._order :])
+        return _random_logits(self.n_vocab, self._seed, self._noise, self._scale, context).copy()
 
     def call(
         self,

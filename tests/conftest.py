@@ -7,6 +7,8 @@ Threads of llama.cpp that wait for each other sleep. By default they spin, and w
 cores, each spins through the time that the others need: tests of two threads took 80 times as long.
 """
 
+import asyncio
+import inspect
 import os
 import sys
 import time
@@ -20,8 +22,20 @@ from spec_local.system import machine
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the OpenMP library is loaded
 
-settings.register_profile("repeatable", derandomize=True, max_examples=50)
+# No deadline: an example of milliseconds takes a second where other programs use the processor.
+settings.register_profile("default", deadline=None)
+settings.register_profile("repeatable", derandomize=True, max_examples=50, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run tests that are coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

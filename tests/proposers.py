@@ -96,10 +96,14 @@ def main_model(n_vocab, **kwargs):
     return FakeModel(n_vocab, seed=2, scale=1.0, **kwargs)
 
 
-def draft(noise, shape=Chain):
+def draft(noise, shape=Chain, kind=DraftModel, vocabulary=None, lookups=lambda sampler: (), **options):
+    """A draft model. vocabulary: the part that it drafts. lookups: whose tokens are staged."""
+
     def make(sampler, n_vocab, is_end=lambda token: False, model=None):
-        model = model or main_model(n_vocab, noise=noise)
-        return DraftModel(model, sampler, shape(), n_vocab=n_vocab, is_end=is_end)
+        part = vocabulary and vocabulary(n_vocab)
+        model = model or main_model(n_vocab, noise=noise, draft_vocabulary=part)
+        found = lookups(sampler)
+        return kind(model, sampler, shape(), n_vocab=n_vocab, is_end=is_end, lookups=found, **options)
 
     return make
 
@@ -122,12 +126,7 @@ class ChangingVocabulary:
 
 def trimmed(shape=Chain):
     """A draft model that drafts a part of the vocabulary, another one in each call."""
-
-    def make(sampler, n_vocab, is_end=lambda token: False):
-        model = main_model(n_vocab, noise=0.5, draft_vocabulary=ChangingVocabulary(n_vocab))
-        return DraftModel(model, sampler, shape(), n_vocab=n_vocab, is_end=is_end)
-
-    return make
+    return draft(0.5, shape, vocabulary=ChangingVocabulary)
 
 
 class ChangingWindow(DraftModel):
@@ -144,25 +143,14 @@ class ChangingWindow(DraftModel):
 
 def windowed(shape=Chain, vocabulary=None):
     """A draft model that has read different parts of the history, and may draft a part of the vocabulary."""
-
-    def make(sampler, n_vocab, is_end=lambda token: False):
-        model = main_model(n_vocab, noise=0.5, draft_vocabulary=vocabulary and vocabulary(n_vocab))
-        return ChangingWindow(model, sampler, shape(), n_vocab=n_vocab, is_end=is_end)
-
-    return make
+    return draft(0.5, shape, ChangingWindow, vocabulary)
 
 
 def staged(how):
     """A draft model with staged tokens from prompt lookup."""
-
-    def make(sampler, n_vocab, is_end=lambda token: False):
-        lookup = PromptLookup(longest=3, shortest=1)
-        model = main_model(n_vocab, noise=0.5)
-        return DraftModel(
-            model, sampler, Chain(how), n_vocab=n_vocab, is_end=is_end, lookups=[lookup], n_staged=2
-        )
-
-    return make
+    return draft(
+        0.5, lambda: Chain(how), lookups=lambda sampler: [PromptLookup(longest=3, shortest=1)], n_staged=2
+    )
 
 
 def forced(sampler, n_vocab, is_end=None):
@@ -173,14 +161,10 @@ def forced(sampler, n_vocab, is_end=None):
 def staged_forced(how):
     """A draft model with staged forced tokens."""
 
-    def make(sampler, n_vocab, is_end=lambda token: False):
-        lookups = [ForcedTokens(sampler.constraint)] if sampler.constraint else []
-        model = main_model(n_vocab, noise=0.5)
-        return DraftModel(
-            model, sampler, Chain(how), n_vocab=n_vocab, is_end=is_end, lookups=lookups, n_staged=2
-        )
+    def lookups(sampler):
+        return [ForcedTokens(sampler.constraint)] if sampler.constraint else []
 
-    return make
+    return draft(0.5, lambda: Chain(how), lookups=lookups, n_staged=2)
 
 
 def other_draft(more):

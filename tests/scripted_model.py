@@ -32,8 +32,17 @@ _THINKING["kept"] = _THINKING["both markers"]
 def write_thinking_model(path, kind):
     """Write a model with one of `THINKING_TEMPLATES` that always generates `THOUGHT` and `ANSWER`."""
     before, script = _THINKING[kind]
-    more = CHANNELS if kind == "channels" else _MARKERS
-    return write_scripted_model(path, THINKING_TEMPLATES[kind], before, script, more)
+    return write_scripted_model(path, THINKING_TEMPLATES[kind], before, script, _markers(kind))
+
+
+def closing_tokens(kind):
+    """The tokens with which such a model begins to close its reasoning."""
+    tokens, *_ = tiny.vocabulary(list(dict.fromkeys([*_markers(kind), *_THINKING[kind][1]])))
+    return [tokens.index(text) for text in ("\n</th", "</think>", "<|end|>") if text in tokens]
+
+
+def _markers(kind):
+    return CHANNELS if kind == "channels" else _MARKERS
 
 
 def write_scripted_model(path, template, before, script, more=(), control=()):

@@ -73,14 +73,30 @@ def write_tiny_eagle(
     else:
         writer.add_tokenizer_model("none")
 
+    matrices = eagle_matrices(n_draft_vocab)
+    if n_draft_vocab:
+        writer.add_tensor("d2t", matrices.pop("d2t"))
+    for name, weights in matrices.items():
+        writer.add_tensor(name, weights)
+    shape = (N_EMBD, len(layers) * target_width)
+    writer.add_tensor("fc.weight", tiny.random_weights("fc", shape, _NOISE * shape[1] ** -0.5, 1, 0))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
+    return tiny.finish(writer, path)
+
+
+def eagle_matrices(n_draft_vocab: int | None) -> dict[str, np.ndarray]:
+    """The matrices of a head by llama.cpp's names, and ``d2t`` if it drafts a part of the tokens."""
+    tokens, _, _ = tiny.vocabulary(())
     output = tiny.random_weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, 0, 0)
     output[: len(tiny.CONTROL_TOKENS) + 1] = 0
+    found = {}
     if n_draft_vocab:
         chosen = np.random.default_rng(0).choice(len(tokens), n_draft_vocab, replace=False)
         ids = np.sort(chosen)
-        writer.add_tensor("d2t", ids.astype(np.int64))
+        found["d2t"] = ids.astype(np.int64)
         output = output[ids]
-    writer.add_tensor("output.weight", output)
+    found["output.weight"] = output
     token_part = np.hstack([np.eye(N_EMBD), np.zeros((N_EMBD, N_EMBD))])
     known = {
         "attn_q": 3 * token_part,
@@ -94,12 +110,8 @@ def write_tiny_eagle(
     for name, weights in known.items():
         full = f"blk.0.{name}.weight"
         random = tiny.random_weights(full, weights.shape, weights.shape[1] ** -0.5, 1, 0)
-        writer.add_tensor(full, (weights + _NOISE * random).astype(np.float32))
-    shape = (N_EMBD, len(layers) * target_width)
-    writer.add_tensor("fc.weight", tiny.random_weights("fc", shape, _NOISE * shape[1] ** -0.5, 1, 0))
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
-    return tiny.finish(writer, path)
+        found[full] = (weights + _NOISE * random).astype(np.float32)
+    return found
 
 
 def _add_shape(writer: gguf.GGUFWriter, n_vocab: int, n_layers: int, n_head_kv: int) -> None:

@@ -4,12 +4,12 @@ import contextlib
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from spec_local.llama import rpc as rpc_backend
 from spec_local.llama.workers import silent
+from tests.waiting import wait_until
 
 needs_backend = pytest.mark.skipif(
     not rpc_backend.built(), reason="there is no RPC backend: specdec doctor --fix rpc"
@@ -31,10 +31,7 @@ class Worker:
         command = [sys.executable, "-m", "specdec_cli", "worker", "--port", str(self.port), "--threads", "1"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, env=self._environment, stdout=pipe, stderr=pipe)
-        deadline = time.monotonic() + 30
-        while silent([self.address]):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not silent([self.address]))
 
     def kill(self):
         """Kill it; return what it wrote on stdout."""

@@ -13,11 +13,15 @@ from spec_local.conversion.writer import write_head
 from spec_local.errors import ModelError
 from spec_local.llama.headers import open_header
 from spec_local.llama.heads.choose import choose_head
+from spec_local.llama.model import size_label
 from spec_local.system.files import check_target
 
 _LAYOUTS = (eagle, block, mtp)
 """Each with `recognizes` and `convert`; the first that recognizes a folder converts it."""
-_OF_HEADS = ("draft_vocab_size", "eagle_config", "dflash_config", "speculators_model_type")
+_OF_HEADS = (
+    *("draft_vocab_size", "eagle_config", "dflash_config", "speculators_model_type"),
+    *("ptd_token_id", "parallel_drafting"),
+)
 _NAMES = re.compile(r"eagle|dflash|dspark|speculator", re.IGNORECASE)  # in the names of architectures
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of a part of a split model
 
@@ -78,4 +82,7 @@ def convert_head(
         output = output or main.with_name(f"{head.architecture}-{_ending(main, name)}")
         check_target(output, main, force=force)
         log(f"converting {name} ({head.layout}) for {main.name} to {kind}")
-        return write_head(output, head, model, kind, {"general.name": name})
+        origin = {"general.name": name}
+        if head.rest:  # which llama.cpp does not count
+            origin["general.size_label"] = size_label(head.n_parameters)
+        return write_head(output, head, model, kind, origin)

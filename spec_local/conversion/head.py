@@ -1,7 +1,8 @@
 """A head as it is written into a GGUF file, whatever the layout it was converted from."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class ConvertedHead:
         tensors: by llama.cpp's names, such as ``blk.0.attn_q.weight``.
         mask: the mask token of heads that draft blocks.
         has_tokenizer: whether the file gets the main model's tokenizer, which heads do not need.
+        arrays: long arrays of the header, int32 or float32, by names without the architecture.
+        rest: a second model, which follows in the same file: see `spec_local.llama.later_model`.
     """
 
     architecture: str
@@ -52,6 +55,14 @@ class ConvertedHead:
     tensors: Mapping[str, HeadTensor]
     mask: int | None = None
     has_tokenizer: bool = True
+    arrays: Mapping[str, NDArray[np.int32] | NDArray[np.float32]] = field(default_factory=dict)
+    rest: "ConvertedHead | None" = None
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters, those of the rest included."""
+        rest = self.rest.n_parameters if self.rest else 0
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) + rest
 
 
 def draft_tokens(checkpoint: Checkpoint, name: str, n_vocab: int) -> HeadTensor:

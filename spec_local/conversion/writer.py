@@ -1,6 +1,7 @@
 """Write a head as a GGUF file, and check that llama.cpp can use it with its main model."""
 
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -44,7 +45,9 @@ def write_head(
     if kind not in KINDS:
         raise InvalidRequest(f"kind is {kind!r}: give one of {', '.join(KINDS)}")
     with saving(path) as temporary:
-        room, free = sum(n for _, _, n in _sizes(head, kind)), shutil.disk_usage(temporary.parent).free
+        models = [head, head.rest, head.rest] if head.rest else [head]  # the rest is copied
+        room = sum(n for model in models for _, _, n in _sizes(model, kind))
+        free = shutil.disk_usage(temporary.parent).free
         if room > free:
             raise InvalidRequest(
                 f"the head needs {format_size(room)} and {temporary.parent} has {format_size(free)} free: "
@@ -61,6 +64,7 @@ def write_head(
 
 
 def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapping[str, Value]) -> None:
+    """Write a model and its rest."""
     import gguf  # takes 0.1 s
 
     writer = gguf.GGUFWriter(path, head.architecture)
@@ -77,6 +81,8 @@ def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapp
             writer.add_tokenizer_model("none")
         if head.mask is not None:
             writer.add_mask_token_id(head.mask)
+        for name, values in head.arrays.items():  # last, as `gguf_header` reads the beginning only
+            writer.add_array(f"{head.architecture}.{name}", values.tolist())
         for name, raw, n_bytes in _sizes(head, kind):
             # The package computes the shape from that of the bytes.
             shape: tuple[int, ...] = head.tensors[name].shape
@@ -93,6 +99,11 @@ def _write(path: Path, head: ConvertedHead, main: Model, kind: str, origin: Mapp
             writer.write_tensor_data(_values(name, head.tensors[name], raw))
     finally:
         writer.close()
+    if head.rest:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            _write(Path(folder, "rest.gguf"), head.rest, main, kind, {})
+            with open(path, "ab") as file, open(Path(folder, "rest.gguf"), "rb") as rest:
+                shutil.copyfileobj(rest, file)
 
 
 def _values(name: str, tensor: HeadTensor, raw: "GGMLQuantizationType") -> NDArray[Any]:

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from spec_local.llama import runtime
 
 _ARRAY = 9  # GGUF_TYPE_ARRAY
+_ALIGNMENT = 32  # bytes, of the position of a second model in a file
+# Types of the arrays that `array` reads, by GGUF's number.
+_ARRAYS: dict[int, Any] = {5: np.int32, 6: np.float32}
 _LAYER = re.compile(r"blk\.(\d+)\.")
 # Types of metadata that are integers or booleans, by GGUF's number.
 _INTEGERS: dict[int, Any] = {
@@ -115,6 +118,29 @@ def numbers(path: Path, key: str, n: int) -> list[int] | None:
             return None
         values = [int(value) for value in (_INTEGERS[kind] * n_values).from_address(data(file, number))]
         return values[:n] if data is gguf.gguf_get_arr_data else n * values
+
+
+def array(path: Path, key: str) -> NDArray[np.int32] | NDArray[np.float32] | None:
+    """An array of numbers of 32 bits in the metadata; None: there is none of these types."""
+    with _opened(path) as (gguf, file):
+        number = gguf.gguf_find_key(file, key.encode())
+        if number < 0 or gguf.gguf_get_kv_type(file, number) != _ARRAY:
+            return None
+        if not (kind := _ARRAYS.get(gguf.gguf_get_arr_type(file, number))):
+            return None
+        n = gguf.gguf_get_arr_n(file, number)
+        return np.frombuffer(ctypes.string_at(gguf.gguf_get_arr_data(file, number), 4 * n), kind)
+
+
+def end_of_tensors(path: Path) -> int:
+    """Where a second model begins in a file, if there is one: in bytes, after the first one's tensors."""
+    with _opened(path) as (gguf, file):
+        ends = [
+            gguf.gguf_get_tensor_offset(file, i) + gguf.gguf_get_tensor_size(file, i)
+            for i in range(gguf.gguf_get_n_tensors(file))
+        ]
+        end = int(gguf.gguf_get_data_offset(file) + max(ends, default=0))
+    return end + -end % _ALIGNMENT
 
 
 def integers(path: Path, name: str) -> NDArray[np.int64] | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_local.errors import ModelFileError
+from spec_local.llama.later_model import LaterModel
 from spec_local.llama.model import Model
 from spec_local.llama.model_file import check_header
 from spec_local.system.child_process import child_main, run_child
@@ -30,6 +31,8 @@ def _read(path: Path) -> dict[str, Any]:
     model = Model(path, weights=False)
     if not model.is_head:  # a head may have no tokenizer, which it does not need
         model.vocabulary.exercise()
+    if model.n_later:
+        LaterModel(model, weights=False)
     return {"size": model.size, "kv": model.kv_bytes(1)}
 
 

@@ -16,7 +16,15 @@ from spec_local.images.media import Media
 from spec_local.llama import runtime
 from spec_local.llama.devices import OFFLOADED, Offload, usable_gpus
 from spec_local.llama.gguf_header import HEADS
-from spec_local.llama.gguf_tensors import bytes_by_type, has_layer, has_tensor, integers, parts
+from spec_local.llama.gguf_tensors import (
+    array,
+    bytes_by_type,
+    end_of_tensors,
+    has_layer,
+    has_tensor,
+    integers,
+    parts,
+)
 from spec_local.llama.memory import mapped_files, release_mapped_file, shortage
 from spec_local.llama.model_file import check_header, failure
 from spec_local.llama.native_object import NativeObject, Pointer
@@ -121,13 +129,12 @@ class Model:
             # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
             # supported here, either.
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        path = os.fsencode(self.path)
         with runtime.deferred_signals():
             with runtime.unlogged():
-                handle: int = lib.llama_model_load_from_file(path, params)
+                handle = self._read(params)
             if not handle:  # again, for the reason in the log
                 runtime.clear_log()
-                handle = lib.llama_model_load_from_file(path, params)
+                handle = self._read(params)
         if not handle:
             reason = runtime.failure_reason()
             size = sum(part.stat().st_size for part in parts(self.path))
@@ -137,6 +144,10 @@ class Model:
         found = NativeObject(functools.partial(_free, lib), handle, "model")
         release_mapped_file(self.path)
         return found
+
+    def _read(self, params: Any) -> int:
+        """The address of the ``llama_model`` in the file; 0: llama.cpp did not load it."""
+        return int(self._lib.llama_model_load_from_file(os.fsencode(self.path), params) or 0)
 
     def _damage(self) -> str | None:
         """Return what llama.cpp does not check, and would hang or crash on later; else None."""
@@ -269,6 +280,11 @@ class Model:
         return int(self._lib.llama_model_n_layer(self.handle))
 
     @functools.cached_property
+    def n_later(self) -> int:
+        """Number of layers in a second model of a head's file: see `spec_local.llama.later_model`."""
+        return (self.number("later_layers") or 0) if self.is_head else 0
+
+    @functools.cached_property
     def n_nextn(self) -> int:
         """Number of layers for multi-token prediction; 0 if they are not loaded."""
         n = int(self._lib.llama_model_n_layer_nextn(self.handle)) if self._load_mtp else 0
@@ -309,13 +325,17 @@ class Model:
     @functools.cached_property
     def draft_tokens(self) -> NDArray[np.intp] | None:
         """The tokens that a head can draft, ascending; None: all of them."""
-        ids = integers(self.path, "d2t") if self.is_head else None
+        if not self.is_head:
+            return None
+        key = f"{self.architecture}.draft_tokens"
+        ids = array(self.path, key) if self.n_later else integers(self.path, "d2t")
         return None if ids is None else np.unique(ids).astype(np.intp)
 
     @functools.cached_property
     def size(self) -> int:
         """Size of all tensors in bytes."""
-        return int(self._lib.llama_model_size(self.handle))
+        later = self.path.stat().st_size - end_of_tensors(self.path) if self.n_later else 0
+        return int(self._lib.llama_model_size(self.handle)) + max(0, later)
 
     @functools.cached_property
     def bytes_by_type(self) -> dict[str, int]:
@@ -336,7 +356,7 @@ class Model:
     def parameters(self) -> str:
         """Number of parameters as the model is named, such as ``0.5B``; counted if the file has no name."""
         label = self.text("general.size_label") or ""
-        return label if _SIZE_LABEL.fullmatch(label) else _rounded(self._n_parameters)
+        return label if _SIZE_LABEL.fullmatch(label) else size_label(self._n_parameters)
 
     @functools.cached_property
     def _n_parameters(self) -> int:
@@ -406,7 +426,7 @@ class Model:
         lengths = [self.number(f"attention.{part}_length") for part in ("key", "value")]
         width = sum(head if n is None else n for n in lengths)
         n_heads = max(1, lib.llama_model_n_head_kv(self.handle))
-        return int(self.n_layers * n_heads * width * n_ctx * bytes_per_value)
+        return int((self.n_layers + self.n_later) * n_heads * width * n_ctx * bytes_per_value)
 
     def number(self, key: str) -> int | None:
         """A number in the file's header, by its name without the architecture; None: there is none."""
@@ -425,7 +445,7 @@ class Model:
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None
 
 
-def _rounded(n: int) -> str:
+def size_label(n: int) -> str:
     """Format a number of parameters with two or three digits: 3.7M, 135M, 0.5B, 8B, 32B."""
     in_millions = n < 450_000_000  # published models are named 410M and less, or 0.5B and more
     number, unit = (n / 1e6, "M") if in_millions else (n / 1e9, "B")

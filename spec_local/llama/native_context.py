@@ -115,6 +115,15 @@ class Batch:
         self._arrays["logits"][:] = 0
         self._seq_id_array[:n, 0] = seq_id
 
+    def follow(self, other: "Batch", vectors: NDArray[np.float32], wanted: Sequence[int]) -> None:
+        """Set all entries: those of another batch, with these vectors, and logits of the wanted ones."""
+        n = self.native.n_tokens = other.native.n_tokens
+        for name in ("pos", "n_seq_id", "seq_id"):
+            setattr(self.native, name, getattr(other.native, name))
+        self.vectors[:n] = vectors
+        self._arrays["logits"][:n] = 0
+        self._arrays["logits"][list(wanted)] = 1
+
     def set_size(self, n: int) -> None:
         """Set the number of entries; of 4 positions, those of a text are the same, and the last one is 0."""
         self.native.n_tokens = n

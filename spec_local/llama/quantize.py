@@ -14,6 +14,7 @@ from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime
+from spec_local.llama.gguf_header import read_metadata
 from spec_local.llama.model_file import check_header
 from spec_local.system.child_process import child_main
 from spec_local.system.files import replacing
@@ -78,6 +79,11 @@ def quantize_into(
     if kind not in (*KINDS, *BLOCK_KINDS):
         raise InvalidRequest(f"quantization {kind!r} is unknown: give {', '.join(KINDS)}")
     check_header(source)
+    if read_metadata(source).get("eagle3.later_layers"):
+        raise InvalidRequest(
+            f"{source} is a head with several layers, which llama.cpp cannot quantize: convert the original "
+            "with specdec draft convert and `kind`"
+        )
     lib = runtime.library()
     params = lib.llama_model_quantize_default_params()
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")

@@ -137,7 +137,7 @@ class ModelEntry(_Table):
     shipped: bool = False
     checkpoint: _Repo | None = None
     template: _Text | None = None
-    head: Literal["eagle3", "dflash", "dspark", "mtp"] | None = None
+    head: Literal["eagle3", "p-eagle", "dflash", "dspark", "mtp"] | None = None
     reads: Annotated[int, Field(gt=0, strict=True)] | None = None
     experts: Experts | None = None
 

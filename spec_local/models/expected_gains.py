@@ -26,7 +26,7 @@ USUAL_RATE = 0.75
 _NEARLY = 1.03  # ratio of speeds that count as equal: estimates are not more exact
 _SIZES = (1, 2, 3, 4, 6, 8, 16)  # tokens of the calls whose costs are computed
 _LONGEST = _SIZES[-1] - 1  # draft tokens of a step: the main model's call has one token more
-_BLOCKS = ("dflash", "dspark")  # kinds of heads that draft several tokens in a call
+_BLOCKS = ("p-eagle", "dflash", "dspark")  # kinds of heads that draft several tokens in a call
 # Bytes that DSpark reads to correct one draft token: 256 numbers for each of 152,000 tokens, in Q8_0.
 _CORRECTION = 41_000_000
 # As CPU_ESTIMATES, with the kernels for AVX-512: Q4_K on a Zen 5 (benchmarks/processors.toml).

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from huggingface_hub import constants
 from spec_local.llama import runtime
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
-from specdec_cli import __main__, render, waiting
+from specdec_cli import __main__
 from specdec_cli.app import app
 
 CUT = re.compile(rb"^cut at \d+ tokens?: for the rest, give a larger -n, or leave it out\n", re.MULTILINE)
@@ -133,25 +134,26 @@ class Inside(Specdec):
 
     def __call__(self, *arguments, stdin=b"", env=None, cwd=None, merged=False):
         """merged: standard error is written to standard output."""
-        out, err = io.BytesIO(), io.BytesIO()
         stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
-        stdout = io.TextIOWrapper(out, encoding="utf-8")
-        stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace")
-        streams = mock.patch.multiple(sys, stdin=stdin, stdout=stdout, stderr=stdout if merged else stderr)
-        discard = mock.patch.object(render, "discard", return_value=None)  # these have no descriptor
-        with self._in_place(env, cwd), streams, discard:
-            with pytest.raises(SystemExit) as end:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            stdout = os.fdopen(os.dup(out.fileno()), "w", encoding="utf-8")
+            stderr = os.fdopen(os.dup(err.fileno()), "w", encoding="utf-8", errors="backslashreplace")
+            streams = mock.patch.multiple(
+                sys, stdin=stdin, stdout=stdout, stderr=stdout if merged else stderr
+            )
+            with stdout, stderr, streams, self._in_place(env, cwd), pytest.raises(SystemExit) as end:
                 BUILT(list(map(str, arguments)), prog_name="specdec")
-            sys.stdout.flush()
-            sys.stderr.flush()
-        return subprocess.CompletedProcess(arguments, end.value.code, out.getvalue(), err.getvalue())
+            written = [(file.seek(0), file.read())[1] for file in (out, err)]
+        return subprocess.CompletedProcess(arguments, end.value.code, *written)
 
     def on_terminal(self, *arguments, env=None, width=160, waiting_s=60.0):
         """Run the command on a pseudo-terminal; return its exit code and everything that it showed.
 
         waiting_s: seconds after which it says what it is waiting for.
         """
-        delay = mock.patch.object(waiting, "_DELAY_S", waiting_s)
+        delay = mock.patch.object(
+            threading, "Timer", lambda _, *run, timer=threading.Timer: timer(waiting_s, *run)
+        )
         words = mock.patch.object(sys, "argv", ["specdec", *map(str, arguments)])
         with (
             self._in_place(env),

@@ -3,9 +3,10 @@
 import json
 import os
 import signal
-import time
 
 import pytest
+
+from tests.waiting import wait_until
 
 PROMPTS = [f"what is number {n}" for n in range(6)]
 
@@ -34,13 +35,6 @@ def contents(tmp_path):
     return [record["content"] for record in records(tmp_path)]
 
 
-def wait_for_lines(path, n):
-    deadline = time.monotonic() + 30
-    while not path.exists() or path.read_bytes().count(b"\n") < n:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_answers_are_those_of_single_runs(inside, main, arguments, tmp_path):
     done = inside(*arguments, "--parallel", 2)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -60,7 +54,7 @@ def test_kills_lose_and_repeat_no_answer(specdec, inside, arguments, tmp_path):
     before = b""
     for n in (1, 3):
         with specdec.start(*resumable) as process:
-            wait_for_lines(path, n)
+            wait_until(lambda n=n: path.exists() and path.read_bytes().count(b"\n") >= n)
             process.kill()
         now = path.read_bytes()
         assert now.startswith(before[: before.rfind(b"\n") + 1])
@@ -81,7 +75,7 @@ def test_a_stopped_run_can_be_resumed(specdec, inside, arguments, tmp_path):
     kept = b""
     for signum, code, n in ((signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 3)):
         with specdec.start(*arguments, "-n", 800, "--parallel", 2) as process:
-            wait_for_lines(path, n)
+            wait_until(lambda n=n: path.exists() and path.read_bytes().count(b"\n") >= n)
             process.send_signal(signum)
             _, err = process.communicate(timeout=20)
         assert process.returncode == code

@@ -4,16 +4,18 @@ import csv
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
 import signal
 import sys
+import time
 
 import pytest
 
 from spec_local.bench import runner
-from specdec_cli import progress
+from spec_local.llama import runtime
 
 IGNORED = re.compile("(checking|measuring) .* \\(first use|other programs use ")
 """Notes about a new machine, and about one that is busy with other tests."""
@@ -345,14 +347,16 @@ def test_an_interrupt_reports_the_finished_prompts(specdec, arguments, tmp_path,
 
 
 def test_an_early_interrupt_leaves_files_unchanged(inside, arguments, tmp_path, monkeypatch):
-    run = runner._run
+    """The signal comes with the first call of a model."""
+    lib = runtime.library()
+    decode = lib.llama_decode
 
     def interrupted(*arguments):
-        monkeypatch.setattr(runner, "_run", run)
+        monkeypatch.setattr(lib, "llama_decode", decode)
         signal.raise_signal(signal.SIGINT)
-        return run(*arguments)
+        return decode(*arguments)
 
-    monkeypatch.setattr(runner, "_run", interrupted)
+    monkeypatch.setattr(lib, "llama_decode", interrupted)
     out = tmp_path / "result.md"
     out.write_text("earlier content")
     done = inside(*arguments, "-o", out)
@@ -430,10 +434,12 @@ def test_a_pipe_gets_the_whole_report(inside, arguments):
 
 
 def test_lines_of_progress_elsewhere(inside, arguments, monkeypatch):
-    monkeypatch.setattr(progress, "LINE_INTERVAL", 0)
+    """As if each token took half a minute."""
+    now = itertools.count(step=30.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
     lines = inside(*arguments).stderr.decode().splitlines()
     found = [line for line in lines if line.startswith("measuring: ")]
-    assert re.fullmatch(r"measuring: [0-6] of 6 · \d:\d\d left", found[0])
+    assert re.fullmatch(r"measuring: [0-6] of 6 · [\d:]+ left", found[0])
     assert found[-1] == "measuring: 6 of 6 · 0:00 left"
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import stat
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -274,15 +275,15 @@ def test_a_pipe_that_ends_within_a_message(inside, main):
 
 
 def test_interrupting_a_command(monkeypatch, capsys):
-    from specdec_cli import chat, chat_input
+    from specdec_cli import chat
 
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(chat_input, "interactive", lambda: True)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     chat._report_errors(interrupted)
     assert capsys.readouterr().err == "(stopped)\n"
-    monkeypatch.setattr(chat_input, "interactive", lambda: False)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
     with pytest.raises(KeyboardInterrupt):
         chat._report_errors(interrupted)
 

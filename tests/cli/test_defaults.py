@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import get_args
 
 import gguf
@@ -19,7 +20,7 @@ from spec_local.proposers import SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import options
 from specdec_cli.options import ModelOptions, SamplingOptions
-from specdec_cli.sessions import generation_settings, open_session
+from specdec_cli.sessions import generation_settings, session_arguments
 from specdec_cli.signatures.drafts import KindChoice
 from tests.unfiltered import changed_values
 
@@ -28,14 +29,10 @@ def test_an_answer_has_the_same_settings():
     assert generation_settings(ModelOptions(), SamplingOptions()) == GenerationSettings()
 
 
-def test_a_session_is_opened_in_the_same_way(monkeypatch):
-    given = {}
-    monkeypatch.setattr(Session, "open", lambda *args, **kwargs: given.update(kwargs))
-    monkeypatch.setattr("spec_local.opening.preload.check_model_files", lambda *args, **kwargs: None)
-    open_session(ModelOptions(main="main.gguf"))
-    monkeypatch.undo()
+def test_a_session_is_opened_in_the_same_way():
+    given = session_arguments(ModelOptions(), (Path("main.gguf"), None))
     parameters = inspect.signature(Session.open).parameters
-    del given["log"], given["main"]
+    del given["main"]
     assert given.pop("draft") == "auto"  # a library opens no file that its caller has not named
     limit = default_limit(default_folder())  # and writes no prompts that its caller has not asked to keep
     assert given.pop("prompt_cache") == pytest.approx(limit, rel=0.01)  # the free space may change
@@ -55,20 +52,20 @@ def test_each_sampling_option_reaches_the_sampler():
         assert generation_settings(ModelOptions(), SamplingOptions(**{name: value})) != usual, name
 
 
-def test_the_models_own_defaults_come_before_the_general_ones(tmp_path, monkeypatch):
+def test_the_models_own_defaults_come_before_the_general_ones(tmp_path):
     """As in llama.cpp; what is given comes first."""
     own = {"temp": 0.6, "top_k": 20, "penalty_repeat": 1.05, "penalty_last_n": -1, "mirostat": 2}
     own |= {"xtc_probability": 0.5, "xtc_threshold": 0.2}
     model = write_header(tmp_path / "main.gguf", own)
-    monkeypatch.setattr(ModelOptions, "files", lambda self: (model, None))
-    found = generation_settings(ModelOptions(), SamplingOptions(top_k=5)).sampling
+    models = ModelOptions(main=str(model), draft="none")
+    found = generation_settings(models, SamplingOptions(top_k=5)).sampling
     known = {"repeat_penalty": 1.05, "xtc_probability": 0.5, "xtc_threshold": 0.2}
     assert found == SamplingSettings(temperature=0.6, top_k=5, penalty_window=2**31 - 1, **known)
     for wrong in ({"temp": "warm"}, {"top_p": 1.5}, {"temp": float("nan")}):
         write_header(model, wrong)
-        assert generation_settings(ModelOptions(), SamplingOptions()) == GenerationSettings()
+        assert generation_settings(models, SamplingOptions()) == GenerationSettings()
     write_header(model, {"temp": -1.0, "top_k": -1})
-    found = generation_settings(ModelOptions(), SamplingOptions()).sampling
+    found = generation_settings(models, SamplingOptions()).sampling
     assert (found.temperature, found.top_k) == (0, 0)
 
 

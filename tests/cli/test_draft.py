@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 import signal
-import time
 
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
+from tests.waiting import wait_until
 
 TINY = ["--threads", 1, "--ctx", 256]
 
@@ -142,14 +142,6 @@ def test_a_copy_for_another_main_model(unmeasured, wide, draft, target):
     assert b"A Q4_0 copy" not in run("tune", wide, target, *TINY, "--rounds", 1).stdout  # it is one already
 
 
-def wait_for(condition):
-    for _ in range(300):
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.fail("timed out")
-
-
 @pytest.mark.parametrize(
     ("how", "group"),
     [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)],
@@ -160,7 +152,7 @@ def test_an_interrupt_leaves_no_files(specdec, wide, target, tmp_path, how, grou
     env = specdec.sabotaged(tmp_path / "site", SLOW)
     arguments = ["draft", "quantize", wide, "-o", target, "--yes"]
     command = specdec.start(*arguments, env=env, start_new_session=True)
-    wait_for(lambda: any(p.stat().st_size for p in target.parent.iterdir()))
+    wait_until(lambda: any(p.stat().st_size for p in target.parent.iterdir()))
     assert not target.exists()
     if group:
         os.killpg(command.pid, how)
@@ -170,7 +162,7 @@ def test_an_interrupt_leaves_no_files(specdec, wide, target, tmp_path, how, grou
     assert command.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(how, -how)
     assert out == b""
     assert b"Traceback" not in err
-    wait_for(lambda: not files(target.parent))
+    wait_until(lambda: not files(target.parent))
 
 
 def test_a_crash_of_the_quantizer_is_one_line(inside, wide, target, tmp_path):

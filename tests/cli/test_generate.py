@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from spec_local.settings import GenerationSettings
 from specdec_cli.terminal import Prose
 from tests.cli.conftest import Specdec, folders
 from tests.named_models import write_catalog
+from tests.waiting import wait_until
 
 GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "256"]
 
@@ -264,9 +264,7 @@ def test_interrupt_while_a_model_is_checked(fresh, main, tmp_path):
         "    time.sleep(60)\n",
     )
     with fresh.start(*options(main), "x", env=env, start_new_session=True) as process:
-        deadline = time.monotonic() + 20
-        while not (fresh.folder / "started").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until((fresh.folder / "started").exists)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, b"")

@@ -1,6 +1,6 @@
 """Proposers of other packages, which are found by their entry points."""
 
-import importlib
+import importlib.metadata
 import os
 import shutil
 import sys
@@ -164,6 +164,6 @@ def test_a_name_that_is_built_in_wins(session, broken, monkeypatch):
     """The metadata of packages is not even read."""
     broken("1 / 0", name="suffix")
     assert list(installed.known_names()).count("suffix") == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(installed, "_found", lambda: 1 / 0)
-        assert answer(session, proposer="suffix")[0] == answer(session, policy="off")[0]
+    installed._found.cache_clear()
+    monkeypatch.setattr(importlib.metadata.Distribution, "discover", lambda **options: 1 / 0)
+    assert answer(session, proposer="suffix")[0] == answer(session, policy="off")[0]

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.waiting import wait_until
+
 LIMIT_S = 10  # for what takes half a second on a machine that does nothing else
 # The next call of a model does not return as soon as a file exists, as where a worker is stopped.
 STUCK = """
@@ -16,6 +18,7 @@ if "specdec_cli" in sys.orig_argv:
     decode = native_context.NativeContext._decode
     def stuck(self, batch):
         if os.path.exists({flag!r}):
+            open({flag!r} + ".seen", "w").close()
             lock = ctypes.create_string_buffer(256)  # waiting for it is not interrupted by a signal
             libc = ctypes.CDLL(None)
             libc.pthread_mutex_init(lock, None)
@@ -36,7 +39,7 @@ class Stuck:
 
     def begin(self):
         self._flag.touch()
-        time.sleep(0.5)
+        wait_until(self._flag.with_name("flag.seen").exists)
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def test_a_chat_keeps_what_it_has_said(specdec, terminal, main, stuck):
     chat = terminal("--main", main, *LONG, env=stuck.env)
     chat.prompt()
     chat.enter("one two three")
-    time.sleep(1)
+    chat.until_answer()
     stuck.begin()
     for _ in range(2):
         chat.child.sendintr()

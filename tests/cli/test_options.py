@@ -214,7 +214,7 @@ def _number(text):
         return -1.0
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chosen=st.lists(
         st.tuples(st.sampled_from(OPTIONS), NUMBERS), min_size=1, max_size=3, unique_by=lambda c: c[0]

@@ -12,6 +12,7 @@ from spec_local.llama.tiny import write_tiny_model
 from specdec_cli.options import cache_limit
 from tests.cli.conftest import BUILT, Specdec
 from tests.server.conftest import Server
+from tests.waiting import wait_until
 
 TEXT = "the words of many other people and more of them " * 40
 OPTIONS = ["--draft", "none", "--threads", 1, "--ctx", 2048, "--temp", 0]
@@ -279,21 +280,15 @@ def test_a_server_does_not_mind_a_clear(main, apart, serve):
         n_cached = usage["prompt_tokens_details"]["cached_tokens"]
         return answered["choices"][0]["message"]["content"], usage["prompt_tokens"] - n_cached
 
-    def wait_for_files():
-        deadline = time.monotonic() + 20
-        while not files(apart):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     server = serve(*arguments)
     text, n_read = asked(server, TEXT)
     assert n_read > 300
-    wait_for_files()
+    wait_until(lambda: files(apart))
     assert b" freed" in apart("cache", "clear", "--yes").stderr
     assert asked(server, TEXT) == (text, 1)  # from memory
     other, n_read = asked(server, "people and " + TEXT)
     assert n_read > 300
-    wait_for_files()
+    wait_until(lambda: files(apart))
     assert server.stop()[0] == 0
     server = serve(*arguments)
     assert asked(server, "people and " + TEXT) == (other, 1)

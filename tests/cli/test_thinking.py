@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.chat_templates import THINKING_TEMPLATES
-from tests.scripted_model import ANSWER, THOUGHT, write_thinking_model
+from tests.scripted_model import ANSWER, THOUGHT, closing_tokens, write_thinking_model
 
 SHORT = ["--temp", "0", "--threads", "1", "--ctx", "512", "-n", "40"]
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -90,15 +90,15 @@ def test_a_schema_holds_after_the_reasoning(inside, model, tmp_path):
     assert (done.returncode, done.stdout) == (3, b"")
 
 
-def test_a_schema_leaves_room_for_the_answer(inside, opened, monkeypatch):
+def test_a_schema_leaves_room_for_the_answer(inside, opened):
     """The usual budget, of which a note tells; `--thinking-budget` is another one."""
-    monkeypatch.setattr("spec_local.answers.running._REASONING_SHARE", 2 / 40)
     schema = ("--json-schema", '{"enum": ["yes"]}')
     command = ("generate", "--main", opened, *SHORT, *schema, "x")
-    done = inside(*command)
+    never = [word for token in closing_tokens("opened") for word in ("--logit-bias", f"{token}=-1000")]
+    done = inside(*command, *never)
     assert (done.returncode, done.stdout.rstrip()) == (0, b'"yes"')
     assert done.stderr.startswith(
-        b"the reasoning was closed after 2 tokens to leave room for the answer: give "
+        b"the reasoning was closed after 20 tokens to leave room for the answer: give "
     )
     for n, thought in ((1, "Hm, "), (100, THOUGHT)):
         done = inside(*command, "--thinking-budget", n, "--json")

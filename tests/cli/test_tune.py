@@ -1,17 +1,14 @@
-"""specdec tune: its tables, the costs it stores, its errors, and the planner behind it."""
+"""specdec tune: its tables, the costs it stores, and its errors."""
 
-import functools
 import itertools
 import json
 import re
+import time
 
 import pytest
 
-from spec_local.calibration import tuning
-from spec_local.calibration.measure import measure
-from spec_local.calibration.tuning import SIZES, chain_plans
-from spec_local.llama.sequence import LlamaSequence
-from spec_local.policies.cost_model import CostModel
+from spec_local.calibration.tuning import SIZES
+from spec_local.llama import runtime
 
 SMALL = ["--threads", 1, "--ctx", 256, "--rounds", 2]
 NOISE = ("the times of ", "equal calls ", "calls of ", "other programs used ")
@@ -40,7 +37,7 @@ def test_tables(unmeasured, main, draft):
     assert all(0 <= float(ms) < 1000 for _, ms in costs)
     assert float(re.search(r"Prompts, in tokens/s: (\d+) with 1 thread\.", report)[1]) > 0
     share = float(re.search(r"A call of the draft model takes (\d+\.\d+) times as long", report)[1])
-    assert 0.1 < share < 10  # both models have the same size
+    assert share > 0
     *_, (rate, draft_length, gain) = rows(report, "Prompt lookup: expected speed-up")
     assert rate == "0.99"
     assert draft_length == "none" or 1 <= int(draft_length) <= 63
@@ -79,27 +76,27 @@ def test_a_pipe_gets_whole_tables(inside, main):
     assert re.findall(r"\d threads?", head) == ["1 thread", *(f"{n} threads" for n in range(2, 7))]
 
 
-def test_impossible_costs_are_reported_and_not_stored(inside, main, monkeypatch, tmp_path):
-    """As if every call of 8 tokens, and no other, were disturbed."""
-    now, decode = 0.0, LlamaSequence.call
+def test_impossible_costs_are_reported_and_not_stored(unmeasured, main, monkeypatch):
+    """Calls of 8 tokens, and no others, take 0.2 s more."""
+    lib = runtime.library()
+    decode = lib.llama_decode
 
-    def timed(context, tokens, *rest, **options):
-        nonlocal now
-        now += 9.0 if len(tokens) == 8 else 0.1 * len(tokens)
-        return decode(context, tokens, *rest, **options)
+    def slower(context, batch):
+        time.sleep(0.2 if batch.n_tokens == 8 else 0.0)
+        return decode(context, batch)
 
-    monkeypatch.setattr(LlamaSequence, "call", timed)
-    monkeypatch.setattr(tuning, "measure", functools.partial(measure, clock=lambda: now))
-    done = inside("tune", main, *SMALL, env={"XDG_CACHE_HOME": str(tmp_path)})
-    lines = done.stderr.decode().splitlines()
-    assert len([line for line in lines if line.startswith("the times of 1 of 19 call sizes")]) == 3
-    (found,) = [
-        line for line in lines if line.startswith("calls of 8 tokens still seem slower than calls of")
-    ]
-    assert "impossible" in found
-    (path,) = tmp_path.rglob("costs/*.json")
+    monkeypatch.setattr(lib, "llama_decode", slower)
+    lines = unmeasured("tune", main, *SMALL).stderr.decode().splitlines()
+    assert (
+        len([line for line in lines if re.match("the times of [0-9]+ of 19 call sizes are unclear", line)])
+        == 3
+    )
+    impossible = "calls of (.*) tokens still seem slower than calls of twice as many, which is impossible"
+    (found,) = filter(None, (re.match(impossible, line) for line in lines))
+    assert "8" in found[1].split(", ")
+    (path,) = unmeasured.folder.rglob("costs/*.json")
     seconds = json.loads(path.read_text())["seconds"]
-    assert seconds["7"] <= seconds["8"] <= seconds["16"] == pytest.approx(1.6)
+    assert seconds["8"] <= seconds["16"] < 0.2
 
 
 def test_sessions_use_the_costs_of_tune(unmeasured, main, draft):
@@ -174,31 +171,3 @@ def test_a_tiny_context(inside, main):
     assert done.returncode == 0, done
     last = rows(done.stdout.decode(), "Prompt lookup: expected speed-up")[-1]
     assert last == ["0.99", "none", "1.00"]  # no room for draft tokens
-
-
-def test_plans_maximize_the_speed():
-    acceptance_rates = (0.0, 0.5, 0.8, 0.95)
-    main, draft = CostModel({1: 1.0, 17: 2.0, 64: 5.0}), CostModel({1: 0.1, 17: 0.2})
-    plans = chain_plans(main, draft, acceptance_rates)
-    lengths = [len(plan.parents) for plan in plans]
-    assert lengths == sorted(lengths)
-    assert lengths[0] == 0 < lengths[1] < lengths[3] <= 16
-    for rate, plan, n in zip(acceptance_rates, plans, lengths, strict=True):
-        assert plan.is_chain
-        assert plan.tokens_per_step == pytest.approx(sum(rate**i for i in range(n + 1)))
-        assert plan.tokens_per_step == pytest.approx(sum(rate**i for i in range(len(plan.parents) + 1)))
-        assert plan.seconds == pytest.approx(main.seconds(n + 1) + n * 0.1)
-        others = (sum(rate**i for i in range(k + 1)) / (main.seconds(k + 1) + k * 0.1) for k in range(17))
-        assert plan.speed == pytest.approx(max(others))
-
-
-def test_lookups_cost_nothing_and_can_be_long():
-    def lengths(main, draft, rates):
-        return [len(plan.parents) for plan in chain_plans(main, draft, rates)]
-
-    main, draft = CostModel({1: 1.0, 64: 1.5}), CostModel({1: 0.1})
-    lookup, drafted = (lengths(main, proposer, (0.9, 0.999)) for proposer in (None, draft))
-    assert lookup[1] == 63
-    assert drafted[1] == 16
-    assert lookup[0] > drafted[0]
-    assert lengths(CostModel({1: 1.0, 64: 64.0}), CostModel({1: 0.01}), (0.5, 0.99)) == [0, 0]

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import re
+import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import pytest
 from spec_local.session import Text
 from specdec_cli import answer_view, chat_input, render, terminal, waiting
 
+TIMER = threading.Timer
 SMALL = ["--threads", 1, "--ctx", 4096, "-n", 3, "--temp", 0]
 DRAWN = re.compile("\x1b7\x1b\\[\\?7l(.*?)\x1b\\[\\?7h\x1b8")
 
@@ -55,7 +58,7 @@ def screen(monkeypatch):
         monkeypatch.setattr(module, "sys", streams)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(waiting, "_DELAY_S", 0.0)
+    monkeypatch.setattr(threading, "Timer", lambda _, begin: TIMER(0.0, begin))
     return stream
 
 
@@ -98,10 +101,18 @@ def test_it_is_gone_after_ctrl_c(screen):
 
 
 def test_what_ends_soon_shows_nothing(screen, monkeypatch):
-    monkeypatch.setattr(waiting, "_DELAY_S", 0.5)
+    timers = []
+
+    class Timer(TIMER):
+        def start(self):
+            timers.append(self)
+
+    monkeypatch.setattr(threading, "Timer", Timer)
     with waiting.line("loading a.gguf …"):
         waiting.say("loading b.gguf …")
-    time.sleep(0.6)
+    (timer,) = timers
+    assert timer.interval == 0.5
+    timer.function()  # as if it had come when the block ended
     assert screen.getvalue() == ""
 
 
@@ -222,8 +233,6 @@ def test_a_chat_in_a_pipe_says_that_it_reads_standard_input(screen, monkeypatch)
             wait_for(screen, "waiting for a line of standard input")
             return b"hi\n"
 
-    monkeypatch.setattr(
-        chat_input, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: False, buffer=Slow()))
-    )
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=Slow()))
     assert chat_input._line() == "hi"
     assert screen.shown == ""

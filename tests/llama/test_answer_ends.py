@@ -93,7 +93,7 @@ def defect(monkeypatch):
     monkeypatch.setattr(Request, "verify", broken)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.lists(answers(), min_size=1, max_size=8))
 def test_an_answer_ends_once_whatever_meets_in_a_step(session, plain, defect, drawn):
     each, expected = [], []

@@ -15,6 +15,7 @@ from spec_local.llama.model import Model
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, Walk, answers, walk_together
 from tests.tiny_block_heads import MASK, N_CANDIDATES, write_tiny_block_head
 from tests.tiny_heads import write_tiny_main
+from tests.tiny_layered_heads import write_layered_eagle
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
@@ -49,7 +50,11 @@ def open_pair(main_path, tmp_path):
     made = []
 
     def make(kind="dspark", **options):
-        path = write_tiny_block_head(tmp_path / f"{len(made)}.gguf", kind, **options)
+        path = tmp_path / f"{len(made)}.gguf"
+        if kind in ("layered", "peagle"):
+            write_layered_eagle(path, main_path, kind)
+        else:
+            write_tiny_block_head(path, kind, **options)
         made.append(Pair(kind, main_path, path))
         return made[-1]
 
@@ -115,7 +120,7 @@ def test_states_have_a_position_for_each_axis(open_pair):
 # Trees
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "peagle"])
 def test_a_tree_takes_no_further_call(open_pair, kind):
     """Nodes of the same depth have the same logits, those of a chain."""
     (main,), (head,) = open_pair(kind).open()
@@ -158,9 +163,10 @@ def test_what_a_tree_must_not_be(open_pair):
 # Calls
 
 
-def test_a_block_that_was_overwritten_is_evaluated_again(open_pair):
+@pytest.mark.parametrize("kind", ["dspark", "peagle"])
+def test_a_block_that_was_overwritten_is_evaluated_again(open_pair, kind):
     """Another row's call overwrites the logits."""
-    (main, other), (head, another) = open_pair().open(2)
+    (main, other), (head, another) = open_pair(kind).open(2)
     rows = [
         begin(main, head)[0].copy(),
         *(run(head.call([token], n_logits=1))[0].copy() for token in (20, 30)),
@@ -173,8 +179,9 @@ def test_a_block_that_was_overwritten_is_evaluated_again(open_pair):
     assert head.context.n_calls == n_calls + 1
 
 
-def test_a_block_that_is_too_short_is_evaluated_again(open_pair):
-    pair = open_pair()
+@pytest.mark.parametrize("kind", ["dspark", "peagle"])
+def test_a_block_that_is_too_short_is_evaluated_again(open_pair, kind):
+    pair = open_pair(kind)
     (main,), (head,) = pair.open()
     walk = Walk(main, head, PROMPT, pair.reference(main))
     run(main.call(PROMPT[:-1], n_logits=0))
@@ -188,9 +195,10 @@ def test_a_block_that_is_too_short_is_evaluated_again(open_pair):
     assert head.context.n_calls == n_calls + 1
 
 
-def test_measuring_leaves_no_wrong_states(open_pair):
+@pytest.mark.parametrize("kind", ["dspark", "peagle"])
+def test_measuring_leaves_no_wrong_states(open_pair, kind):
     """It stores zeros, also for the last token of the history, whose state comes later."""
-    (main,), (head,) = open_pair().open()
+    (main,), (head,) = open_pair(kind).open()
     expected = begin(main, head, PROMPT[:20])[0].copy()
     head.truncate(0)
     states = main.states(range(19))
@@ -199,7 +207,8 @@ def test_measuring_leaves_no_wrong_states(open_pair):
     with head.known_states():
         costs = measure(head, (1, 8), 1, n_logits=1)
     assert set(costs.costs) == {1, 8}
-    assert (head.cached, head.n_stored) == (PROMPT[:10], 9)
+    # An entry of P-EAGLE has the state of the token before, which is known.
+    assert (head.cached, head.n_stored) == (PROMPT[:10], 9 + (kind == "peagle"))
     head.receive(9, PROMPT[9:19], states[9:])
     assert np.allclose(run(head.call(PROMPT[10:20], n_logits=1))[0], expected, atol=NOISE)
 
@@ -263,9 +272,10 @@ def test_rows_share_what_they_have_read(open_pair, n_kept):
     assert np.allclose(found, begin(mains[0], a, other)[0], atol=NOISE)
 
 
-def test_a_full_context(open_pair):
+@pytest.mark.parametrize("kind", ["dspark", "peagle"])
+def test_a_full_context(open_pair, kind):
     """The block needs no room of the context, but no token is drafted beyond it."""
-    (main,), (head,) = open_pair().open(n_ctx=64)
+    (main,), (head,) = open_pair(kind).open(n_ctx=64)
     tokens = random.Random(0).choices(range(5, 800), k=64)
     begin(main, head, tokens[:62])
     run(head.call(tokens[62:63], n_logits=1))
@@ -308,7 +318,13 @@ def test_wrong_arguments(open_pair):
 # The distribution
 
 
-@pytest.mark.parametrize(("kind", "rule"), [("dflash", "token"), ("dspark", "block"), ("dflash2", "block")])
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        *(("dflash", "token"), ("dspark", "block"), ("dflash2", "block")),
+        *(("peagle", "block"), ("layered", "token")),
+    ],
+)
 def test_drawn_drafts_leave_the_distribution_unchanged(open_pair, kind, rule):
     """Of the first two tokens, over many answers; each rule accepts some drafts and rejects others."""
     pair = open_pair(kind, n_draft_vocab=400)
@@ -346,9 +362,12 @@ def first_logits(main, tokens):
     return run(main.call(tokens, n_logits=1))[0].copy()
 
 
-def test_the_memory_for_the_cache_is_checked(open_pair, monkeypatch):
-    pair, needs = open_pair(), []
-    monkeypatch.setattr("spec_local.llama.heads.base.check_free_memory", lambda *args: needs.append(args))
-    pair.open(3)
-    cache = pair.head.kv_bytes(3 * (256 + 8))
-    assert needs == [(cache + 3 * 8 * 823 * 4, "for the cache of 0.gguf")]
+def test_the_memory_for_the_cache_is_checked(open_pair, free_memory):
+    pair = open_pair()
+    mains, _ = pair.open(3)
+    need = pair.head.kv_bytes(3 * (256 + 8)) + 3 * 8 * 823 * 4  # of the cache, and of the logits
+    free_memory(need - 1)
+    with pytest.raises(ContextOverflow, match=r"for the cache of 0\.gguf"):
+        pair.chosen.open(mains)
+    free_memory(need)
+    pair.made.insert(0, pair.chosen.open(mains)[0])

@@ -219,7 +219,7 @@ SPLIT_CHARACTER = [("ask", "hello"), ("answer", [FIRST_BYTE + 0xE0, FIRST_BYTE],
 SPLIT_CHARACTER += [("system", None)]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(template=st.sampled_from(list(TEMPLATES)), operations=st.lists(OPERATIONS, max_size=14))
 @example(template="spaces", operations=SPLIT_CHARACTER)
 def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factory, template, operations):

@@ -58,7 +58,7 @@ def prompts(strategy):
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=prompts(HOSTILE))
 @example(contents=[FORGED])
 @example(contents=["<s>", "</s><|im_end|>", "<|im_end|>"])
@@ -74,7 +74,7 @@ def test_content_becomes_no_control_token(model, name, contents):
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=prompts(HARMLESS))
 def test_tokens_of_harmless_content_are_those_of_the_whole_text(model, name, contents):
     template = template_of(model, ALL[name])

@@ -11,6 +11,7 @@ import pytest
 from spec_local.core.calls import run
 from spec_local.core.sequence import prefill
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
+from spec_local.llama import runtime
 from spec_local.llama.devices import ON_CPU
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
@@ -86,9 +87,9 @@ def test_unusual_arguments(make_context, tiny_model, arguments):
 
 
 def test_the_error_quotes_llama_cpp_if_a_context_cannot_be_created(make_context, tiny_model, monkeypatch):
-    make_context(tiny_model)  # fills the model's cached properties
-    monkeypatch.setattr(tiny_model, "kv_bytes", lambda *_: 0)
-    monkeypatch.setattr(Model, "handle", None)
+    lib = runtime.library()
+    create = lib.llama_init_from_model
+    monkeypatch.setattr(lib, "llama_init_from_model", lambda model, params: create(None, params))
     with pytest.raises(BackendError, match="model cannot be NULL"):
         make_context(tiny_model)
 
@@ -357,9 +358,9 @@ def test_fewer_states_are_kept_than_a_call_has_tokens(kept_states_model, make_co
     assert make_context(kept_states_model, n_ctx=max_tokens).limits.max_rollback <= max(0, max_tokens - 2)
 
 
-def test_states_are_kept_in_an_eighth_of_the_free_memory(kept_states_model, make_context, monkeypatch):
+def test_states_are_kept_in_an_eighth_of_the_free_memory(kept_states_model, make_context, free_memory):
     state = kept_states_model.state_bytes
     assert state > 0
     for n, expected in ((100, 8), (5, 5), (0.5, 0)):
-        monkeypatch.setattr("spec_local.llama.context.free_memory", lambda n=n: int(8 * (3 * state) * n) + 8)
+        free_memory(int(8 * (3 * state) * n) + 8)
         assert make_context(kept_states_model).limits.max_rollback == expected

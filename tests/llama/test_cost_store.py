@@ -16,6 +16,7 @@ from spec_local.calibration import measure as timing
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.calls import run
 from spec_local.core.sampling import SamplingSettings
+from spec_local.llama import runtime
 from spec_local.llama.devices import ON_CPU
 from spec_local.llama.draft_vocabulary import USUAL_FIRST
 from spec_local.llama.model import Model
@@ -146,8 +147,14 @@ def test_a_measurement_that_was_stopped_leaves_estimates(open_session, own_cache
 
 def test_the_timed_calls_evaluate_a_text(open_session, own_cache, monkeypatch):
     """In a mixture of experts, calls of equal tokens are faster than those of an answer."""
-    calls = []
-    monkeypatch.setattr(timing, "run", lambda call: calls.append(tuple(call.tokens)) or run(call))
+    lib, calls = runtime.library(), []
+    decode = lib.llama_decode
+
+    def recorded(context, batch):
+        calls.append(tuple(batch.token[: batch.n_tokens]))
+        return decode(context, batch)
+
+    monkeypatch.setattr(lib, "llama_decode", recorded)
     with open_session("draft") as session:
         session.costs()
     assert all(len(set(call)) >= 5 for call in calls if len(call) >= 8)
@@ -279,7 +286,7 @@ NUMBERS = st.integers() | st.floats() | st.sampled_from([1e308, 5e-324, 10**400,
 SIZES = st.integers(0, 200).map(str) | st.sampled_from(["-1", "1.5", "9" * 400, "1e5", "x", "", " 7", "٣"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seconds=st.dictionaries(SIZES, NUMBERS | st.floats(0, 10), max_size=6))
 def test_no_file_gives_impossible_costs(tiny_path, own_cache, seconds):
     known = Conditions(tiny_path, ON_CPU, 1, 128)

@@ -104,7 +104,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 
 
 @given(data=st.data(), value=VALUES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_no_experience_and_gives_no_impossible_rates(rows, data, value):
     experience_store.save(*rows, learned())
     path = experience_store._path(*rows)

@@ -16,13 +16,14 @@ from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.tiny_layered_heads import write_layered_eagle
 from tests.tiny_mtp import write_tiny_mtp
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
 SOME = ("aborted half-way", "fatal", "no slot", "interrupted after")
 CASES = [(kind, failure) for kind in ("eagle", "mtp", "chained", "assistant") for failure in SOME]
-CASES += [("dspark", failure) for failure in FAILURES]
+CASES += [(kind, failure) for kind in ("layered", "peagle", "dspark") for failure in FAILURES]
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,8 @@ def paths(folder):
     main = write_tiny_main(folder / "main.gguf")
     return {
         "eagle": (main, write_tiny_eagle(folder / "eagle.gguf")),
+        "layered": (main, write_layered_eagle(folder / "layered.gguf", main)),
+        "peagle": (main, write_layered_eagle(folder / "peagle.gguf", main, "peagle")),
         "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), None),
         "dspark": (main, write_tiny_block_head(folder / "dspark.gguf", "dspark")),
         "chained": (write_tiny_mtp(folder / "three.gguf", "step35", n_mtp=3), None),

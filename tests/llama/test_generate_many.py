@@ -245,9 +245,9 @@ def test_too_little_memory_for_so_many(paths, free_memory):
         Session.open(paths[0], n_ctx=128, threads=1, parallel=200)
 
 
-@pytest.mark.parametrize(("free", "expected"), [(1 << 40, 8), (1 << 10, 1)])
-def test_the_number_of_rows_that_fit(paths, monkeypatch, free, expected):
-    monkeypatch.setattr("spec_local.llama.fitting.free_memory", lambda: free)
+@pytest.mark.parametrize(("free", "expected"), [(1 << 40, 8), (80 << 10, 1)])
+def test_the_number_of_rows_that_fit(paths, free_memory, free, expected):
+    free_memory(free)
     with Session.open(paths[0], n_ctx=128, threads=1, parallel=None) as session:
         assert session.n_parallel == expected
         assert 1 <= session.best_parallel() <= expected

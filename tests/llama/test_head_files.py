@@ -2,12 +2,14 @@
 
 from functools import partial
 
+import gguf
 import numpy as np
 import pytest
 
-from spec_local.errors import ModelError, ModelFileError
+from spec_local.errors import ModelError, ModelFileError, SpecLocalError
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
+from spec_local.session import Session
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
@@ -138,3 +140,14 @@ def test_a_head_is_not_a_main_model(tmp_path, write, name):
     with pytest.raises(ModelError, match=rf"head\.gguf is {name}: give it as the draft of the model"):
         choose_head(head)
     head.close()
+
+
+@pytest.mark.parametrize("write", [write_tiny_eagle, partial(write_tiny_dspark, n_draft_vocab=400)])
+def test_a_damaged_head_does_not_crash_the_process(mains, tmp_path, own_cache, write):
+    """Its list of tokens names one that the main model does not have."""
+    damaged = write(tmp_path / "damaged.gguf")
+    tensor = next(t for t in gguf.GGUFReader(damaged, "r+").tensors if t.name == "d2t")
+    tensor.data[-1] = 1 << 40
+    tensor.data.flush()
+    with pytest.raises(SpecLocalError, match=r"damaged\.gguf"):
+        Session.open(mains["llama"].path, damaged, n_ctx=256)

@@ -16,6 +16,7 @@ from tests.broken_llama import Broken, aborted_after, aborted_half_way
 from tests.llama.test_heads import NOISE, PROMPT, Pair
 from tests.tiny_architectures import write_tiny
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.tiny_layered_heads import write_layered_eagle
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
@@ -26,13 +27,15 @@ N_STEPS = int(os.environ.get("SPECDEC_STEPS", "80"))
 
 @pytest.fixture(scope="module")
 def paths(folder):
+    main = write_tiny_main(folder / "main.gguf")
     return {
-        "eagle": (write_tiny_main(folder / "main.gguf"), write_tiny_eagle(folder / "eagle.gguf")),
+        "eagle": (main, write_tiny_eagle(folder / "eagle.gguf")),
+        "layered": (main, write_layered_eagle(folder / "layered.gguf", main)),
         "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), folder / "mtp.gguf"),
     }
 
 
-@pytest.fixture(params=["eagle", "mtp"])
+@pytest.fixture(params=["eagle", "layered", "mtp"])
 def pair(request, paths):
     """Of each kind; the main model of the layer in its own file is a hybrid, which evaluates chains only."""
     made = Pair(request.param, *paths[request.param])

@@ -14,6 +14,7 @@ from spec_local.engine.engine import Engine
 from spec_local.engine.events import Finished, Step
 from spec_local.engine.request import Request, RequestOptions
 from spec_local.errors import InvalidRequest
+from spec_local.llama import runtime
 from spec_local.llama.gguf_tensors import has_tensor
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.dflash import block_format
@@ -30,6 +31,7 @@ from tests.rounding import limit
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.tiny_layered_heads import ReferenceLayeredHead, write_layered_eagle
 from tests.unfiltered import unfiltered
 from tools.record_llama_drafts import DATA, N_DRAFT, write_models
 
@@ -65,6 +67,21 @@ def dspark_path(folder):
 
 
 @pytest.fixture(scope="module")
+def layered_path(folder, main_path):
+    return write_layered_eagle(folder / "layered.gguf", main_path)
+
+
+@pytest.fixture(scope="module")
+def peagle_path(folder, main_path):
+    return write_layered_eagle(folder / "peagle.gguf", main_path, "peagle")
+
+
+@pytest.fixture(scope="module")
+def peagle1_path(folder, main_path):
+    return write_layered_eagle(folder / "peagle1.gguf", main_path, "peagle1")
+
+
+@pytest.fixture(scope="module")
 def mtp_path(folder):
     return write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1)
 
@@ -93,7 +110,9 @@ class Pair:
         return mains, heads
 
     def reference(self, main):
-        if self.kind == "assistant":
+        if self.kind in ("layered", "peagle", "peagle1"):
+            reference = ReferenceLayeredHead(self.kind, self.main.path)
+        elif self.kind == "assistant":
             reference = ReferenceAssistant(self.main, self.head)
         elif self.kind == "dflash2":
             reference = ReferenceDFlash2(self.head.path, self.main.path)
@@ -113,6 +132,9 @@ class Pair:
 
 PATHS = {  # fixtures of the files of the main model and of the head
     "eagle": ("main_path", "eagle_path"),
+    "layered": ("main_path", "layered_path"),
+    "peagle": ("main_path", "peagle_path"),
+    "peagle1": ("main_path", "peagle1_path"),
     "mtp": ("mtp_path", "mtp_path"),
     "dflash": ("main_path", "dflash_path"),
     "dspark": ("main_path", "dspark_path"),
@@ -192,17 +214,18 @@ def test_states_of_a_tree(eagle):
 @pytest.mark.parametrize("error", [ValueError("lost"), KeyboardInterrupt()])
 def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, error):
     """Without the error, llama.cpp would return wrong logits. The caches are right afterwards."""
-    monkeypatch.setattr(kernels, "installed", lambda: None)  # the callback in Python
+    kernels.use("off")  # the callback in Python
     (a, b), _ = eagle.open(2)
+    kernels.use("auto")
     fresh = run(a.call(PROMPT[:12], n_logits=12)).copy()
     for row in (a, b):
         row.truncate(0)
         run(row.call(PROMPT[:6], n_logits=0))
 
-    def fail(number, tensor):
+    def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(a.context._capture, "_copy", fail)
+    monkeypatch.setattr(runtime.ggml(), "ggml_backend_tensor_get", fail)
     with pytest.raises(type(error)):
         a.context.decode([row.call(PROMPT[6:9], (-1, 0, 1), 3) for row in (a, b)])
     monkeypatch.undo()

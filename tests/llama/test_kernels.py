@@ -410,16 +410,16 @@ def test_two_models_at_once(quantized, make_context):
                 assert (together == expected).all()
 
 
-def test_states_captured_in_cpp_are_those_captured_in_python(tmp_path, monkeypatch):
+def test_states_captured_in_cpp_are_those_captured_in_python(tmp_path):
     """Of the layers in the given order, in calls of one and several tokens; "l_out-1" is not "l_out-12"."""
     write_tiny_model(tmp_path / "main.gguf", n_layers=14)
     hidden = HiddenStates((12, 1, 4))
     found = []
     with contextlib.closing(Model(tmp_path / "main.gguf")) as model:
-        for python in (False, True):
-            if python:
-                monkeypatch.setattr(kernels, "installed", lambda: None)
+        for mode in ("auto", "off"):
+            kernels.use(mode)
             with contextlib.closing(open_sequence(model, n_ctx=64, threads=1, hidden=hidden)) as context:
+                kernels.use("auto")
                 for tokens in ([5, 6, 7], [8], [9, 10]):
                     run(context.call(tokens, n_logits=1))
                     found.append(context.states(range(len(tokens))))

@@ -148,19 +148,19 @@ def test_a_file_without_read_permission(tmp_path, monkeypatch):
         Model(path)
 
 
-@pytest.mark.parametrize("fraction", [0.02, 0.999])
-def test_a_truncated_file(tmp_path, tiny_path, fraction):
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [
+        (48, "the file is incomplete or damaged: download it again"),  # within its header
+        (0.02, r"cannot be loaded \(.+\): the file is incomplete"),
+        (0.999, r"cannot be loaded \(.+\): the file is incomplete"),
+    ],
+)
+def test_a_truncated_file(tmp_path, tiny_path, size, why):
     whole = tiny_path.read_bytes()
     path = tmp_path / "cut.gguf"
-    path.write_bytes(whole[: int(len(whole) * fraction)])
-    with pytest.raises(ModelFileError, match=r"cannot be loaded \(.+\): the file is incomplete"):
-        Model(path)
-
-
-def test_a_file_that_ends_within_its_header(tmp_path, tiny_path):
-    path = tmp_path / "cut.gguf"
-    path.write_bytes(tiny_path.read_bytes()[:48])
-    with pytest.raises(ModelFileError, match="the file is incomplete or damaged: download it again"):
+    path.write_bytes(whole[: size if size > 1 else int(len(whole) * size)])
+    with pytest.raises(ModelFileError, match=why):
         Model(path)
 
 
@@ -234,19 +234,16 @@ def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatc
         writer.add_value_length(128)
         writer.add_uint32("llama.rope.dimension_count", 128)
 
-    llama_tensors = tiny.llama_tensors
-
-    def widened(*args):
-        for name, (*shape,), scale in llama_tensors(*args):
-            if "attn_output" in name:
-                shape[1] *= 4
-            elif name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
-                shape[0] *= 4
-            yield name, tuple(shape), scale
+    def widened(name, shape, *options):
+        rows, *columns = shape
+        if "attn_output" in name:
+            shape = (rows, 4 * columns[0])
+        elif name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
+            shape = (4 * rows, *columns)
+        return tiny.random_weights(name, shape, *options)
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_rope_dimension_count", add_head_size)
-    monkeypatch.setattr(tiny, "llama_tensors", widened)
-    model = Model(write_tiny_model(tmp_path / "wide.gguf"))
+    model = Model(write_tiny_model(tmp_path / "wide.gguf", weights=widened))
     allocated = kv_cache_bytes(capsys, model, n_ctx=4096)
     assert model.kv_bytes(4096) == pytest.approx(allocated, rel=0.01)
 

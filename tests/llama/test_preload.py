@@ -1,5 +1,6 @@
 """Models that load in other threads while this one imports, and what is kept for the next start."""
 
+import ctypes
 import re
 
 import numpy as np
@@ -47,11 +48,23 @@ def test_a_failure_is_reported_where_the_model_is_taken(tmp_path, tiny_path):
 
 
 def test_a_model_is_loaded_without_its_log(tiny_path, monkeypatch):
-    lines = []
-    monkeypatch.setattr(runtime.log, "lines", lines)
-    monkeypatch.setattr(runtime, "_WARN", 0)  # keep all
+    """llama.cpp gets another function than the usual one until the model is loaded."""
+    lib, happened = runtime.library(), []
+    load, log_to = lib.llama_model_load_from_file, lib.llama_log_set
+    usual = ctypes.cast(runtime.log_callback(), ctypes.c_void_p).value
+
+    def record(callback, data):
+        happened.append(ctypes.cast(callback, ctypes.c_void_p).value == usual)
+        log_to(callback, data)
+
+    def loads(*arguments):
+        happened.append("loads")
+        return load(*arguments)
+
+    monkeypatch.setattr(lib, "llama_log_set", record)
+    monkeypatch.setattr(lib, "llama_model_load_from_file", loads)
     Model(tiny_path).close()
-    assert lines == []
+    assert happened == [False, "loads", True]
 
 
 @pytest.fixture
@@ -62,10 +75,9 @@ def models(tiny_path, tmp_path):
         model.close()
 
 
-def test_vocabularies_are_compared_once(models, own_cache, monkeypatch):
-    first = vocabulary_map(*models)
-    monkeypatch.setattr("spec_local.llama.vocabulary_map._shared", None)
-    again = vocabulary_map(*models)
+def test_vocabularies_are_compared_once(models, own_cache):
+    first, again = (vocabulary_map(*models) for _ in range(2))
+    assert (first.is_new, again.is_new) == (True, False)
     tokens = range(models[0].vocabulary.n_tokens)
     assert [first.to_draft(token) for token in tokens] == [again.to_draft(token) for token in tokens]
     assert np.array_equal(first.draft_ids, again.draft_ids)

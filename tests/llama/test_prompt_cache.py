@@ -19,6 +19,7 @@ from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.tiny_layered_heads import write_layered_eagle
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -40,6 +41,8 @@ def models(tmp_path_factory):
         "hybrid": (write_tiny(folder / "hybrid.gguf", "lfm2"), None),
         "hybrid draft": (dense, write_tiny(folder / "small.gguf", "qwen35", noise=0.05)),
         "eagle": (main, write_tiny_eagle(folder / "eagle.gguf")),
+        "layered": (main, write_layered_eagle(folder / "layered.gguf", main)),
+        "peagle": (main, write_layered_eagle(folder / "peagle.gguf", main, "peagle")),
         "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), None),
         "dflash2": (main, write_tiny_block_head(folder / "dflash2.gguf", "dflash2")),
         "assistant": (
@@ -49,7 +52,21 @@ def models(tmp_path_factory):
     }
 
 
-KINDS = ["dense", "window", "recurrent", "hybrid", "hybrid draft", "eagle", "mtp", "dflash2", "assistant"]
+KINDS = [
+    *(
+        "dense",
+        "window",
+        "recurrent",
+        "hybrid",
+        "hybrid draft",
+        "eagle",
+        "layered",
+        "peagle",
+        "mtp",
+        "dflash2",
+    ),
+    "assistant",
+]
 
 
 @pytest.fixture

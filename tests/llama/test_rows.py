@@ -15,10 +15,10 @@ import pytest
 from spec_local.core.calls import run
 from spec_local.core.proposal import path_to
 from spec_local.core.sequence import common_prefix
+from spec_local.llama import runtime
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequences
-from spec_local.llama.saved import SavedParts
 from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
 from spec_local.prompt_cache.cache import PromptCache
 from tests import tiny_architectures
@@ -320,9 +320,15 @@ def test_random_steps_with_a_prompt_cache(model, make_rows, monkeypatch, n_paral
     cache = PromptCache(1 << 19, folder=tmp_path, limit=1 << 22)
     saved.prompts, saved.saves_all = cache.prompts("the model", saved.block), True
     walk = Walk(rows, Reference(make_rows(model, 1)[0]), random.Random(1), monkeypatch)
-    restored = []
-    put = SavedParts._set
-    monkeypatch.setattr(SavedParts, "_set", lambda *given: restored.append(put(*given)) or restored[-1])
+    lib, restored = runtime.library(), []
+    put = lib.llama_state_seq_set_data_ext
+
+    def recorded(context, data, size, *more):
+        n = put(context, data, size, *more)
+        restored.append(n == size)
+        return n
+
+    monkeypatch.setattr(lib, "llama_state_seq_set_data_ext", recorded)
     for i in range((4 if n_parallel == 1 else 1) * N_STEPS):
         walk.step()
         if i % 50 == 49:  # another session

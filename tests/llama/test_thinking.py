@@ -16,7 +16,7 @@ from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import THINKING_TEMPLATES, StandIn
 from tests.llama.answers import text_of
-from tests.scripted_model import ANSWER, THOUGHT, write_thinking_model
+from tests.scripted_model import ANSWER, THOUGHT, closing_tokens, write_thinking_model
 
 GREEDY = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=40)
 ANSWERED = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
@@ -235,19 +235,22 @@ def test_a_grammar_holds_after_the_reasoning(chat, more):
 
 
 @pytest.mark.parametrize("more", [{"policy": "off"}, {"policy": "fixed"}])
-def test_a_grammar_leaves_half_of_the_tokens_for_the_answer(chat, more, monkeypatch):
+def test_a_grammar_leaves_half_of_the_tokens_for_the_answer(chat, kind, more):
     """Unless a budget is given; the last event tells after how many tokens the reasoning was closed."""
     chat.settings = replace(GREEDY, grammar='root ::= "yes"', **more)
     (*_, done) = chat.send("a")
     assert done.reasoning_closed_at == 0  # the model has closed it
-    monkeypatch.setattr("spec_local.answers.running._REASONING_SHARE", 2 / 40)
+    never = replace(GREEDY.sampling, logit_bias=dict.fromkeys(closing_tokens(kind), -1e3))
+    chat.settings = replace(chat.settings, sampling=never)
     (*_, done) = chat.send("b")
-    assert (done.reasoning_closed_at, done.reason) == (2, "stop")
-    assert chat.conversation.messages[-1] == {**ANSWERED, "content": "yes", "reasoning_content": "Hm, what?"}
-    chat.settings = replace(chat.settings, reasoning_budget=100)
+    assert (done.reasoning_closed_at, done.reason) == (20, "stop")
+    message = chat.conversation.messages[-1]
+    assert message["reasoning_content"].startswith(THOUGHT)
+    assert message["content"] == "yes"
+    chat.settings = replace(chat.settings, reasoning_budget=2)
     (*_, done) = chat.send("c")
     assert done.reasoning_closed_at == 0
-    assert chat.conversation.messages[-1] == {**ANSWERED, "content": "yes"}
+    assert chat.conversation.messages[-1] == {**ANSWERED, "content": "yes", "reasoning_content": "Hm, what?"}
     chat.settings = replace(GREEDY, **more)  # without a grammar, there is no limit
     (*_, done) = chat.send("d")
     assert chat.conversation.messages[-1] == ANSWERED

@@ -1,7 +1,6 @@
 """Several threads at once: what they may share, and what is freed while they use it."""
 
 import ctypes
-import functools
 import subprocess
 import sys
 import threading
@@ -111,17 +110,25 @@ def test_errors_quote_the_log_of_their_own_thread(capfd):
     assert in_threads(2, fail) == ["a warning", "failure 1,"]
 
 
-def test_llama_cpp_is_initialized_once(monkeypatch, often):
-    calls = []
+def test_llama_cpp_is_initialized_once():
+    """In a new process, whose threads wait for the first one, which takes a tenth of a second."""
+    script = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from llama_cpp import llama_cpp
+from spec_local.llama import runtime
 
-    def load():
-        calls.append(1)
-        in_threads(4, lambda i: None)  # takes a while
-        return runtime
+def slow(started=[]):
+    started.append(1)
+    print(len(started))
+    time.sleep(0.1)
 
-    monkeypatch.setattr(runtime, "_load", functools.cache(load))
-    assert in_threads(8, lambda i: runtime.library()) == [runtime] * 8
-    assert len(calls) == 1
+llama_cpp.llama_backend_init = slow
+with ThreadPoolExecutor(8) as pool:
+    (library,) = set(pool.map(lambda i: runtime.library(), range(8)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 def test_closing_during_a_call():

@@ -7,7 +7,6 @@ import io
 import shutil
 import socket
 import threading
-import time
 
 import pytest
 import uvicorn
@@ -20,6 +19,7 @@ from spec_local.server import app
 from spec_local.server.supervision.events import Delta, Ended, Loaded, MarkedSpan, Reading, Started
 from spec_local.server.supervision.served_models import ServedModel, ServedModels
 from spec_local.server.supervision.supervisor import AnswerEvents, Busy, NotReady
+from tests.waiting import wait_until
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -160,6 +160,12 @@ class Served:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [opened]})
         self._thread.start()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
     def stop(self):
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
@@ -179,9 +185,8 @@ def browser():
 
 @pytest.fixture
 def served():
-    started = Served()
-    yield started
-    started.stop()
+    with Served() as started:
+        yield started
 
 
 @pytest.fixture
@@ -227,18 +232,23 @@ def ask(page, question):
     """Ask, and wait for the end of the answer."""
     page.fill("#question", question)
     page.keyboard.press("Enter")
-    until(lambda: page.locator("#status").text_content() in ("The answer is complete.",))
+    wait_until(lambda: page.locator("#status").text_content() in ("The answer is complete.",))
+
+
+def keep_settings(page):
+    """Leave the dialog; the settings are read with its `close` event, after it is hidden."""
+    page.evaluate(
+        """() => {
+          const dialog = document.getElementById("settings");
+          window.kept = new Promise((done) => dialog.addEventListener("close", () => done(), { once: true }));
+        }"""
+    )
+    page.click("#settings button.main")
+    page.evaluate("window.kept")
 
 
 def text_of(page, selector):
     return [element.text_content() for element in page.query_selector_all(selector)]
-
-
-def until(condition, timeout=10):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 # Images
@@ -274,5 +284,5 @@ def give(page, how, *files):
 def shown(page, count, place="#files"):
     """Wait for so many images, all of which are loaded; return their names."""
     images = page.locator(f"{place} .thumbnail img")
-    until(lambda: images.count() == count and all(image.evaluate(LOADED) for image in images.all()))
+    wait_until(lambda: images.count() == count and all(image.evaluate(LOADED) for image in images.all()))
     return [image.get_attribute("alt") for image in images.all()]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.page.conftest import until
 from tests.page.test_markdown import STREAM, render
+from tests.waiting import wait_until
 
 FORMULAS = [
     ("Let $x^2 + y_1$ be", ["x^2 + y_1"]),
@@ -39,7 +39,7 @@ SOURCES = "[...document.querySelectorAll('#turns annotation')].map((each) => eac
 def test_formulas_are_drawn(open_page, text, sources):
     page = open_page()
     render(page, [[text, "accepted", []]])
-    until(lambda: page.evaluate(DRAWN) == len(sources))
+    wait_until(lambda: page.evaluate(DRAWN) == len(sources))
     found = page.evaluate(SOURCES)
     assert all(wanted.strip() in source for wanted, source in zip(sources, found, strict=True)), found
 
@@ -64,17 +64,17 @@ def test_formulas_load_nothing_from_elsewhere_and_run_nothing(open_page):
         ]
     )
     render(page, [[text, "accepted", []]])
-    until(lambda: page.evaluate(DRAWN) > 4)
+    wait_until(lambda: page.evaluate(DRAWN) > 4)
     assert page.locator("#turns a[href], #turns img").count() == 0
     assert page.locator("#turns code:has-text('unknowncommand')").count() == 1  # its source
-    until(lambda: page.evaluate("[...document.fonts].some((font) => font.status === 'loaded')"))
+    wait_until(lambda: page.evaluate("[...document.fonts].some((font) => font.status === 'loaded')"))
     assert page.locator("#turns").evaluate("turns => turns.scrollWidth <= innerWidth")
 
 
 def test_a_wide_formula_scrolls(open_page):
     page = open_page(viewport={"width": 360, "height": 640})
     render(page, [["$$" + "+".join(f"x_{{{i}}}" for i in range(60)) + "$$", "accepted", []]])
-    until(lambda: page.evaluate(DRAWN) == 1)
+    wait_until(lambda: page.evaluate(DRAWN) == 1)
     assert page.locator(".formula").evaluate("box => box.scrollWidth > box.clientWidth")
     assert page.evaluate("document.getElementById('turns').scrollWidth") <= 360
 

@@ -10,9 +10,10 @@ from PIL import Image as Pillow
 
 from spec_local.images.audio import Audio
 from spec_local.server.supervision.events import MarkedSpan
-from tests.page.conftest import ANSWERS, LOADED, ask, delta, give, picture, shown, text_of, until
+from tests.page.conftest import ANSWERS, LOADED, ask, delta, give, picture, shown, text_of
 from tests.page.test_sharing import saved
 from tests.sounds import clip
+from tests.waiting import wait_until
 
 STORED = """() => new Promise((resolve) => {
   indexedDB.open("specdec").onsuccess = ({ target: { result } }) => {
@@ -214,7 +215,7 @@ def test_an_image_is_shown_larger(page):
         page.keyboard.press("Enter")
         assert page.locator("#image-title").text_content() == "a.png"
         large = page.locator("#image img")
-        until(lambda image=large: image.evaluate(LOADED))
+        wait_until(lambda image=large: image.evaluate(LOADED))
         assert large.get_attribute("alt") == "a.png"
         assert large.bounding_box()["width"] > 600
         page.keyboard.press("Escape")
@@ -250,7 +251,7 @@ def test_deleting_a_conversation_frees_its_images(page):
     assert len(page.evaluate(STORED)) == 2
     page.click("nav [aria-label='Delete one']")
     page.clock.run_for(20_000)
-    until(lambda: len(page.evaluate(STORED)) == 1)
+    wait_until(lambda: len(page.evaluate(STORED)) == 1)
     page.reload()
     assert shown(page, 1, ".question") == ["other.png"]
 
@@ -268,7 +269,7 @@ def test_images_without_a_conversation_are_swept(page):
     young = page.evaluate("`${Date.now()}-young`")
     page.evaluate(put, ["1000-old", young])
     page.reload()
-    until(lambda: sorted(page.evaluate(STORED)) == sorted([used, young]))
+    wait_until(lambda: sorted(page.evaluate(STORED)) == sorted([used, young]))
 
 
 def test_editing_and_regenerating_keep_images(page):
@@ -367,7 +368,7 @@ def test_another_tab_shows_images_and_does_not_lose_them(open_page, browser, see
     second = open_page(context=context)
     first.wait_for_selector("#attach-images")
     with_image(first, "two")
-    until(lambda: text_of(second, ".question") == ["one", "two"])
+    wait_until(lambda: text_of(second, ".question") == ["one", "two"])
     assert shown(second, 1, ".question") == ["a.png"]
     # One deletes for good what the other is about to store again.
     second.fill("#question", "long")
@@ -376,10 +377,10 @@ def test_another_tab_shows_images_and_does_not_lose_them(open_page, browser, see
     first.clock.install()
     first.click("nav [aria-label='Delete one']")
     first.clock.run_for(20_000)
-    until(lambda: first.evaluate(STORED) == [])
+    wait_until(lambda: first.evaluate(STORED) == [])
     second.click("#stop")
     second.wait_for_selector("#send")
-    until(lambda: len(first.evaluate(STORED)) == 1)
+    wait_until(lambda: len(first.evaluate(STORED)) == 1)
     second.reload()
     assert shown(second, 1, ".question") == ["a.png"]
 
@@ -418,6 +419,6 @@ def test_sounds_are_sent_and_played(open_page, served):
     assert message["content"][0] == {"type": "audio_url", "audio_url": {"url": url}}
     [message] = served.engine.requests[-1].messages
     assert [(place, each.data) for place, each in message["images"]] == [(0, sound)]
-    until(lambda: page.locator("article audio").evaluate("player => player.duration") == 4)
+    wait_until(lambda: page.locator("article audio").evaluate("player => player.duration") == 4)
     page.reload()
-    until(lambda: page.locator("article audio").evaluate("player => player.duration") == 4)
+    wait_until(lambda: page.locator("article audio").evaluate("player => player.duration") == 4)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.page.conftest import ask, text_of, until
+from tests.page.conftest import ask, text_of
+from tests.waiting import wait_until
 
 NAMES = "nav .open"
 
@@ -55,7 +56,7 @@ def test_the_time_to_undo_ends(open_page):
     page.wait_for_timeout(1000)
     assert page.locator("#deleted").is_visible()  # someone is about to press it
     page.focus("#question")
-    until(page.locator("#deleted").is_hidden)
+    wait_until(page.locator("#deleted").is_hidden)
     assert not [key for key in page.evaluate("Object.keys(localStorage)") if "conversation" in key]
 
 
@@ -80,7 +81,7 @@ def test_two_tabs_lose_no_turn(open_page, browser):
     first, second = tabs(open_page, browser)
     assert text_of(second, ".question") == ["one"]
     ask(first, "from the first")
-    until(lambda: text_of(second, ".answer") == ["You said one", "You said from the first"])
+    wait_until(lambda: text_of(second, ".answer") == ["You said one", "You said from the first"])
     # Both at once: each is another version of what follows.
     for page in (first, second):
         page.fill("#question", "long")
@@ -107,18 +108,18 @@ def test_a_tab_follows_names_deletions_and_undoing(open_page, browser):
     first.click("nav [aria-label='Rename one']")
     first.fill("#name input", "another")
     first.click("#name button.main")
-    until(lambda: text_of(second, NAMES) == ["another"])
+    wait_until(lambda: text_of(second, NAMES) == ["another"])
     delete(first, "another")
-    until(lambda: text_of(second, NAMES) == ["New conversation"])
+    wait_until(lambda: text_of(second, NAMES) == ["New conversation"])
     first.click("#deleted button")
-    until(lambda: "another" in text_of(second, NAMES))
+    wait_until(lambda: "another" in text_of(second, NAMES))
 
 
 def test_tabs_share_their_settings(open_page, browser):
     first, second = tabs(open_page, browser)
     first.focus("#turns")
     first.keyboard.press("m")
-    until(lambda: second.evaluate("document.body.className") == "marked")
+    wait_until(lambda: second.evaluate("document.body.className") == "marked")
     second.click("#theme-button")
     first.reload()
     assert first.evaluate("document.body.className") == "marked"  # the other tab has not changed it back
@@ -131,10 +132,10 @@ def test_a_tab_that_answers_keeps_what_another_one_deletes(open_page, browser):
     second.keyboard.press("Enter")
     second.wait_for_selector(".answer:has-text('first')")
     page_of = "Object.values(localStorage).filter((text) => text.includes('long')).length"
-    until(lambda: first.evaluate(page_of) == 1)
+    wait_until(lambda: first.evaluate(page_of) == 1)
     delete(first, "one")
     second.click("#stop")
-    until(lambda: text_of(first, NAMES).count("one") == 1)
+    wait_until(lambda: text_of(first, NAMES).count("one") == 1)
     assert text_of(second, ".question") == ["one", "long"]
 
 

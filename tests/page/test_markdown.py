@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from spec_local.server.supervision.events import MarkedSpan
-from tests.page.conftest import ANSWERS, ask, delta, until
+from tests.page.conftest import ANSWERS, ask, delta, keep_settings
 from tests.page.markdown_texts import DOCUMENT, HOSTILE_TEXTS
+from tests.waiting import wait_until
 
 EXAMPLES = [
     [part.replace("→", "\t") for part in example]
@@ -314,15 +315,15 @@ def test_marks_in_code_are_asked_for(open_page, monkeypatch):
     assert page.locator(".answer [tabindex='0'].corrected").count() == 0
     page.click("#settings-button")
     page.check("[name=marks_in_code]")
-    page.click("#settings button.main")
-    until(lambda: lines() == ["underline"] * 4)
+    keep_settings(page)
+    wait_until(lambda: lines() == ["underline"] * 4)
     assert page.locator(".answer [tabindex='0'].corrected").count() == 1
     page.hover(".answer pre .corrected")
     assert page.locator("#rejected").text_content() == "rejected z"
     page.click("#settings-button")
     page.uncheck("[name=marks]")
-    page.click("#settings button.main")
-    until(lambda: lines() == ["none"] * 4)
+    keep_settings(page)
+    wait_until(lambda: lines() == ["none"] * 4)
     assert legend.is_hidden()
 
 
@@ -338,9 +339,9 @@ def test_code_is_copied(open_page, browser, monkeypatch, how):
         page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
     assert page.locator(".code .head span").text_content() == "python"
     page.click(".code button")
-    until(lambda: page.locator("#status").text_content() == "Copied")
+    wait_until(lambda: page.locator("#status").text_content() == "Copied")
     assert page.evaluate("navigator.clipboard.readText()").strip() == code.strip()
-    until(lambda: page.locator(".code button").text_content() == "Copy")
+    wait_until(lambda: page.locator(".code button").text_content() == "Copy")
 
 
 def test_drawing_leaves_time_for_the_model(open_page):
@@ -384,4 +385,4 @@ def test_the_last_text_before_a_pause_is_drawn(open_page):
           view.update({ running: true, last: false });
         }"""
     )
-    until(lambda: page.locator(".answer").text_content() == "before the pause")
+    wait_until(lambda: page.locator(".answer").text_content() == "before the pause")

@@ -5,14 +5,15 @@ import re
 
 import pytest
 
-from tests.page.conftest import HOSTILE, Served, ask, text_of, until
+from tests.page.conftest import HOSTILE, Served, ask, keep_settings, text_of
+from tests.waiting import wait_until
 
 
 def test_marks_and_rejected_tokens(open_page):
     page = open_page()
     page.click("#settings-button")
     page.check("[name=marks]")
-    page.click("#settings button.main")
+    keep_settings(page)
     ask(page, "marks")
     assert text_of(page, ".answer .accepted") == ["cat", "sat", "x", "it.", "print", "("]
     assert text_of(page, ".answer .corrected") == ["on"]
@@ -42,14 +43,14 @@ def test_marks_are_off_until_asked_for(open_page, served):
     assert page.locator(".answer .corrected").get_attribute("tabindex") == "-1"
     page.focus("#turns")
     page.keyboard.press("m")
-    until(lambda: page.evaluate(style) == "underline")
+    wait_until(lambda: page.evaluate(style) == "underline")
     assert page.locator(".answer .corrected").get_attribute("tabindex") == "0"
     page.reload()
     assert page.evaluate("document.body.classList.contains('marked')") is True
     page.click("#settings-button")
     page.uncheck("[name=marks]")
-    page.click("#settings button.main")
-    until(lambda: page.evaluate(style) == "none")
+    keep_settings(page)
+    wait_until(lambda: page.evaluate(style) == "none")
 
 
 def test_statistics(open_page):
@@ -125,7 +126,7 @@ def test_text_is_never_html(open_page):
     page.locator("nav [aria-label^=Rename]").first.click()
     page.fill("#name input", HOSTILE[:80])
     page.click("#name button.main")
-    until(lambda: page.locator("nav .open").first.text_content() == HOSTILE[:80])
+    wait_until(lambda: page.locator("nav .open").first.text_content() == HOSTILE[:80])
     page.reload()
     assert page.locator("nav .open").first.text_content() == HOSTILE[:80]
     assert page.locator(".answer img, .question img, .answer script, nav img, .answer a").count() == 0
@@ -205,10 +206,7 @@ def test_settings_reach_the_server(open_page, served):
     page.fill("[name=max_tokens]", "7")
     page.fill("[name=seed]", "5")
     page.uncheck("[name=speculative]")
-    page.click("#settings button.main")
-    page.wait_for_selector("#settings", state="hidden")
-    # A dialog is hidden before its `close` event, with which the settings are read.
-    page.wait_for_function("Object.values(localStorage).some((text) => text.includes('Be brief.'))")
+    keep_settings(page)
     ask(page, "hi")
     request = served.engine.requests[-1]
     assert request.messages[0] == {"role": "system", "content": "Be brief."}
@@ -221,7 +219,7 @@ def test_regenerate_and_edit(open_page, served):
     page = open_page()
     ask(page, "one")
     page.click("footer button:has-text('Regenerate')")
-    until(lambda: len(served.engine.requests) == 2)
+    wait_until(lambda: len(served.engine.requests) == 2)
     page.wait_for_selector("#send")
     assert text_of(page, ".answer") == ["You said one"]
     page.click("footer button:has-text('Edit')")
@@ -316,8 +314,7 @@ def test_a_narrow_window(open_page):
 
 
 def test_a_key(open_page, browser):
-    served = Served(api_key="secret")
-    try:
+    with Served(api_key="secret") as served:
         page = open_page(served.address, allowed=("401", "ERR_CONNECTION"))
         page.wait_for_selector("#key[open]")
         page.fill("#key input", "wrong")
@@ -330,8 +327,6 @@ def test_a_key(open_page, browser):
         page.reload()
         page.wait_for_selector("#model:has-text('scripted')")  # kept for the tab
         ask(page, "two")
-    finally:
-        served.stop()
 
 
 def test_models_that_are_being_loaded(open_page, served):
@@ -363,4 +358,4 @@ def test_it_follows_a_long_answer(open_page):
     ask(page, "many")
     log = "document.getElementById('turns')"
     left = f"{log}.scrollHeight - {log}.clientHeight - {log}.scrollTop"
-    until(lambda: page.evaluate(left) < 2)
+    wait_until(lambda: page.evaluate(left) < 2)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.page.conftest import ask, text_of, until
+from tests.page.conftest import ask, text_of
+from tests.waiting import wait_until
 
 DROP = """([name, bytes]) => {
   const data = new DataTransfer();
@@ -57,7 +58,7 @@ def test_files_are_a_question(open_page, served):
     page.wait_for_selector("#files li")
     page.click("#send")
     page.wait_for_selector("nav .open:has-text('notes.txt')")
-    until(lambda: served.engine.requests)
+    wait_until(lambda: served.engine.requests)
     assert sent(served) == ["notes.txt:\n```txt\ntext\n```"]
 
 

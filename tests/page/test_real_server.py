@@ -1,6 +1,6 @@
 """The page against a real server."""
 
-from tests.page.conftest import ask, give, picture, shown
+from tests.page.conftest import ask, give, keep_settings, picture, shown
 from tests.server.conftest import Server, arguments, models, specdec  # noqa: F401
 from tests.tiny_projectors import write_projector
 from tests.tiny_vision import write_vision_model
@@ -21,13 +21,11 @@ def answer_on(page):
 def limit_answers(page, n_tokens):
     page.click("#settings-button")
     page.fill("[name=max_tokens]", str(n_tokens))
-    page.click("#settings button.main")
-    page.wait_for_selector("#settings", state="hidden")
+    keep_settings(page)
 
 
 def test_a_chat(open_page, specdec, arguments):  # noqa: F811
-    started = Server(specdec, *arguments, "--temp", 0, "--policy", "fixed", "--draft-max", 3)
-    try:
+    with Server(specdec, *arguments, "--temp", 0, "--policy", "fixed", "--draft-max", 3) as started:
         page = open_page(started.address)
         page.wait_for_selector("#model:has-text('draft.gguf')")
         limit_answers(page, 24)
@@ -37,13 +35,10 @@ def test_a_chat(open_page, specdec, arguments):  # noqa: F811
         assert page.locator(".answer .accepted").count() > 0
         assert "tokens/s" in page.locator("#statistics").text_content()
         assert page.locator("#statistics svg").count() == 2
-    finally:
-        started.stop()
 
 
 def test_a_choice_of_models(open_page, specdec, models):  # noqa: F811
-    started = Server(specdec, *models, "--draft", "none", "--ctx", 512, "--parallel", 1, "--temp", 0)
-    try:
+    with Server(specdec, *models, "--draft", "none", "--ctx", 512, "--parallel", 1, "--temp", 0) as started:
         page = open_page(started.address)
         page.wait_for_selector("#model:has-text('512 tokens of context')")
         assert page.locator("#models option").all_text_contents() == ["main", "draft"]
@@ -61,16 +56,13 @@ def test_a_choice_of_models(open_page, specdec, models):  # noqa: F811
         page.reload()
         page.wait_for_selector("#model:has-text('512 tokens of context')")
         assert page.locator("#models").input_value() == "draft"
-    finally:
-        started.stop()
 
 
 def test_an_image(open_page, specdec):  # noqa: F811
     model = write_vision_model(specdec.folder / "page.gguf", "qwen2vl", n_ctx=4096)
     projector = write_projector(specdec.folder / "page-eye.gguf", "qwen2vl_merger")
     options = ("--draft", "none", "--ctx", 2048, "--parallel", 1, "--temp", 0)
-    started = Server(specdec, model, "--mmproj", projector, *options)
-    try:
+    with Server(specdec, model, "--mmproj", projector, *options) as started:
         page = open_page(started.address)
         page.wait_for_selector("#attach-images")
         limit_answers(page, 12)
@@ -86,5 +78,3 @@ def test_an_image(open_page, specdec):  # noqa: F811
             answers.append(answer_on(page))
             assert answers[-1] == reply["choices"][0]["message"]["content"]
         assert answers[0] != answers[1]  # the model has seen the images
-    finally:
-        started.stop()

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from spec_local.answers.gain import Gain
-from tests.page.conftest import ask, until
+from tests.page.conftest import ask
+from tests.waiting import wait_until
 
 
 def saved(page, button):
@@ -25,7 +26,7 @@ def test_a_picture_of_the_speed(open_page):
     page.click("footer button:has-text('Share speed')")
     assert page.locator("#picture").is_visible()
     assert page.get_attribute("#picture img", "alt").startswith("scripted, draft draft.gguf · 30 tokens")
-    until(lambda: page.evaluate("document.querySelector('#picture img').naturalWidth") == 1200)
+    wait_until(lambda: page.evaluate("document.querySelector('#picture img').naturalWidth") == 1200)
 
     name, svg = saved(page, "#save-svg")
     assert name == "speed of scripted, draft draft.gguf.svg"

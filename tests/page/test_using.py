@@ -3,7 +3,8 @@
 import pytest
 
 from spec_local.server.supervision.events import MarkedSpan
-from tests.page.conftest import ANSWERS, ask, delta, text_of, until
+from tests.page.conftest import ANSWERS, ask, delta, keep_settings, text_of
+from tests.waiting import wait_until
 
 KEYS = """events => {
   for (const [type, init] of events) {
@@ -32,7 +33,7 @@ def test_enter_that_ends_a_composition_does_not_send(open_page, served, events):
     page.wait_for_timeout(100)
     assert text_of(page, ".question") == []
     page.keyboard.press("Enter")
-    until(lambda: text_of(page, ".question") == ["にほん"])
+    wait_until(lambda: text_of(page, ".question") == ["にほん"])
 
 
 def test_escape_of_a_composition_stops_nothing(open_page):
@@ -135,7 +136,7 @@ def test_copying_without_the_clipboard_of_https(open_page, browser):
     listen = "document.addEventListener('copy', () => (window.copied = document.activeElement.value))"
     page.evaluate(listen)
     page.click("footer button:has-text('Copy')")
-    until(lambda: page.locator("#status").text_content() == "Copied")
+    wait_until(lambda: page.locator("#status").text_content() == "Copied")
     assert page.evaluate("window.copied").startswith("The cat sat on")
     page.evaluate("document.execCommand = () => false")
     page.click(".code button")
@@ -194,7 +195,7 @@ def test_a_huge_paste(open_page, served):
     script += "field.dispatchEvent(new Event('input')); return field.clientHeight; }"
     assert page.evaluate(script, text) < 400
     page.keyboard.press("Enter")
-    until(lambda: served.engine.requests)
+    wait_until(lambda: served.engine.requests)
     assert served.engine.requests[0].messages[0]["content"] == text.strip()
 
 
@@ -224,8 +225,7 @@ def test_sampling_settings_reach_the_server(open_page, served):
     page.fill("[name=top_p]", "0.5")
     page.fill("[name=min_p]", "0.1")
     page.fill("[name=stop]", "END\n\n###")
-    page.click("#settings button.main")
-    page.wait_for_selector("#settings", state="hidden")
+    keep_settings(page)
     ask(page, "hi")
     settings = served.engine.requests[-1].settings
     assert (settings.sampling.top_p, settings.sampling.min_p) == (0.5, 0.1)

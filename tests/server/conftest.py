@@ -27,6 +27,12 @@ class Server:
         self.line = specdec.wait_for(self.process, b" serves ").decode()
         self.address = re.search(r"http://\S+", self.line)[0]
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
     @property
     def engine(self):
         """The process with the models; there may be others for some milliseconds, which read headers."""
@@ -108,6 +114,5 @@ def arguments(models):
 @pytest.fixture(scope="module")
 def server(specdec, arguments):
     """A server that the tests of a module share."""
-    started = Server(specdec, *arguments)
-    yield started
-    started.stop()
+    with Server(specdec, *arguments) as started:
+        yield started

@@ -31,9 +31,8 @@ IN_NODE = pytest.mark.skipif(
 def two_models(specdec, models):
     """A server with a model that calls a tool besides."""
     caller = write_calling_model(specdec.folder / "caller.gguf", TOOL_TEMPLATES["Hermes"])
-    started = Server(specdec, models[0], caller, "--ctx", 4096, "--parallel", 2)
-    yield started
-    started.stop()
+    with Server(specdec, models[0], caller, "--ctx", 4096, "--parallel", 2) as started:
+        yield started
 
 
 def use(server, folder, *command, more=()):

@@ -137,9 +137,8 @@ def server(specdec):
         extra_tokens=names,
         chat_template=TOOL_TEMPLATES["Hermes"],
     )
-    started = Server(specdec, model, "--draft", "none", "--ctx", 2048, "--parallel", 2)
-    yield started
-    started.stop()
+    with Server(specdec, model, "--draft", "none", "--ctx", 2048, "--parallel", 2) as started:
+        yield started
 
 
 def answer(server, path, body):

@@ -90,22 +90,18 @@ def alone(arguments, prompt):
         return "".join(e.text for e in session.generate(prompt, GREEDY) if isinstance(e, Text))
 
 
-def test_answers_are_those_of_a_session(arguments):
+async def test_answers_are_those_of_a_session(arguments):
     """And an impossible request disturbs no other."""
     prompts = ["one two three", "four five", "six", "many " * 5000, ""]
-
-    async def main():
-        async with running(arguments) as engine:
-            assert engine.check_ready().n_parallel == 2
-            found = await collect(engine.answer([AnswerRequest(GREEDY, prompt=p) for p in prompts]))
-            tokens = await engine.ask("tokenize", ("one two", False, True))
-            assert b"".join(await engine.ask("pieces", tokens)).decode().strip() == "one two"
-            with pytest.raises(ValueError, match="token 1000000 is unknown"):
-                await engine.ask("pieces", [1_000_000])
-            assert (await engine.ask("costs"))["main"][0][0] == 1
-        return found
-
-    *found, long, empty = asyncio.run(main())
+    async with running(arguments) as engine:
+        assert engine.check_ready().n_parallel == 2
+        found = await collect(engine.answer([AnswerRequest(GREEDY, prompt=p) for p in prompts]))
+        tokens = await engine.ask("tokenize", ("one two", False, True))
+        assert b"".join(await engine.ask("pieces", tokens)).decode().strip() == "one two"
+        with pytest.raises(ValueError, match="token 1000000 is unknown"):
+            await engine.ask("pieces", [1_000_000])
+        assert (await engine.ask("costs"))["main"][0][0] == 1
+    *found, long, empty = found
     assert empty[0].n_prompt == 1  # it begins a text
     assert [text(events) for events in found] == [alone(arguments, prompt) for prompt in prompts[:3]]
     for events in found:
@@ -124,46 +120,35 @@ def test_answers_are_those_of_a_session(arguments):
     assert "--" not in str(long[-1].error)  # a client knows no options
 
 
-def test_the_next_turn_of_a_chat_is_in_the_cache(arguments):
+async def test_the_next_turn_of_a_chat_is_in_the_cache(arguments):
     """Even where other chats come between, and although the client sends text and not tokens."""
-
-    async def main():
-        async with running(arguments) as engine:
-            first = [text((await collect(engine.answer([chat(q)])))[0]) for q in ("one", "two")]
-            second = [
-                (await collect(engine.answer([chat(q, answer, "more")])))[0]
-                for q, answer in zip(("one", "two"), first, strict=True)
-            ]
-            return [events[0] for events in second]
-
-    for started in asyncio.run(main()):
+    async with running(arguments) as engine:
+        first = [text((await collect(engine.answer([chat(q)])))[0]) for q in ("one", "two")]
+        second = [
+            (await collect(engine.answer([chat(q, answer, "more")])))[0]
+            for q, answer in zip(("one", "two"), first, strict=True)
+        ]
+    for started, *_ in second:
         assert started.n_cached > 24  # the answer, too
         assert started.n_prompt - started.n_cached < 20
 
 
-def test_too_many_wait(arguments):
-    async def main():
-        async with running(arguments, max_waiting=1) as engine:
-            first = engine.answer([AnswerRequest(LONG, prompt="one")] * 3)
-            with pytest.raises(Busy) as raised:
-                engine.answer([AnswerRequest(LONG, prompt="one")])
-            assert raised.value.retry_s >= 1
-            engine.cancel(first)
-            await collect(first)
-            assert await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
-
-    asyncio.run(main())
+async def test_too_many_wait(arguments):
+    async with running(arguments, max_waiting=1) as engine:
+        first = engine.answer([AnswerRequest(LONG, prompt="one")] * 3)
+        with pytest.raises(Busy) as raised:
+            engine.answer([AnswerRequest(LONG, prompt="one")])
+        assert raised.value.retry_s >= 1
+        engine.cancel(first)
+        await collect(first)
+        assert await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
 
 
-def test_progress_with_a_long_prompt(arguments):
-    async def main():
-        progress = []
-        async with running(arguments) as engine:
-            await collect(engine.answer([AnswerRequest(GREEDY, prompt="many " * 200)]), progress)
-            await collect(engine.answer([AnswerRequest(GREEDY, prompt="many " * 400)]), progress)
-        return progress
-
-    progress = asyncio.run(main())
+async def test_progress_with_a_long_prompt(arguments):
+    progress = []
+    async with running(arguments) as engine:
+        await collect(engine.answer([AnswerRequest(GREEDY, prompt="many " * 200)]), progress)
+        await collect(engine.answer([AnswerRequest(GREEDY, prompt="many " * 400)]), progress)
     first = [each for each in progress if each.n_prompt == progress[0].n_prompt]
     second = progress[len(first) :]
     for each in (first, second):
@@ -176,28 +161,24 @@ def test_progress_with_a_long_prompt(arguments):
     assert all(event.n_cached >= first[0].n_prompt - 2 for event in second)
 
 
-def test_a_request_that_waits_loses_its_place_at_once(arguments):
+async def test_a_request_that_waits_loses_its_place_at_once(arguments):
     """It need not wait for its turn to be told that its client has gone."""
-
-    async def main():
-        async with running(arguments, max_waiting=1) as engine:
-            first = engine.answer([AnswerRequest(LONG, prompt="one")] * 2)
-            for _ in range(3):
-                waiting = engine.answer([AnswerRequest(GREEDY, prompt="two")])
-                await asyncio.sleep(0.05)
-                engine.cancel(waiting)
-                async with asyncio.timeout(1):
-                    ((ended,),) = await collect(waiting)
-                assert ended.reason == "cancelled"
-                assert engine.n_unfinished == 2
-            engine.cancel(first)
-            await collect(first)
-            assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="two")])))[0])
-
-    asyncio.run(main())
+    async with running(arguments, max_waiting=1) as engine:
+        first = engine.answer([AnswerRequest(LONG, prompt="one")] * 2)
+        for _ in range(3):
+            waiting = engine.answer([AnswerRequest(GREEDY, prompt="two")])
+            await asyncio.sleep(0.05)
+            engine.cancel(waiting)
+            async with asyncio.timeout(20):
+                ((ended,),) = await collect(waiting)
+            assert ended.reason == "cancelled"
+            assert engine.n_unfinished == 2
+        engine.cancel(first)
+        await collect(first)
+        assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="two")])))[0])
 
 
-def test_a_prompt_that_takes_long_delays_no_other_and_ends_with_its_client(tmp_path):
+async def test_a_prompt_that_takes_long_delays_no_other_and_ends_with_its_client(tmp_path):
     """Nor does a question about one. Templates may take 5 s."""
     loop = "{% for i in range(99999) %}"
     slow = f"{{% if messages[0].content == 'slow' %}}{loop}{loop}{'{% endfor %}' * 2}{{% endif %}}"
@@ -206,117 +187,94 @@ def test_a_prompt_that_takes_long_delays_no_other_and_ends_with_its_client(tmp_p
     def long(content):
         return replace(chat(content), variables={"padding": "x" * 40_000})
 
-    async def main():
-        async with running({"main": path, "n_ctx": 512, "threads": 1}) as engine:
-            assert text((await collect(engine.answer([chat("hi")])))[0])
-            asked = asyncio.create_task(engine.ask("prompt", long("slow")))
-            answers = engine.answer([long("slow")])
-            async with asyncio.timeout(4):
-                for _ in range(3):
-                    assert text((await collect(engine.answer([chat("hi")])))[0])
-            assert not asked.done()
-            asked.cancel()
-            engine.cancel(answers)
-            async with asyncio.timeout(4):
-                assert (await collect(answers))[0][0].reason == "cancelled"
-                with pytest.raises(asyncio.CancelledError):
-                    await asked
-                assert text((await collect(engine.answer([long("quick")])))[0])  # its thread is free
-
-    asyncio.run(main())
+    async with running({"main": path, "n_ctx": 512, "threads": 1}) as engine:
+        assert text((await collect(engine.answer([chat("hi")])))[0])
+        asked = asyncio.create_task(engine.ask("prompt", long("slow")))
+        answers = engine.answer([long("slow")])
+        async with asyncio.timeout(4):
+            for _ in range(3):
+                assert text((await collect(engine.answer([chat("hi")])))[0])
+        assert not asked.done()
+        asked.cancel()
+        engine.cancel(answers)
+        async with asyncio.timeout(4):
+            assert (await collect(answers))[0][0].reason == "cancelled"
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            assert text((await collect(engine.answer([long("quick")])))[0])  # its thread is free
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(arguments):
     """And more messages than tokens."""
-
-    async def main():
-        async with running(arguments) as engine:
-            requests = [
-                AnswerRequest(GREEDY, prompt=" " * 8_000_000),
-                AnswerRequest(GREEDY, prompt="a" * 4_000_000, suffix="a" * 4_000_000),
-                chat("a" * 8_000_000),
-                chat(*["a"] * 4097),
-            ]
-            return await collect(engine.answer(requests))
-
-    for (refused,), what in zip(asyncio.run(main()), ["more than"] * 3 + ["4097 messages"], strict=True):
+    requests = [
+        AnswerRequest(GREEDY, prompt=" " * 8_000_000),
+        AnswerRequest(GREEDY, prompt="a" * 4_000_000, suffix="a" * 4_000_000),
+        chat("a" * 8_000_000),
+        chat(*["a"] * 4097),
+    ]
+    async with running(arguments) as engine:
+        found = await collect(engine.answer(requests))
+    for (refused,), what in zip(found, ["more than"] * 3 + ["4097 messages"], strict=True):
         assert isinstance(refused.error, ContextOverflow)
         assert what in str(refused.error)
         assert "but the context has 4096" in str(refused.error)
 
 
-def test_the_end_can_be_ignored(arguments, tmp_path):
+async def test_the_end_can_be_ignored(arguments, tmp_path):
     """A model that ends its answer at once goes on."""
-
-    async def main():
-        async with running(arguments) as engine:
-            ends = await engine.ask("tokenize", ("</s>", False, True))
-            bias = SamplingSettings(temperature=0, logit_bias=dict.fromkeys(ends, 100.0))
-            settings = GenerationSettings(bias, max_tokens=8)
-            requests = [
-                AnswerRequest(settings, prompt="one", ignore_end=ignored) for ignored in (False, True)
-            ]
-            return await collect(engine.answer(requests))
-
-    ended, goes_on = asyncio.run(main())
+    async with running(arguments) as engine:
+        ends = await engine.ask("tokenize", ("</s>", False, True))
+        bias = SamplingSettings(temperature=0, logit_bias=dict.fromkeys(ends, 100.0))
+        settings = GenerationSettings(bias, max_tokens=8)
+        requests = [AnswerRequest(settings, prompt="one", ignore_end=ignored) for ignored in (False, True)]
+        ended, goes_on = await collect(engine.answer(requests))
     assert (ended[-1].reason, ended[-1].statistics.predicted_n) == ("stop", 1)
     assert (goes_on[-1].reason, goes_on[-1].statistics.predicted_n) == ("length", 8)
 
 
-def test_a_model_that_cannot_be_loaded(arguments, tmp_path):
-    async def main():
-        engine = Supervisor(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
-        await engine.run()
-        return engine
-
-    engine = asyncio.run(main())
+async def test_a_model_that_cannot_be_loaded(arguments, tmp_path):
+    engine = Supervisor(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
+    await engine.run()
     assert engine.ready.is_set()
     assert isinstance(engine.error, ModelFileError)
     with pytest.raises(NotReady, match=r"missing\.gguf"):
         engine.check_ready()
 
 
-def test_models_are_loaded_again_with_other_arguments(arguments):
+async def test_models_are_loaded_again_with_other_arguments(arguments):
     """And with those before, if they cannot be; requests are refused meanwhile."""
-
-    async def main():
-        lines = []
-        async with running(arguments, log=lines.append) as engine:
-            process = children()
-            expected = await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
-            reloading = asyncio.create_task(engine.reload(arguments | {"draft": None}))
-            await asyncio.sleep(0)
-            assert not engine.ready.is_set()
-            with pytest.raises(NotReady, match="are being loaded"):
-                engine.answer([AnswerRequest(GREEDY, prompt="one")])
-            assert await reloading is None
-            assert engine.loaded.draft is None
-            assert children() != process
-            missing = arguments | {"draft": arguments["main"].with_name("missing.gguf")}
-            error = await engine.reload(missing)
-            assert isinstance(error, ModelFileError)
-            assert "missing.gguf" in str(error)
-            assert engine.loaded.draft is None
-            assert await engine.reload(arguments) is None
-            assert engine.loaded.draft == "draft.gguf"
-            found = await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
-            assert text(found[0]) == text(expected[0])
-            assert not any("ended" in line for line in lines)
-            children()[0].kill()  # what follows a planned end is not taken for one
-            while not any("ended (signal SIGKILL)" in line for line in lines):
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
+    lines = []
+    async with running(arguments, log=lines.append) as engine:
+        process = children()
+        expected = await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
+        reloading = asyncio.create_task(engine.reload(arguments | {"draft": None}))
+        await asyncio.sleep(0)
+        assert not engine.ready.is_set()
+        with pytest.raises(NotReady, match="are being loaded"):
+            engine.answer([AnswerRequest(GREEDY, prompt="one")])
+        assert await reloading is None
+        assert engine.loaded.draft is None
+        assert children() != process
+        missing = arguments | {"draft": arguments["main"].with_name("missing.gguf")}
+        error = await engine.reload(missing)
+        assert isinstance(error, ModelFileError)
+        assert "missing.gguf" in str(error)
+        assert engine.loaded.draft is None
+        assert await engine.reload(arguments) is None
+        assert engine.loaded.draft == "draft.gguf"
+        found = await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
+        assert text(found[0]) == text(expected[0])
+        assert not any("ended" in line for line in lines)
+        children()[0].kill()  # what follows a planned end is not taken for one
+        while not any("ended (signal SIGKILL)" in line for line in lines):
+            await asyncio.sleep(0.01)
 
 
-def test_the_end_of_the_server_while_models_are_loaded_again(arguments):
-    async def main():
-        async with running(arguments) as engine:
-            reloading = asyncio.create_task(engine.reload(arguments))
-            await asyncio.sleep(0.05)
-        reloading.cancel()
-
-    asyncio.run(main())
+async def test_the_end_of_the_server_while_models_are_loaded_again(arguments):
+    async with running(arguments) as engine:
+        reloading = asyncio.create_task(engine.reload(arguments))
+        await asyncio.sleep(0.05)
+    reloading.cancel()
 
 
 CALLS = [
@@ -329,18 +287,14 @@ CALLS = [
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, parallel):
+async def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, parallel):
     path = write_scripted_model(tmp_path / "m.gguf", TOOL_TEMPLATES["Hermes"], "<0x0A>", CALLS)
     tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
     messages = [{"role": "user", "content": "Rain?"}]
     settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=100, policy="off")
     request = AnswerRequest(settings, messages, tools, parallel_tool_calls=parallel)
-
-    async def main():
-        async with running({"main": path, "n_ctx": 512, "threads": 1}) as engine:
-            return await collect(engine.answer([request]))
-
-    (events,) = asyncio.run(main())
+    async with running({"main": path, "n_ctx": 512, "threads": 1}) as engine:
+        (events,) = await collect(engine.answer([request]))
     deltas = [event if isinstance(event, Delta) else event.rest for event in events[1:]]
     calls = [(call.name, call.arguments) for delta in deltas for call in delta.tool_calls]
     arguments = [delta.arguments for delta in deltas if delta.arguments]
@@ -354,29 +308,25 @@ def test_calls_come_in_parts_and_end_an_answer_that_may_have_one(tmp_path, paral
     assert text(events) == ""
 
 
-def test_calls_that_a_client_sends_back_are_in_the_cache(tmp_path):
+async def test_calls_that_a_client_sends_back_are_in_the_cache(tmp_path):
     """Turn by turn, with other ids and another order of keys."""
     script = ["I look.", "<tool_call>", '{"name":"weather","arg', 'uments":{"days":3,', '"city":"Paris"}}']
     script += ["</tool_call>\n"]
     path = write_scripted_model(tmp_path / "m.gguf", TOOL_TEMPLATES["Hermes"], "<0x0A>", script)
     tools = [{"type": "function", "function": {"name": "weather"}}]
     settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=100, policy="off")
-
-    async def main():
-        async with running({"main": path, "n_ctx": 2048, "threads": 1}) as engine:
-            messages, known = [{"role": "user", "content": "Rain?"}], 0
-            for turn in range(4):
-                (events,) = await collect(engine.answer([AnswerRequest(settings, messages, tools)]))
-                assert events[0].n_cached >= known
-                known = events[0].n_prompt + len(script)
-                call = {"name": "weather", "arguments": '{"city": "Paris", "days": 3}'}
-                calls = [{"id": f"call-{turn}", "type": "function", "function": call}]
-                messages += [
-                    {"role": "assistant", "content": "I look.", "tool_calls": calls},
-                    {"role": "tool", "content": f"{turn} mm", "tool_call_id": f"call-{turn}"},
-                ]
-
-    asyncio.run(main())
+    async with running({"main": path, "n_ctx": 2048, "threads": 1}) as engine:
+        messages, known = [{"role": "user", "content": "Rain?"}], 0
+        for turn in range(4):
+            (events,) = await collect(engine.answer([AnswerRequest(settings, messages, tools)]))
+            assert events[0].n_cached >= known
+            known = events[0].n_prompt + len(script)
+            call = {"name": "weather", "arguments": '{"city": "Paris", "days": 3}'}
+            calls = [{"id": f"call-{turn}", "type": "function", "function": call}]
+            messages += [
+                {"role": "assistant", "content": "I look.", "tool_calls": calls},
+                {"role": "tool", "content": f"{turn} mm", "tool_call_id": f"call-{turn}"},
+            ]
 
 
 @contextmanager
@@ -405,20 +355,16 @@ def ends_of(sent, n):
 
 
 @pytest.mark.parametrize("keep_headers", [False, True])
-def test_the_beginnings_of_system_messages_stay_the_same(tmp_path, keep_headers):
+async def test_the_beginnings_of_system_messages_stay_the_same(tmp_path, keep_headers):
     path = write_tiny_model(tmp_path / "m.gguf", chat_template=CHAT_TEMPLATE)
     header, now = "x-anthropic-billing-header: cch={};", "It is 2026-11-28T13:39:{}Z. Help."
-
-    async def main():
-        async with running({"main": path, "n_ctx": 512, "threads": 1}, keep_headers=keep_headers) as engine:
-            prompts = []
-            for value in ("07", "28"):
-                system = f"{header.format(value)}\n{now.format(value)}"
-                messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]
-                prompts.append((await engine.ask("prompt", AnswerRequest(GREEDY, messages)))[0])
-            return prompts
-
-    first, second = asyncio.run(main())
+    async with running({"main": path, "n_ctx": 512, "threads": 1}, keep_headers=keep_headers) as engine:
+        prompts = []
+        for value in ("07", "28"):
+            system = f"{header.format(value)}\n{now.format(value)}"
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello"}]
+            prompts.append((await engine.ask("prompt", AnswerRequest(GREEDY, messages)))[0])
+        first, second = prompts
     assert ("billing" in first) is keep_headers
     assert (first == second) is not keep_headers
     assert now.format("28" if keep_headers else "07") in second
@@ -495,19 +441,13 @@ def test_grammars_are_compiled_beside_running_answers(arguments, monkeypatch):
     assert all(name.startswith("prepare") for name in threads)
 
 
-def test_what_may_be_refused_is_known_until_it_is_checked(arguments):
+async def test_what_may_be_refused_is_known_until_it_is_checked(arguments):
     """The headers of a stream wait for that: see `responding`."""
     grammar = replace(GREEDY, grammar='root ::= "a"')
-
-    async def main():
-        async with running(arguments) as engine:
-            short, long, constrained = (
-                engine.answer([AnswerRequest(settings, prompt=prompt)])
-                for settings, prompt in ((GREEDY, "one"), (GREEDY, "many " * 3000), (grammar, "one"))
-            )
-            before = [answers.unchecked == {*answers.ids} for answers in (short, long, constrained)]
-            ends = [(await collect(answers))[0][-1] for answers in (short, long, constrained)]
-            assert all(isinstance(event, Ended) for event in ends)
-            return before, [answers.unchecked for answers in (short, long, constrained)]
-
-    assert asyncio.run(main()) == ([False, True, True], [set()] * 3)
+    asked = ((GREEDY, "one"), (GREEDY, "many " * 3000), (grammar, "one"))
+    async with running(arguments) as engine:
+        several = [engine.answer([AnswerRequest(settings, prompt=prompt)]) for settings, prompt in asked]
+        assert [answers.unchecked == {*answers.ids} for answers in several] == [False, True, True]
+        ends = [(await collect(answers))[0][-1] for answers in several]
+        assert all(isinstance(event, Ended) for event in ends)
+        assert [answers.unchecked for answers in several] == [set()] * 3

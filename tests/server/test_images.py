@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import anthropic
@@ -24,6 +23,8 @@ from tests.chat_templates import TOOL_TEMPLATES
 from tests.server.conftest import Server
 from tests.tiny_projectors import write_projector
 from tests.tiny_vision import write_vision_model
+from tests.unit.test_server_images import wrong_images
+from tests.waiting import wait_until
 
 NPM = Path(__file__).parents[2] / ".venv/npm"
 OPTIONS = {"temperature": 0, "max_tokens": 12}
@@ -60,7 +61,7 @@ def files(specdec):
 @pytest.fixture(scope="module")
 def pictures():
     """A server of pictures, and what was fetched from it."""
-    fetched = []
+    fetched, goes_on = [], threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def log_message(self, *_):
@@ -68,14 +69,15 @@ def pictures():
 
         def do_GET(self):
             fetched.append(self.path)
-            time.sleep(2 * (self.path == "/slow.png"))
+            if self.path == "/slow.png":
+                goes_on.wait(30)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(A)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as opened:
         threading.Thread(target=opened.serve_forever, args=[0.01], daemon=True).start()
-        yield f"127.0.0.1:{opened.server_port}", fetched
+        yield f"127.0.0.1:{opened.server_port}", fetched, goes_on
         opened.shutdown()
 
 
@@ -92,9 +94,8 @@ def seeing(specdec, files, pictures):
         "--image-urls",
         f"example.org,{pictures[0]}",
     ]
-    started = Server(specdec, model, "--mmproj", projector, *options)
-    yield started
-    started.stop()
+    with Server(specdec, model, "--mmproj", projector, *options) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +242,7 @@ def test_a_second_question_about_a_picture_reads_only_what_is_new(seeing):
 
 
 def test_images_from_urls(seeing, pictures, answers):
-    host, fetched = pictures
+    host, fetched, _ = pictures
     del fetched[:]
     part = {"type": "image_url", "image_url": {"url": f"http://{host}/a.png"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "one two"}, part]}]
@@ -256,46 +257,30 @@ def test_images_from_urls(seeing, pictures, answers):
 
 
 def test_slow_hosts_delay_nobody_else(seeing, pictures):
-    part = {"type": "image_url", "image_url": {"url": f"http://{pictures[0]}/slow.png"}}
+    host, fetched, goes_on = pictures
+    part = {"type": "image_url", "image_url": {"url": f"http://{host}/slow.png"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "one two"}, part]}]
     waiting = [threading.Thread(target=chat, args=(seeing, messages)) for _ in range(3)]
     for each in waiting:
         each.start()
-    time.sleep(0.3)
-    begun = time.monotonic()
+    wait_until(lambda: fetched.count("/slow.png") == 3)
     assert seeing.get("/health").status_code == 200
     chat(seeing, [{"role": "user", "content": "one"}], max_tokens=1)
-    assert time.monotonic() - begun < 1.2
+    assert all(each.is_alive() for each in waiting)
+    goes_on.set()
     for each in waiting:
         each.join()
 
 
 def hostile():
     """Paths and bodies."""
-
-    def question(part):
-        return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}]}
-
-    def url(value):
-        return question({"type": "image_url", "image_url": {"url": value}})
-
-    svg = b64(b"<svg xmlns='http://www.w3.org/2000/svg'/>")
-    parts = [
-        *(url(URI[:-300]), url(f"data:image/svg+xml;base64,{svg}"), url("http://127.0.0.1:1/a.png")),
-        *(url("http://169.254.169.254/latest/meta-data"), url("file:///etc/passwd"), url("/etc/passwd")),
-        *(url("https://a@example.org/"), url("gopher://a"), url(""), url(5), url(None), url([URI])),
-        *(url("data:image/png;base64,"), url("data:image/png,abc"), url("data:" + "a" * 5000), url("\0")),
-        *(url("data:image/png;base64," + "A" * (44 << 20)), url(URI + "#"), question({"type": "image"})),
-        question({"type": "input_image", "file_id": "file-1"}),
-        question({"type": "image", "source": {"type": "file", "file_id": "x"}}),
-        {"messages": [{"role": "user", "content": [PART] * 50}]},
-        {"messages": [{"role": "user", "content": "Hi", "images": [1]}]},
-    ]
-    for body in parts:
+    for _, body, *_ in wrong_images():
         yield "/v1/chat/completions", body
+    part = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}]
     for path in ("/v1/messages", "/api/chat"):
-        yield path, url("file:///etc/passwd") | {"max_tokens": 5}
-    yield "/v1/responses", {"input": url("file:///etc/passwd")["messages"]}
+        yield path, {"messages": messages, "max_tokens": 5}
+    yield "/v1/responses", {"input": messages}
     yield "/api/generate", {"prompt": "Hi", "images": ["#"]}
     for prompt in (
         {"prompt_string": "Hi", "multimodal_data": [b64(A)]},
@@ -342,9 +327,5 @@ def test_without_a_projector_notes_stand_for_images(server):
 def test_a_conversation_of_tools_goes_on_after_a_crash(seeing, answers):
     """The process that is started again reads images, too."""
     seeing.engine.kill()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if seeing.get("/health").status_code == 200:
-            break
-        time.sleep(0.1)
+    wait_until(lambda: seeing.get("/health").status_code == 200)
     assert chat(seeing)["choices"][0]["message"]["content"] == answers[0]

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from spec_local.datastore.answer_store import AnswerStore
 from tests.server.conftest import Server
-from tests.server.test_serve import wait_until
+from tests.waiting import wait_until
 
 
 def kept(folder):
@@ -16,8 +16,7 @@ def kept(folder):
 
 def test_answers_of_requests_are_kept(specdec, arguments, tmp_path):
     cache = tmp_path / "cache"
-    server = Server(specdec, *arguments, "--learn", env={"XDG_CACHE_HOME": str(cache)})
-    try:
+    with Server(specdec, *arguments, "--learn", env={"XDG_CACHE_HOME": str(cache)}) as server:
         assert kept(cache) == []
         with ThreadPoolExecutor(4) as pool:
             replies = list(pool.map(lambda n: server.chat(f"question {n}"), range(8)))
@@ -33,6 +32,4 @@ def test_answers_of_requests_are_kept(specdec, arguments, tmp_path):
         assert [each.number for each in kept(cache)[:8]] == [each.number for each in answers]
         assert len(kept(cache)) == 9
         server.engine.send_signal(signal.SIGKILL)
-    finally:
-        server.stop()
     assert len(kept(cache)) == 9

@@ -25,6 +25,7 @@ from tests import processes
 from tests.server.conftest import Server
 from tests.server.test_engine import GREEDY, AnswerRequest, collect, text
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 ANSWER = namedtuple("ANSWER", "number")
@@ -195,78 +196,74 @@ def is_stopped(process):
     return process.status() == psutil.STATUS_STOPPED
 
 
-def test_training_starts_when_the_server_is_idle_and_waits_for_answers(home, main):
-    async def test():
-        began = time.monotonic()
-        async with World(main, FOREVER, n_answers=19).running() as world:
-            await world.until(lambda: world.state == "collecting answers: 19 of 20 until the next training")
-            await asyncio.sleep(0.4)
-            assert starts(home) == []
-            world.answers.n = 20
-            child = await world.child()
-            assert time.monotonic() - began > 0.2
-            assert child.nice() == 19
-            if sys.platform == "linux":
-                assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
-            folder = HeadVersions(main).folder
-            expected = {"main": str(main), "draft": None, "threads": 2, "offload": "3"}
-            assert starts(home) == [expected | {"folder": str(folder), "minutes": Pace().minutes}]
-            described = world.training.described(world.model)
-            assert (described["training"], described["share"], described["kept_answers"]) == (True, 0.25, 20)
-            assert world.training.is_training
-
-    asyncio.run(test())
+async def test_training_starts_when_the_server_is_idle_and_waits_for_answers(home, main):
+    began = time.monotonic()
+    async with World(main, FOREVER, n_answers=19).running() as world:
+        await world.until(lambda: world.state == "collecting answers: 19 of 20 until the next training")
+        await asyncio.sleep(0.4)
+        assert starts(home) == []
+        world.answers.n = 20
+        child = await world.child()
+        assert time.monotonic() - began > 0.2
+        assert child.nice() == 19
+        if sys.platform == "linux":
+            assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
+        folder = HeadVersions(main).folder
+        expected = {"main": str(main), "draft": None, "threads": 2, "offload": "3"}
+        assert starts(home) == [expected | {"folder": str(folder), "minutes": Pace().minutes}]
+        described = world.training.described(world.model)
+        assert (described["training"], described["share"], described["kept_answers"]) == (True, 0.25, 20)
+        assert world.training.is_training
 
 
-def test_a_request_pauses_training_at_once_until_the_server_is_idle_again(main):
-    async def test():
-        async with World(main, FOREVER, idle_s=0.5, check_s=1).running() as world:
-            child = await world.child()
-            assert not is_stopped(child)
-            world.served.on_request()  # the next check is 0.8 s away
-            await world.until(lambda: is_stopped(child), seconds=0.5)
-            assert not world.training.is_training
-            with await world.served.use("tiny"):
-                await asyncio.sleep(0.8)  # longer than the time without requests
-                assert is_stopped(child)
-                paused = "training: training, 25%; paused, an answer was requested"
-                await world.until(lambda: world.state == paused)
-            await asyncio.sleep(0.2)
+async def test_a_request_pauses_training_at_once(main):
+    async with World(main, FOREVER, idle_s=0, check_s=60).running() as world:
+        child = await world.child()
+        assert not is_stopped(child)
+        world.served.on_request()  # the next look is a minute away
+        await world.until(lambda: is_stopped(child))
+        assert not world.training.is_training
+
+
+async def test_a_request_while_the_child_starts(main):
+    world = World(main, FOREVER, idle_s=30, check_s=60)
+    world.training._last_active -= 30
+    async with world.running():
+        await world.until(lambda: world.training._round)
+        world.served.on_request()  # the next look is a minute away
+        await world.until(children)
+        (child,) = children()
+        await world.until(lambda: is_stopped(child))
+
+
+async def test_training_goes_on_when_the_server_is_idle_again(main):
+    async with World(main, FOREVER, idle_s=0.5).running() as world:
+        child = await world.child()
+        world.served.on_request()
+        with await world.served.use("tiny"):
+            await asyncio.sleep(0.8)  # longer than the time without requests
             assert is_stopped(child)
-            await world.until(lambda: not is_stopped(child), seconds=2)
-            assert world.training.is_training
-
-    asyncio.run(test())
-
-
-def test_a_request_while_the_child_starts(main):
-    async def test():
-        async with World(main, FOREVER, idle_s=0.3, check_s=1).running() as world:
-            await world.until(lambda: world.training._round)
-            world.served.on_request()  # the next check is a second away
-            await world.until(children)
-            (child,) = children()
-            await world.until(lambda: is_stopped(child), seconds=0.5)
-
-    asyncio.run(test())
+            paused = "training: training, 25%; paused, an answer was requested"
+            await world.until(lambda: world.state == paused)
+        ended = time.monotonic()
+        await world.until(lambda: not is_stopped(child))
+        assert time.monotonic() - ended > 0.4
+        await world.until(lambda: world.training.is_training)
 
 
-def test_on_battery(home, main):
-    async def test():
-        world = World(main, FOREVER)
+async def test_on_battery(home, main):
+    world = World(main, FOREVER)
+    world.battery = True
+    async with world.running():
+        await world.until(lambda: world.state == "waiting for mains power")
+        assert starts(home) == []
+        world.battery = False
+        child = await world.child()
         world.battery = True
-        async with world.running():
-            await world.until(lambda: world.state == "waiting for mains power")
-            assert starts(home) == []
-            world.battery = False
-            child = await world.child()
-            world.battery = True
-            await world.until(lambda: is_stopped(child))
-            await world.until(lambda: world.state.endswith("paused, on battery"))
-            world.battery = False
-            await world.until(lambda: not is_stopped(child))
-
-    asyncio.run(test())
+        await world.until(lambda: is_stopped(child))
+        await world.until(lambda: world.state.endswith("paused, on battery"))
+        world.battery = False
+        await world.until(lambda: not is_stopped(child))
 
 
 @pytest.mark.parametrize(
@@ -281,34 +278,26 @@ def test_what_the_system_says_about_the_battery(monkeypatch, battery, expected):
     assert learning._is_on_battery() is False
 
 
-def test_too_little_memory_is_free(home, main):
-    async def test():
-        world = World(main, FOREVER)
-        world.free = 2_500_000_000
-        async with world.running():
-            await world.until(lambda: world.state == "waiting for memory: 2.5 GB of 3.0 GB are free")
-            await asyncio.sleep(0.3)
-            assert world.lines == ["learning: training a head of tiny needs 3.0 GB of free memory"]
-            assert starts(home) == []
-            world.free = 4_000_000_000
-            await world.child()
-
-    asyncio.run(test())
+async def test_too_little_memory_is_free(home, main):
+    world = World(main, FOREVER)
+    world.free = 2_500_000_000
+    async with world.running():
+        await world.until(lambda: world.state == "waiting for memory: 2.5 GB of 3.0 GB are free")
+        await asyncio.sleep(0.3)
+        assert world.lines == ["learning: training a head of tiny needs 3.0 GB of free memory"]
+        assert starts(home) == []
+        world.free = 4_000_000_000
+        await world.child()
 
 
-def test_a_child_that_takes_too_much_memory_is_ended(home, main):
-    async def test():
-        async with World(
-            main, "kept = b'x' * (200 << 20)\n" + FOREVER, max_memory=150 << 20
-        ).running() as world:
-            await world.until(lambda: len(starts(home)) == 4, 30)
-            await world.until(lambda: world.state == "training has failed too often")
-        *ended, last = world.lines
-        assert len(ended) == 4
-        assert all("training was ended, as it took " in line and "than the 157 MB" in line for line in ended)
-        assert last == "learning: no head of tiny is trained until the server is started again"
-
-    asyncio.run(test())
+async def test_a_child_that_takes_too_much_memory_is_ended(home, main):
+    async with World(main, "kept = b'x' * (200 << 20)\n" + FOREVER, max_memory=150 << 20).running() as world:
+        await world.until(lambda: len(starts(home)) == 4, 30)
+        await world.until(lambda: world.state == "training has failed too often")
+    *ended, last = world.lines
+    assert len(ended) == 4
+    assert all("training was ended, as it took " in line and "than the 157 MB" in line for line in ended)
+    assert last == "learning: no head of tiny is trained until the server is started again"
 
 
 @pytest.mark.parametrize(
@@ -320,18 +309,15 @@ def test_a_child_that_takes_too_much_memory_is_ended(home, main):
         ("print('x' * 2_000_000, flush=True); time.sleep(60)", "exit code -15"),
     ],
 )
-def test_a_child_that_dies_is_started_again_three_times(home, main, how, reason):
-    async def test():
-        async with World(main, how).running() as world:
-            await world.until(lambda: world.state == "training has failed too often", 30)
-            await asyncio.sleep(0.3)
-        assert len(starts(home)) == 4
-        assert world.lines == [
-            *[f"learning: training a head of tiny failed ({reason})"] * 4,
-            "learning: no head of tiny is trained until the server is started again",
-        ]
-
-    asyncio.run(test())
+async def test_a_child_that_dies_is_started_again_three_times(home, main, how, reason):
+    async with World(main, how).running() as world:
+        await world.until(lambda: world.state == "training has failed too often", 30)
+        await asyncio.sleep(0.3)
+    assert len(starts(home)) == 4
+    assert world.lines == [
+        *[f"learning: training a head of tiny failed ({reason})"] * 4,
+        "learning: no head of tiny is trained until the server is started again",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -341,25 +327,22 @@ def test_a_child_that_dies_is_started_again_three_times(home, main, how, reason)
         ('tell("failed", message="the disk is full")', "training a head of tiny failed (the disk is full)"),
     ],
 )
-def test_a_round_without_a_version_is_not_repeated(home, main, versions, last, line):
-    async def test():
-        async with World(main, last).running() as world:
-            await world.until(lambda: world.lines)
-            await asyncio.sleep(0.5)
-            assert len(starts(home)) == 1
-            assert line in world.lines[0]
-            assert versions.last_round == 25
-            assert world.state == "collecting answers: 0 of 20 until the next training"
-        async with World(main, last, n_answers=44).running() as world:  # after a restart of the server
-            await asyncio.sleep(0.5)
-            assert len(starts(home)) == 1
-            world.answers.n = 45
-            await world.until(lambda: len(starts(home)) == 2)
-
-    asyncio.run(test())
+async def test_a_round_without_a_version_is_not_repeated(home, main, versions, last, line):
+    async with World(main, last).running() as world:
+        await world.until(lambda: world.lines)
+        await asyncio.sleep(0.5)
+        assert len(starts(home)) == 1
+        assert line in world.lines[0]
+        assert versions.last_round == 25
+        assert world.state == "collecting answers: 0 of 20 until the next training"
+    async with World(main, last, n_answers=44).running() as world:  # after a restart of the server
+        await asyncio.sleep(0.5)
+        assert len(starts(home)) == 1
+        world.answers.n = 45
+        await world.until(lambda: len(starts(home)) == 2)
 
 
-def test_what_cannot_be_trained(home, main, monkeypatch):
+async def test_what_cannot_be_trained(home, main, monkeypatch):
     draft = home / "small.gguf"
     draft.write_bytes(b"no head")
 
@@ -377,60 +360,50 @@ def test_what_cannot_be_trained(home, main, monkeypatch):
     class WithLayers(ScriptedEngine):
         draft_path = main
 
-    assert asyncio.run(state(WithDraft)) == (
+    assert await state(WithDraft) == (
         ", as small.gguf drafts, which is no EAGLE-3 head: give --draft none or such a head"
     )
-    assert "own layers for multi-token prediction draft" in asyncio.run(state(WithLayers))
-    assert "on other machines" in asyncio.run(state(session={"workers": ["a:1"]}))
+    assert "own layers for multi-token prediction draft" in await state(WithLayers)
+    assert "on other machines" in await state(session={"workers": ["a:1"]})
     pretend_torch(monkeypatch, False)
-    assert asyncio.run(state()).startswith(", as training a head needs PyTorch: run ")
+    assert (await state()).startswith(", as training a head needs PyTorch: run ")
 
 
-def test_models_that_do_not_learn(home, main):
-    async def test():
-        async with World(main, FOREVER, session={"learn": False}).running() as world:
-            await asyncio.sleep(0.4)
-            assert starts(home) == []
-            assert world.training.described(world.model)["enabled"] is False
-
-    asyncio.run(test())
+async def test_models_that_do_not_learn(home, main):
+    async with World(main, FOREVER, session={"learn": False}).running() as world:
+        await asyncio.sleep(0.4)
+        assert starts(home) == []
+        assert world.training.described(world.model)["enabled"] is False
 
 
-def test_one_server_trains_at_a_time(home, main):
-    async def test():
-        async with World(main, FOREVER).running() as first:
-            await first.child()
-            second = World(main, FOREVER)
-            await second.served.start()
-            second.training.start()
-            await second.until(lambda: second.state == "another server trains this head")
-            await second.training.stop()
-            await second.served.stop()
-            assert len(starts(home)) == 1
-            assert len(children()) == 1
-
-    asyncio.run(test())
+async def test_one_server_trains_at_a_time(home, main):
+    async with World(main, FOREVER).running() as first:
+        await first.child()
+        second = World(main, FOREVER)
+        await second.served.start()
+        second.training.start()
+        await second.until(lambda: second.state == "another server trains this head")
+        await second.training.stop()
+        await second.served.stop()
+        assert len(starts(home)) == 1
+        assert len(children()) == 1
 
 
-def test_nothing_outlives_the_server(home, main):
+async def test_nothing_outlives_the_server(home, main):
     """Neither a paused child nor a grandchild that ignores signals."""
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
     script = (
         f"subprocess.Popen([sys.executable, '-c', {stubborn!r}])\ntell('progress', share=0.25)\n{FOREVER}"
     )
-
-    async def test():
-        async with World(main, script).running() as world:
-            await world.until(lambda: len(children()) == 2)
-            await asyncio.sleep(0.3)
-            world.served.on_request()
-        assert children() == []
-        assert not (HeadVersions(main).folder / "training.json").exists()
-
-    asyncio.run(test())
+    async with World(main, script).running() as world:
+        await world.until(lambda: len(children()) == 2)
+        await asyncio.sleep(0.3)
+        world.served.on_request()
+    assert children() == []
+    assert not (HeadVersions(main).folder / "training.json").exists()
 
 
-def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
+async def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
     """A process with a session of its own is not the server's to end."""
     daemon = "import time; time.sleep(60)"
     script = (
@@ -438,16 +411,13 @@ def test_pipes_that_a_daemon_of_the_child_holds_are_closed(home, main):
         f" file=open({str(home / 'daemon')!r}, 'w'), flush=True)\ntell('progress', share=0.5)\n{FOREVER}"
     )
 
-    async def test():
-        world = World(main, script)
+    world = World(main, script)
+    try:
         await world.served.start()
         world.training.start()
         await world.until(lambda: "50%" in world.state)
         await world.training.stop()
         await world.served.stop()
-
-    try:
-        asyncio.run(test())
     finally:
         psutil.Process(int((home / "daemon").read_text())).kill()
 
@@ -475,8 +445,7 @@ def test_a_child_ends_when_its_server_is_killed(home, main, how):
     command = [sys.executable, "-c", SERVER, str(main), data, how]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     child = psutil.Process(int(server.stdout.readline()))
-    time.sleep(0.2)
-    assert is_stopped(child) == (how == "paused")
+    wait_until(lambda: is_stopped(child) == (how == "paused"))
     server.kill()
     server.wait()
     server.stdout.close()
@@ -484,7 +453,7 @@ def test_a_child_ends_when_its_server_is_killed(home, main, how):
         child.wait(5)
 
 
-def test_a_child_that_was_left_behind_is_ended_by_the_next_server(home, main, versions):
+async def test_a_child_that_was_left_behind_is_ended_by_the_next_server(home, main, versions):
     """As where the kernel does not wake an orphan, and its closed input does not end it."""
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
@@ -494,16 +463,12 @@ def test_a_child_that_was_left_behind_is_ended_by_the_next_server(home, main, ve
     try:
         for process, began in ((left, 0.0), (other, -100.0)):  # a process with the number of an earlier one
             record.write_text(json.dumps([process.pid, psutil.Process(process.pid).create_time() + began]))
-
-            async def test():
-                world = World(main, FOREVER, n_answers=0)
-                await world.served.start()
-                world.training.start()
-                await world.until(lambda: not record.exists())
-                await world.training.stop()
-                await world.served.stop()
-
-            asyncio.run(test())
+            world = World(main, FOREVER, n_answers=0)
+            await world.served.start()
+            world.training.start()
+            await world.until(lambda: not record.exists())
+            await world.training.stop()
+            await world.served.stop()
         assert left.wait(5) == -signal.SIGKILL
         assert other.poll() is None
     finally:
@@ -522,18 +487,11 @@ def test_a_server_that_learns(specdec, models):
     def learned():
         return server.get("/learning").json()
 
-    def until(condition):
-        for _ in range(200):
-            if condition():
-                return
-            time.sleep(0.05)
-        pytest.fail(f"timed out: {learned()}")
-
     try:
-        until(lambda: "no head is trained, as draft.gguf drafts" in learned()["state"])
+        wait_until(lambda: "no head is trained, as draft.gguf drafts" in learned()["state"])
         assert learned()["kept_answers"] == 0
         server.chat("One?")
-        until(lambda: learned()["kept_answers"] == 1)
+        wait_until(lambda: learned()["kept_answers"] == 1)
         assert learned()["new_answers"] == 1
         assert server.metric("draft_head_version") == 0
         assert "specdec:training_running 0.0" in server.get("/metrics").text
@@ -577,71 +535,61 @@ def real(tiny, script, **options):
     return World(tiny, script, create=Supervisor, session=session, **options)
 
 
-def test_a_new_version_is_used_between_two_answers(home, tiny):
+async def test_a_new_version_is_used_between_two_answers(home, tiny):
     """Requests that arrive meanwhile wait, and their answers are those from before."""
     prompts = ["one two three", "four five", "six"]
-
-    async def test():
-        world = real(tiny, "add(1)", idle_s=0, check_s=60)
-        await world.served.start()
-        try:
-            expected = await answered(world, prompts)
-            world.training.start()
-            await world.until(lambda: world.training._child)
-            with await world.served.use("tiny"):  # by a request that the child does not see
-                await world.until(lambda: "will be used after the answers that run" in world.state)
-                found = [await answered(world, prompts) for _ in range(3)]
-                assert world.model.loaded.draft is None
-            waited = asyncio.create_task(answered(world, prompts))
-            while not world.model.loaded or not world.model.loaded.draft:
-                assert world.served.check_ready() is None  # /health goes on
-                found.append(await answered(world, prompts))
-            found += [await answered(world, prompts), await waited]
-            assert found == [expected] * len(found)
-            assert world.model.loaded.draft == "head-1.gguf"
-            await world.until(lambda: world.training._round.done())
-            described = world.training.described(world.model)
-            assert described["version"] == 1
-            assert described["versions"][0]["after"] == {"user": 0.52, "built_in": 0.43}
-            assert said(world) == [
-                "learning: tiny drafts with version 1: accepted of your answers: 0.40 → 0.52, of built-in "
-                "prompts: 0.43"
-            ]
-        finally:
-            await world.training.stop()
-            await world.served.stop()
-
-    asyncio.run(test())
+    world = real(tiny, "add(1)", idle_s=0, check_s=60)
+    await world.served.start()
+    try:
+        expected = await answered(world, prompts)
+        world.training.start()
+        await world.until(lambda: world.training._child)
+        with await world.served.use("tiny"):  # by a request that the child does not see
+            await world.until(lambda: "will be used after the answers that run" in world.state)
+            found = [await answered(world, prompts) for _ in range(3)]
+            assert world.model.loaded.draft is None
+        waited = asyncio.create_task(answered(world, prompts))
+        while not world.model.loaded or not world.model.loaded.draft:
+            assert world.served.check_ready() is None  # /health goes on
+            found.append(await answered(world, prompts))
+        found += [await answered(world, prompts), await waited]
+        assert found == [expected] * len(found)
+        assert world.model.loaded.draft == "head-1.gguf"
+        await world.until(lambda: world.training._round.done())
+        described = world.training.described(world.model)
+        assert described["version"] == 1
+        assert described["versions"][0]["after"] == {"user": 0.52, "built_in": 0.43}
+        assert said(world) == [
+            "learning: tiny drafts with version 1: accepted of your answers: 0.40 → 0.52, of built-in "
+            "prompts: 0.43"
+        ]
+    finally:
+        await world.training.stop()
+        await world.served.stop()
 
 
-def test_a_rollback_and_the_next_version(home, tiny, versions):
-    async def test():
-        script = "add(len(open(os.environ['STARTS']).readlines()))"
-        async with real(tiny, script).running() as world:
-            await world.until(lambda: world.model.loaded and world.model.loaded.draft == "head-1.gguf")
-            world.answers.n = 50
-            await world.until(lambda: world.model.loaded and world.model.loaded.draft == "head-2.gguf")
-            assert starts(home)[1]["draft"] == str(HeadVersions(tiny).folder / "head-1.gguf")
-            HeadVersions(tiny).rollback()
-            await world.until(lambda: world.model.loaded and world.model.loaded.draft == "head-1.gguf")
-            await world.until(lambda: "after a change by another program" in world.lines[-1])
-            HeadVersions(tiny).rollback()
-            await world.until(lambda: world.model.loaded and world.model.loaded.draft is None)
-            assert len(starts(home)) == 2
-
-    asyncio.run(test())
+async def test_a_rollback_and_the_next_version(home, tiny, versions):
+    script = "add(len(open(os.environ['STARTS']).readlines()))"
+    async with real(tiny, script).running() as world:
+        await world.until(lambda: world.model.loaded and world.model.loaded.draft == "head-1.gguf")
+        world.answers.n = 50
+        await world.until(lambda: world.model.loaded and world.model.loaded.draft == "head-2.gguf")
+        assert starts(home)[1]["draft"] == str(HeadVersions(tiny).folder / "head-1.gguf")
+        HeadVersions(tiny).rollback()
+        await world.until(lambda: world.model.loaded and world.model.loaded.draft == "head-1.gguf")
+        await world.until(lambda: "after a change by another program" in world.lines[-1])
+        HeadVersions(tiny).rollback()
+        await world.until(lambda: world.model.loaded and world.model.loaded.draft is None)
+        assert len(starts(home)) == 2
 
 
-def test_a_version_that_cannot_be_loaded_is_rolled_back(home, tiny):
-    async def test():
-        async with real(tiny, "add(3)").running() as world:
-            expected = await answered(world, ["one"])
-            await world.until(lambda: any(v.is_rolled_back for v in HeadVersions(tiny).all()))
-            assert HeadVersions(tiny).current() is None
-            await world.until(lambda: world.model.loaded)
-            assert await answered(world, ["one"]) == expected
-            (line,) = said(world)
-            assert line.startswith("learning: tiny continues with the previous head (")
-            assert "head-1.gguf" in line
-
-    asyncio.run(test())
+async def test_a_version_that_cannot_be_loaded_is_rolled_back(home, tiny):
+    async with real(tiny, "add(3)").running() as world:
+        expected = await answered(world, ["one"])
+        await world.until(lambda: any(v.is_rolled_back for v in HeadVersions(tiny).all()))
+        assert HeadVersions(tiny).current() is None
+        await world.until(lambda: world.model.loaded)
+        assert await answered(world, ["one"]) == expected
+        (line,) = said(world)
+        assert line.startswith("learning: tiny continues with the previous head (")
+        assert "head-1.gguf" in line

@@ -60,15 +60,12 @@ def test_both_loopback_addresses(server):
 
 def test_further_names(specdec, models):
     names = ["--allow-host", "Box.example.org", "--allow-host", "*.ts.net"]
-    started = Server(specdec, models[0], "--draft", "none", "--ctx", 256, *names)
-    try:
+    with Server(specdec, models[0], "--draft", "none", "--ctx", 256, *names) as started:
         for name in ("box.example.org", "a.ts.net:8443"):
             assert started.get("/v1/models", headers={"host": name}).status_code == 200
         refused = started.get("/v1/models", headers={"host": "other.example.org"})
         assert refused.status_code == 403
         assert "--allow-host other.example.org" in refused.json()["error"]["message"]
-    finally:
-        started.stop()
 
 
 def test_a_name_that_is_none(inside, models):

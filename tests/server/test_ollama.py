@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -12,7 +11,7 @@ from tests.chat_templates import TOOL_TEMPLATES
 from tests.scripted_model import THOUGHT, write_calling_model
 from tests.server.conftest import Server
 from tests.server.test_agents import PNG, READ
-from tests.server.test_serve import wait_until
+from tests.waiting import wait_until
 
 WEATHER = {
     "type": "function",
@@ -473,13 +472,8 @@ def test_vs_code(server):
         assert server.post("/v1/chat/completions", body).json()["choices"]
 
 
-@contextmanager
 def one_model(specdec, models, *options):
-    server = Server(specdec, models[0], "--draft", "none", "--ctx", 512, "--parallel", 1, *options)
-    try:
-        yield server
-    finally:
-        server.stop()
+    return Server(specdec, models[0], "--draft", "none", "--ctx", 512, "--parallel", 1, *options)
 
 
 def test_a_model_alone_with_an_alias_and_a_key(specdec, models):

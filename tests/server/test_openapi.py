@@ -34,7 +34,6 @@ def test_random_requests(small, path):
         max_examples=N_REQUESTS,
         derandomize=True,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=described[path]["POST"].as_strategy(), data=st.data())

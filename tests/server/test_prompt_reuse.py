@@ -34,12 +34,9 @@ def files(tmp_path_factory):
 
 def ratio(specdec, model, replay, *options):
     """The prompt tokens that a server read, for each that it needed to read."""
-    server = Server(specdec, model, "--draft", "none", "--ctx", 1 << 14, "--parallel", 4, *options)
-    try:
+    with Server(specdec, model, "--draft", "none", "--ctx", 1 << 14, "--parallel", 4, *options) as server:
         counted = Replay(server.address)
         replay(counted)
-    finally:
-        server.stop()
     return counted.n_read / counted.n_needed
 
 

@@ -14,16 +14,10 @@ import psutil
 import pytest
 
 from tests.server.conftest import Server
+from tests.waiting import wait_until
 from tests.workers import needs_backend, two_workers
 
 LONG = {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3000, "temperature": 0}
-
-
-def wait_until(condition, timeout=20):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 def test_it_says_where_it_serves(server):
@@ -46,16 +40,13 @@ def test_an_answer_is_that_of_the_command(specdec, inside, arguments):
         done = inside("generate", question, *common, "--json", *sampling)
         return json.loads(done.stdout)["content"]
 
-    started = Server(specdec, *arguments, "--reproducible")
-    try:
+    with Server(specdec, *arguments, "--reproducible") as started:
         for body in bodies:
             with ThreadPoolExecutor(len(questions)) as pool:
                 answers = pool.map(lambda q, b=body: started.chat(q, max_tokens=24, **b), questions)
                 found = [[choice["message"]["content"] for choice in a["choices"]] for a in answers]
             n = body.get("n", 1)
             assert found == [[alone(question, body, i) for i in range(n)] for question in questions], body
-    finally:
-        started.stop()
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -265,8 +256,7 @@ def test_a_worker_that_dies_and_comes_back(specdec, arguments):
 
 @pytest.mark.parametrize("option", [[], ["--keep-headers"]])
 def test_headers_in_system_messages(specdec, models, option):
-    server = Server(specdec, models[0], "--draft", "none", "--ctx", 512, *option)
-    try:
+    with Server(specdec, models[0], "--draft", "none", "--ctx", 512, *option) as server:
         body = {"model": "main", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
         counts = []
         for header in ("", "x-anthropic-billing-header: cc_version=2; cch=0a1b2;"):
@@ -274,5 +264,3 @@ def test_headers_in_system_messages(specdec, models, option):
             response = server.post("/v1/messages/count_tokens", body | {"system": blocks})
             counts.append(response.json()["input_tokens"])
         assert (counts[0] == counts[1]) is not bool(option)
-    finally:
-        server.stop()

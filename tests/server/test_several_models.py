@@ -13,7 +13,8 @@ import pytest
 from spec_local.llama.tiny import write_tiny_model
 from tests.chat_templates import TOOL_TEMPLATES
 from tests.server.conftest import Server
-from tests.server.test_serve import LONG, wait_until
+from tests.server.test_serve import LONG
+from tests.waiting import wait_until
 
 ONE_MODEL = 0.2
 """GiB: a tiny model is expected to need 0.15."""
@@ -211,27 +212,21 @@ def test_keep_alive(served):
 
 
 def test_one_model_may_be_unloaded(specdec, paths):
-    server = start(specdec, paths[:1], "--keep-alive", "300ms")
-    try:
+    with start(specdec, paths[:1], "--keep-alive", "300ms") as server:
         wait_until(lambda: not engines(server))
         assert answer(server, "any name")
-    finally:
-        server.stop()
 
 
 def test_a_model_that_cannot_be_loaded(specdec, paths, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(paths[0].read_bytes()[:-1000])
-    server = start(specdec, [*paths[:1], broken])
-    try:
+    with start(specdec, [*paths[:1], broken]) as server:
         for _ in range(2):
             response = server.post("/v1/chat/completions", LONG | {"model": "broken"})
             assert response.status_code == 500
             assert "broken cannot be loaded: " in response.json()["error"]["message"]
             assert answer(server, "first")
         assert status(server) == {"first": "loaded", "broken": "not loaded"}
-    finally:
-        server.stop()
 
 
 def test_a_crash_of_one(served):

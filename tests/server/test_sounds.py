@@ -42,9 +42,8 @@ def files(specdec):
 @pytest.fixture(scope="module")
 def hearing(specdec, files):
     model, projector = files
-    started = Server(specdec, model, "--mmproj", projector, "--draft", "none", "--ctx", 4096)
-    yield started
-    started.stop()
+    with Server(specdec, model, "--mmproj", projector, "--draft", "none", "--ctx", 4096) as started:
+        yield started
 
 
 def chat(server, messages):

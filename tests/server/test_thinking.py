@@ -25,9 +25,8 @@ def server(specdec):
         "<0x0A>",
         [THOUGHT, "\n</th", "ink>\n\n"],
     )
-    started = Server(specdec, path, "--ctx", 1024)
-    yield started
-    started.stop()
+    with Server(specdec, path, "--ctx", 1024) as started:
+        yield started
 
 
 def chat(server, **options):

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.server.conftest import Server
+from tests.waiting import wait_until
 
 ENDLESS = {"prompt": "one two", "n_predict": 100_000, "stream": True, "speculative": False}
 
@@ -18,9 +19,8 @@ ENDLESS = {"prompt": "one two", "n_predict": 100_000, "stream": True, "speculati
 @pytest.fixture(scope="module")
 def one_row(specdec, models):
     options = ["--draft", models[1], "--ctx", 1 << 15, "--parallel", 1, "--queue", 1]
-    started = Server(specdec, models[0], *options)
-    yield started
-    started.stop()
+    with Server(specdec, models[0], *options) as started:
+        yield started
 
 
 @pytest.fixture
@@ -30,18 +30,11 @@ def busy(one_row):
         lines = response.iter_lines()  # without a name, it would be closed, and the connection with it
         next(lines)
         yield one_row
-    wait_for(lambda: one_row.metric("num_requests_running") == 0)
+    wait_until(lambda: one_row.metric("num_requests_running") == 0)
 
 
 def n_waiting(server):
     return server.metric("num_requests_waiting")
-
-
-def wait_for(condition, timeout=10):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +51,11 @@ def test_headers_and_a_first_sign_come_at_once(busy, path, body, sign):
     with busy.stream(path, body | {"stream": True}) as response:
         parts = response.iter_raw()
         first = next(parts)
-        assert time.monotonic() - begun < 1  # 0.15 s on a machine that does nothing else
+        assert time.monotonic() - begun < 4  # 0.15 s on a machine that does nothing else
         assert response.status_code == 200
         assert first.startswith(sign)
         assert n_waiting(busy) == 1
-    wait_for(lambda: n_waiting(busy) == 0)
+    wait_until(lambda: n_waiting(busy) == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,7 +67,7 @@ def test_a_client_that_leaves_the_queue_leaves_its_place(busy, stream):
                 json={"prompt": "a", "n_predict": 8, "stream": stream},
                 timeout=0.4,
             )
-        wait_for(lambda: n_waiting(busy) == 0, timeout=2)
+        wait_until(lambda: n_waiting(busy) == 0)
 
 
 def test_errors_that_are_known_at_once_are_statuses(busy):
@@ -84,7 +77,7 @@ def test_errors_that_are_known_at_once_are_statuses(busy):
         response = busy.post("/completion", {"prompt": "a", "n_predict": 8, "stream": True})
         assert response.status_code == 429
         assert response.headers["retry-after"]
-    wait_for(lambda: n_waiting(busy) == 0)
+    wait_until(lambda: n_waiting(busy) == 0)
     for prompt in (["a", 10**6], [5] * 33_000, {"prompt_string": 5}):
         body = {"prompt": prompt, "n_predict": 8, "stream": True}
         # On a busy machine, 0.15 s may pass first, and then the error is an event of the stream.
@@ -141,8 +134,7 @@ def test_sixteen_clients_wait_for_long_prompts(specdec, models):
 
 
 def test_errors_name_fields_and_not_options(specdec, models):
-    started = Server(specdec, models[0], "--draft", "none", "--ctx", 512)
-    try:
+    with Server(specdec, models[0], "--draft", "none", "--ctx", 512) as started:
         for speculative in ({"proposer": "draft"}, {"shape": "tree"}, {"shape": "beam"}):
             (field,) = speculative
             response = started.post("/v1/completions", {"prompt": "a", "speculative": speculative})
@@ -150,8 +142,6 @@ def test_errors_name_fields_and_not_options(specdec, models):
             message = response.json()["error"]["message"]
             assert f'"{field}"' in message
             assert "--" not in message
-    finally:
-        started.stop()
 
 
 def test_texts_and_control_tokens(server):
@@ -209,7 +199,7 @@ def answered_after(server, ask):
             lines = response.iter_lines()
             next(lines)
             asked = pool.submit(ask)
-            wait_for(lambda: server.metric("num_requests_waiting") == 1)
+            wait_until(lambda: server.metric("num_requests_waiting") == 1)
             time.sleep(0.3)  # until the headers
         return asked.result(timeout=20)
 

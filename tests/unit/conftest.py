@@ -6,27 +6,8 @@ import pytest
 
 from spec_local.core.sampling import Sampler
 from spec_local.models import catalog, program_folders
-from spec_local.testing import FakeModel
 from spec_local.verifiers import tree
 from tests.hub_server import HubServer
-
-
-@pytest.fixture(scope="module")
-def cached_logits():
-    """Cache the logits of fake models by context: enumeration needs each of them thousands of times."""
-    known = {}
-
-    def logits(model, history, find=FakeModel.logits):
-        order = model._order
-        kind = (model.limits.n_vocab, model._seed, model._noise, model._scale, order)
-        key = (*kind, min(len(history), order), *history[-order:])
-        if key not in known:
-            known[key] = find(model, history)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeModel, "logits", logits)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_local.datastore import answer_store as module
@@ -327,7 +327,6 @@ def span_of(answer, content):
     return at - 44, at + len(raw)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_damage_loses_only_the_answers_in_which_it_is(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("store") / "v" / f"{KEY}.answers"

@@ -58,7 +58,7 @@ def check(automaton, text, longest):
             todo += [(after, [*context, token][-longest:], depth - 1) for token, _, after in found]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, longest=st.sampled_from([1, 2, 3, 5, 64]), pieces=st.integers(1, 7))
 @example(text=[0] * 40, longest=4, pieces=3)
 @example(text=[0, 1] * 20, longest=3, pieces=1)

@@ -33,7 +33,7 @@ DRAFT = {1: 0.4, 8: 0.5, 64: 1.0}
 
 
 @pytest.fixture(autouse=True)
-def _caches(cached_logits, cached_distributions, cached_rho):
+def _caches(cached_distributions, cached_rho):
     pass
 
 

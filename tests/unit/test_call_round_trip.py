@@ -93,7 +93,7 @@ JSON = (st.dictionaries(TEXTS, VALUES, max_size=3), None)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), text=st.sampled_from(["", "I look.\n"]), splits=SPLITS)
 def test_calls_are_read_back(form, data, text, splits):
     known = format_of(FORMS[form])

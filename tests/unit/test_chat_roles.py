@@ -65,7 +65,7 @@ def check_order(prompt, n):
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(ROLES), min_size=1, max_size=6))
 @example(["system"])
 @example(["system", "system", "user"])
@@ -81,7 +81,7 @@ def test_any_order_of_roles(name, roles):
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(["system", "user", "call"]), min_size=1, max_size=4))
 @example(["system", "call", "user", "call"])
 @example(["call", "system", "user"])

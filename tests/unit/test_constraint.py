@@ -53,7 +53,7 @@ def constraint(n_vocab, allowed, kind=FakeState, text=()):
     return made
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     how=HOW,
     n_vocab=st.sampled_from([5, 300, 1000]),
@@ -176,7 +176,7 @@ def _dead_after_one(answer):
     ],
     ids=["token", "block", "coupled", "best first", "traversal"],
 )
-def test_dead_ends_are_as_frequent_as_in_plain_decoding(cached_logits, rule, shape):
+def test_dead_ends_are_as_frequent_as_in_plain_decoding(rule, shape):
     """After the same output; a rejected draft token that leads to one has no effect."""
 
     def answer(rng, drafting):

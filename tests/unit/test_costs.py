@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_local.calibration.known_costs import SIZES_ON_GPU, agree
@@ -193,7 +193,6 @@ def test_a_size_costs_no_more_than_others_imply():
     assert [table(q8_0).seconds(n) for n in q8_0] == pytest.approx(list(q8_0.values()))
 
 
-@settings(deadline=None)
 @given(TABLES, st.integers(1, 100))
 def test_all_sizes_at_once(seconds, n):
     costs = table(seconds)
@@ -204,7 +203,6 @@ def test_all_sizes_at_once(seconds, n):
     assert costs.first(n)[1] == pytest.approx(costs.seconds(1))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), POSITIVE), min_size=1, max_size=60))
 def test_costs_can_be_saved_and_loaded(calls):
     costs = CostModel()
@@ -258,7 +256,6 @@ def test_the_cost_of_no_tokens_is_unknown():
         table(F16).seconds(0)
 
 
-@settings(deadline=None)
 @given(TABLES, st.integers(1, 200))
 def test_estimates_lie_between_neighbouring_sizes(seconds, n):
     rising = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))
@@ -273,7 +270,6 @@ def test_estimates_lie_between_neighbouring_sizes(seconds, n):
     assert all(k <= s * (1 + 1e-12) for k, s in zip(known, rising.values(), strict=True))
 
 
-@settings(deadline=None)
 @given(TABLES)
 def test_estimates_rise_if_costs_rise(seconds):
     rising = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))

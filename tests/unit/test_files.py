@@ -126,7 +126,7 @@ def test_read_text_and_its_errors(tmp_path):
         with pytest.raises(InvalidRequest, match=why):
             read_text(path, 8)
     for wrong in (tmp_path, tmp_path / "absent", Path("a\0b")):
-        with pytest.raises(InvalidRequest, match="cannot be read"):
+        with pytest.raises(InvalidRequest, match=r"cannot be (read|a file name)"):
             read_text(wrong, 8)
 
 

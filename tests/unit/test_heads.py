@@ -34,7 +34,7 @@ N_READ = 6  # received tokens that the head reads in a call
 
 
 @pytest.fixture(autouse=True)
-def _caches(cached_logits, cached_distributions, cached_rho):
+def _caches(cached_distributions, cached_rho):
     pass
 
 

@@ -405,10 +405,10 @@ def test_huge_images_are_refused_before_they_are_decoded(which):
 
 @pytest.mark.parametrize("which", DAMAGED)
 def test_damaged_images_are_refused(which):
-    started = time.perf_counter()
+    started = time.process_time()
     message = refused(Image, DAMAGED[which], "folder/photo\n.png")
     assert message.startswith("folder/photo\N{REPLACEMENT CHARACTER}.png: ")
-    assert time.perf_counter() - started < 2.0  # it takes 0.1 s where it takes long
+    assert time.process_time() - started < 2.0  # it takes 0.1 s where it takes long
 
 
 @pytest.mark.parametrize("which", OTHERS)
@@ -458,7 +458,7 @@ FILES = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from(FILES),
     st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=4),

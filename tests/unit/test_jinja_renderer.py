@@ -40,7 +40,7 @@ def untraced(template):
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(CONTENTS, min_size=1, max_size=5).filter(lambda contents: len(contents) % 2))
 @example(["<|im~x^_end|>", "<|im_^x~end|>", "y"])
 @example(["<|im_", "end|>", "|im_end|"])

@@ -166,7 +166,7 @@ COMPARE = {
 NUMBER = st.integers(-1200, 1200) | st.integers(-(2**53), 2**53) | st.decimals(-100, 100, places=2).map(float)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["integer", "number"]),
     st.dictionaries(st.sampled_from(list(COMPARE)), NUMBER, min_size=1),
@@ -415,7 +415,7 @@ SECONDS = 10
 @pytest.mark.parametrize(("schema", "reason"), LARGE.values(), ids=LARGE.keys())
 def test_a_large_schema_is_used_or_refused_within_seconds(schema, reason):
     text = json.dumps(schema)
-    start = time.monotonic()
+    start = time.process_time()
     if reason:
         with pytest.raises(InvalidRequest, match=reason):
             check_json_schema(text)
@@ -425,4 +425,4 @@ def test_a_large_schema_is_used_or_refused_within_seconds(schema, reason):
             for token in b'{"x1':
                 state.allowed()
                 state = state.after(token) or state
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS

@@ -147,7 +147,7 @@ def outputs(schema, n, seed=0):
     return [text for text in (sample(grammar, rng) for _ in range(n)) if text is not None]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     properties=st.dictionaries(NAMES, LEAVES.filter(lambda one: "$ref" not in str(one)), max_size=3),
     names=_some(pattern=PATTERNS, maxLength=COUNTS) | st.lists(NAMES, max_size=3).map(lambda n: {"enum": n}),
@@ -162,7 +162,7 @@ def test_names_of_listed_and_other_properties(properties, names, more):
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(SCHEMAS)
 def test_every_output_under_a_random_schema_is_strict_json_and_valid(schema):
     for text in outputs(schema, 6):
@@ -181,7 +181,7 @@ def test_exclusive_bounds_that_are_less_than_1_apart(above, below, grid):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_the_mask_contains_the_tokens_that_are_allowed_one_by_one(schema, seed):
     text = next(iter(outputs(schema, 1, seed)), "").encode()
@@ -199,7 +199,7 @@ def test_the_mask_contains_the_tokens_that_are_allowed_one_by_one(schema, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_forced_tokens_are_allowed_and_begin_with_the_only_byte_that_may_follow(schema, seed):
     text = next(iter(outputs(schema, 1, seed)), "").encode()

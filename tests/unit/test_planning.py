@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.calibration.tuning import chain_plans
 from spec_local.core.proposal import ROOT, depth_of, is_chain
 from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CostModel
@@ -88,7 +89,6 @@ COSTS = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 100), 
 UNIT = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6, 1.0])
 
 
-@settings(deadline=None)
 @given(ACCEPTANCE, st.integers(0, MAX_NODES), st.randoms(use_true_random=False))
 def test_expected_tokens_by_exact_enumeration(acceptance, n_nodes, random):
     parents = [random.randint(ROOT, node - 1) for node in range(n_nodes)]
@@ -139,7 +139,6 @@ def test_the_dynamic_program_equals_brute_force(acceptance):
         assert trees.reads[d, m].tolist() == [inner.count(i) for i in range(MAX_NODES)]
 
 
-@settings(deadline=None)
 @given(FALLING, st.integers(0, 20), st.integers(0, 8))
 def test_expected_tokens_rise_with_nodes_levels_and_acceptance(acceptance, nodes, depth):
     tokens = best_trees(acceptance, nodes, depth).tokens
@@ -157,7 +156,7 @@ def test_expected_tokens_rise_with_nodes_levels_and_acceptance(acceptance, nodes
     assert (less[possible] <= tokens[possible] + 1e-12).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ACCEPTANCE, COSTS, UNIT, st.integers(0, MAX_NODES), st.integers(0, MAX_NODES))
 def test_no_tree_beats_the_plan_if_draft_calls_cost_the_same(acceptance, main, unit, max_nodes, max_depth):
     draft = table({1: 1.0, 64: 1.0}, unit)
@@ -170,7 +169,7 @@ def test_no_tree_beats_the_plan_if_draft_calls_cost_the_same(acceptance, main, u
     assert planned.seconds / planned.tokens_per_step == pytest.approx(least, rel=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(ACCEPTANCE, COSTS, COSTS, UNIT, st.integers(0, 20), st.integers(0, 8))
 def test_plans_are_consistent_and_no_worse_than_smaller_ones(
     acceptance, main, draft, unit, max_nodes, max_depth
@@ -196,7 +195,28 @@ def test_plans_are_consistent_and_no_worse_than_smaller_ones(
     assert plan(acceptance, main, draft, max_nodes, max_depth + 1).speed * slack >= planned.speed
 
 
-@settings(max_examples=20, deadline=None)
+@given(st.floats(0, 1), COSTS, COSTS, st.integers(0, 16))
+def test_no_chain_beats_the_planned_one(rate, main, draft, most):
+    speeds = [
+        sum(rate**i for i in range(n + 1)) / (main.seconds(n + 1) + n * draft.seconds(1))
+        for n in range(most + 1)
+    ]
+    (planned,) = chain_plans(main, draft, (rate,), most)
+    assert planned.speed == pytest.approx(max(speeds))
+
+
+def test_chains_of_a_lookup_cost_nothing_and_may_be_longer_than_those_of_a_draft_model():
+    def lengths(main, draft, rates):
+        return [len(planned.parents) for planned in chain_plans(main, draft, rates)]
+
+    main = CostModel({1: 1.0, 64: 1.5})
+    lookup, drafted = (lengths(main, draft, (0.9, 0.999)) for draft in (None, CostModel({1: 0.1})))
+    assert (lookup[1], drafted[1]) == (63, 16)
+    assert lookup[0] > drafted[0]
+    assert lengths(CostModel({1: 1.0, 64: 64.0}), CostModel({1: 0.01}), (0.5, 0.99)) == [0, 0]
+
+
+@settings(max_examples=20)
 @given(FALLING)
 def test_plans_account_for_the_cost_of_wide_levels(acceptance):
     """The plan is not always the best tree: among hundreds, the largest difference was 0.7 %."""
@@ -242,7 +262,6 @@ def test_negative_limits_are_rejected(limits):
         plan(CONFIDENT, table(F16), table(F16), *limits)
 
 
-@settings(deadline=None)
 @given(FALLING, st.integers(0, MAX_NODES), st.randoms(use_true_random=False), COSTS, st.floats(0, 5))
 def test_the_best_nodes_are_the_best_subtree_to_verify(acceptance, n_nodes, random, main, spent):
     parents = [random.randint(ROOT, node - 1) for node in range(n_nodes)]

@@ -43,7 +43,7 @@ CHEAP = {1: 0.05, 64: 1.0}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _remember(cached_logits, cached_distributions):
+def _remember(cached_distributions):
     pass
 
 
@@ -358,7 +358,7 @@ SAMPLINGS = {
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     case=st.sampled_from(sorted(CASES)),
     mode=st.sampled_from(["coupled", "greedy"]),

@@ -14,6 +14,7 @@ import pytest
 from spec_local.prompt_cache import entry_file, folder
 from spec_local.prompt_cache.cache import PromptCache
 from tests.unit.test_prompt_cache import add_history, data_of, found_length, tokens_of
+from tests.waiting import wait_until
 
 BLOCK = 32
 SIZE = 1000
@@ -37,13 +38,6 @@ def files(path):
 
 def parts(path):
     return list(path.glob("*/.*"))
-
-
-def wait_until(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def written(cache):

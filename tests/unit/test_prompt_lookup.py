@@ -57,7 +57,7 @@ def test_depth_and_nodes_are_respected(limit):
 
 def test_a_long_history_takes_microseconds():
     history = [i * 7919 % 50000 for i in range(100_000)]
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(10):
         assert propose(history, 4, 8, 3) == [i * 7919 % 50000 for i in range(50_000, 50_004)]
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

@@ -24,7 +24,7 @@ CHOSEN = {"greedy draft": "block", "lookup": "token", "recycling": "exact-match"
 
 
 @pytest.fixture(autouse=True)
-def _caches(cached_logits, cached_distributions, cached_rho):
+def _caches(cached_distributions, cached_rho):
     pass
 
 

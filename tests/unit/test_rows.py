@@ -73,7 +73,7 @@ def alone(kind, prompt, seed, n, how=None):
     return answers.get(row, [])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(
         st.tuples(

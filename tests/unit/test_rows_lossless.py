@@ -27,7 +27,7 @@ seconds = functools.cache(CostModel(COSTS).seconds)
 
 
 @pytest.fixture(autouse=True)
-def _caches(cached_logits, cached_distributions, cached_rho):
+def _caches(cached_distributions, cached_rho):
     pass
 
 

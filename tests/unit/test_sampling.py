@@ -471,8 +471,8 @@ def test_a_large_vocabulary():
         logits = (generator.normal(size=20_000) * scale).astype(np.float32)
         for s in (unfiltered(top_p=0.95), unfiltered(top_k=40, top_p=0.8, min_p=0.02, temperature=0.7)):
             check(s, logits)
-    started = time.perf_counter()
+    started = time.process_time()
     logits = generator.normal(size=151_936).astype(np.float32) * 4
     for _ in range(5):
         Sampler(unfiltered(top_p=0.95, temperature=0.8)).distribution(logits)
-    assert time.perf_counter() - started < 2  # a full sort of each takes about as long
+    assert time.process_time() - started < 2  # a full sort of each takes about as long

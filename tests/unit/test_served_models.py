@@ -1,6 +1,8 @@
 """The models of a server by name, with scripted engines: which one is loaded, unloaded, and waited for."""
 
 import asyncio
+import threading
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,6 +17,14 @@ from spec_local.server.supervision.served_models import (
     seconds_of,
 )
 from spec_local.server.supervision.supervisor import Busy, NotReady
+
+OTHER_THREADS = []
+
+
+@pytest.fixture(autouse=True)
+def other_threads():
+    """Those that run before a test, such as of a server that an earlier test has left."""
+    OTHER_THREADS[:] = threading.enumerate()
 
 
 class ScriptedEngine:
@@ -118,32 +128,36 @@ class World:
 
 
 async def settle():
-    for _ in range(50):
-        await asyncio.sleep(0)
+    """Let everything happen that can. Plans are made in threads."""
+    planning = [threading.current_thread()]
+    while planning:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        planning = [thread for thread in threading.enumerate() if thread not in OTHER_THREADS]
+        for thread in planning:
+            thread.join()
 
 
 async def begun(coroutine):
-    """A task that has come as far as it can. Plans are made in threads."""
+    """A task that has come as far as it can."""
     task = asyncio.create_task(coroutine)
-    await asyncio.sleep(0.02)
+    await settle()
     return task
 
 
-def run(test, *arguments, **options):
-    async def main():
-        world = World(*arguments, **options)
-        await world.served.start()
-        try:
-            await test(world)
-        finally:
-            await world.served.stop()
-            assert world.loaded == ""
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(**options):
+    world = World(**options)
+    await world.served.start()
+    try:
+        yield world
+    finally:
+        await world.served.stop()
+        assert world.loaded == ""
 
 
-def test_models_are_loaded_when_they_are_asked_for():
-    async def test(world):
+async def test_models_are_loaded_when_they_are_asked_for():
+    async with running() as world:
         assert world.loaded == "a"
         await world.ask("b")
         await world.ask("a")
@@ -154,14 +168,11 @@ def test_models_are_loaded_when_they_are_asked_for():
         with await world.served.use("b"):
             assert world.served.current.name == "b"
 
-    run(test)
-
 
 @pytest.mark.parametrize("memory", [7, None])
-def test_the_one_that_was_not_used_for_the_longest_time_is_unloaded(memory):
+async def test_the_one_that_was_not_used_for_the_longest_time_is_unloaded(memory):
     """Without a limit, that of the first plan counts."""
-
-    async def test(world):
+    async with running(memory=memory) as world:
         await world.ask("b")
         await world.ask("a")
         await world.ask("c")  # 4 + 3 + 2 bytes do not fit
@@ -171,53 +182,43 @@ def test_the_one_that_was_not_used_for_the_longest_time_is_unloaded(memory):
         await world.ask("a")
         assert world.loaded == "ab"
 
-    run(test, memory=memory)
 
-
-def test_no_more_are_unloaded_than_necessary():
-    async def test(world):
+async def test_no_more_are_unloaded_than_necessary():
+    async with running(memory=9, n=4) as world:
         await world.ask("b")
         await world.ask("c")
         await world.ask("d")
         assert world.loaded == "bcd"
 
-    run(test, memory=9, n=4)
 
-
-def test_one_that_ends_slowly_makes_room():
-    async def test(world):
+async def test_one_that_ends_slowly_makes_room():
+    async with running(memory=9, n=4, how={"c": "ends slowly"}) as world:
         await world.ask("b")
         await world.ask("c", keep_alive=0)
         await world.timers.wait(0)
         await world.ask("d")  # when the process of c has ended: no other one is unloaded
         assert world.loaded == "abd"
 
-    run(test, memory=9, n=4, how={"c": "ends slowly"})
 
-
-def test_one_that_ends_slowly_is_loaded_again_when_it_has_ended():
-    async def test(world):
+async def test_one_that_ends_slowly_is_loaded_again_when_it_has_ended():
+    async with running(keep_alive=10.0, how={"a": "ends slowly"}) as world:
         first = world.engine("a")
         await world.timers.wait(10)
         with await world.served.use("a") as second:
             assert second is not first
             assert first.loaded is None
 
-    run(test, keep_alive=10.0, how={"a": "ends slowly"})
 
-
-def test_a_model_that_is_too_large_is_loaded_alone():
-    async def test(world):
+async def test_a_model_that_is_too_large_is_loaded_alone():
+    async with running(memory=1) as world:
         await world.ask("b")
         assert world.loaded == "b"
         await world.ask("a")
         assert world.loaded == "a"
 
-    run(test, memory=1)
 
-
-def test_a_model_in_use_is_not_unloaded_and_each_has_its_turn():
-    async def test(world):
+async def test_a_model_in_use_is_not_unloaded_and_each_has_its_turn():
+    async with running(memory=4) as world:
         first = await world.served.use("a")
         second = await world.served.use("a")
         waiting = await begun(world.ask("b"))
@@ -236,11 +237,9 @@ def test_a_model_in_use_is_not_unloaded_and_each_has_its_turn():
             "unloading a", "loading b", "unloading b", "loading a",
         ]  # fmt: skip
 
-    run(test, memory=4)
 
-
-def test_those_that_wait_for_the_same_model_load_it_once():
-    async def test(world):
+async def test_those_that_wait_for_the_same_model_load_it_once():
+    async with running(how={"b": "by hand"}) as world:
         requests = [await begun(world.ask("b")) for _ in range(3)]
         assert world.served.n_waiting == 3
         await begun(world.ask("a"))  # there is room, and the turn is free
@@ -249,11 +248,9 @@ def test_those_that_wait_for_the_same_model_load_it_once():
         await asyncio.gather(*requests)
         assert world.lines.count("loading b") == 1
 
-    run(test, how={"b": "by hand"})
 
-
-def test_a_client_that_goes_does_not_wait():
-    async def test(world):
+async def test_a_client_that_goes_does_not_wait():
+    async with running(memory=4, n=4, how={"d": "by hand"}) as world:
         using = await world.served.use("a")
         gone = await begun(world.ask("b"))
         behind = await begun(world.ask("c"))
@@ -271,11 +268,9 @@ def test_a_client_that_goes_does_not_wait():
         await world.ask("a")  # nobody uses the other one
         assert world.loaded == "a"
 
-    run(test, memory=4, n=4, how={"d": "by hand"})
 
-
-def test_too_many_wait():
-    async def test(world):
+async def test_too_many_wait():
+    async with running(memory=4, max_waiting=2) as world:
         with await world.served.use("a"):
             waiting = [await begun(world.ask(name)) for name in "bc"]
             with pytest.raises(Busy, match="2 requests wait for a model already") as raised:
@@ -284,11 +279,9 @@ def test_too_many_wait():
         await asyncio.gather(*waiting)
         await world.ask("a")
 
-    run(test, memory=4, max_waiting=2)
 
-
-def test_keep_alive():
-    async def test(world):
+async def test_keep_alive():
+    async with running(keep_alive=10.0) as world:
         await world.timers.wait(9)
         assert world.loaded == "a"
         await world.ask("a")
@@ -315,11 +308,9 @@ def test_keep_alive():
         await world.timers.wait(9)
         assert world.loaded == "a"
 
-    run(test, keep_alive=10.0)
 
-
-def test_one_model_with_a_time_is_loaded_again():
-    async def test(world):
+async def test_one_model_with_a_time_is_loaded_again():
+    async with running(n=1, keep_alive=10.0) as world:
         await world.timers.wait(10)
         assert world.loaded == ""
         world.served.check_ready()
@@ -327,10 +318,8 @@ def test_one_model_with_a_time_is_loaded_again():
             assert engine.loaded.name == "a"
         assert world.planned == []  # its session chooses the number of rows
 
-    run(test, n=1, keep_alive=10.0)
 
-
-def test_one_model_alone_stays():
+async def test_one_model_alone_stays():
     async def test(world):
         assert world.planned == []  # its session chooses the number of rows
         with await world.served.use(None, keep_alive="nonsense") as engine:
@@ -344,13 +333,10 @@ def test_one_model_alone_stays():
             await world.served.use("a")
         world.engine("a").loaded = "for stop"
 
-    async def main():
-        world = World(n=1)
-        await world.served.start()
-        await test(world)
-        await world.served.stop()
-
-    asyncio.run(main())
+    world = World(n=1)
+    await world.served.start()
+    await test(world)
+    await world.served.stop()
 
 
 @pytest.mark.parametrize(
@@ -361,10 +347,9 @@ def test_one_model_alone_stays():
         ("refused", r"its process cannot be started \(too many open files\)"),
     ],
 )
-def test_a_model_that_cannot_be_loaded(how, message):
+async def test_a_model_that_cannot_be_loaded(how, message):
     """It has an error of its own each time, which does not disturb the other one."""
-
-    async def test(world):
+    async with running(how={"b": how}) as world:
         for _ in range(2):
             with pytest.raises(BackendError, match=rf"^b cannot be loaded: {message}"):
                 await world.served.use("b")
@@ -374,25 +359,20 @@ def test_a_model_that_cannot_be_loaded(how, message):
         several = await asyncio.gather(*[world.served.use("b") for _ in range(3)], return_exceptions=True)
         assert all(isinstance(each, BackendError | NotReady) for each in several)
 
-    run(test, how={"b": how})
-
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_first_model_must_be_loaded(n):
-    async def main():
-        world = World(n=n, how={"a": "broken"})
-        with pytest.raises(NotReady):
-            world.served.check_ready()
-        with pytest.raises(ModelFileError, match="is damaged"):
-            await world.served.start()
-        with pytest.raises(NotReady):
-            world.served.check_ready()
-
-    asyncio.run(main())
+async def test_the_first_model_must_be_loaded(n):
+    world = World(n=n, how={"a": "broken"})
+    with pytest.raises(NotReady):
+        world.served.check_ready()
+    with pytest.raises(ModelFileError, match="is damaged"):
+        await world.served.start()
+    with pytest.raises(NotReady):
+        world.served.check_ready()
 
 
-def test_a_crash_of_one_does_not_touch_the_others():
-    async def test(world):
+async def test_a_crash_of_one_does_not_touch_the_others():
+    async with running() as world:
         await world.ask("b")
         world.engine("b").loaded = None  # its engine starts the process again
         with pytest.raises(NotReady):
@@ -402,27 +382,22 @@ def test_a_crash_of_one_does_not_touch_the_others():
         world.engine("b").load()
         await world.ask("b")
 
-    run(test)
-
 
 @pytest.mark.parametrize("end", ["cancel_all", "stop"])
-def test_the_end_of_the_server_refuses_those_that_wait(end):
-    async def main():
-        world = World(memory=4, how={"b": "by hand"})
-        await world.served.start()
-        loading = await begun(world.served.use("b"))
-        waiting = [await begun(world.served.use(name)) for name in "ca"]
-        ended = getattr(world.served, end)()
-        if end == "stop":
-            await ended
-        for task in (loading, *waiting):
-            with pytest.raises(NotReady, match="stopping"):
-                await task
-        await world.served.stop()
+async def test_the_end_of_the_server_refuses_those_that_wait(end):
+    world = World(memory=4, how={"b": "by hand"})
+    await world.served.start()
+    loading = await begun(world.served.use("b"))
+    waiting = [await begun(world.served.use(name)) for name in "ca"]
+    ended = getattr(world.served, end)()
+    if end == "stop":
+        await ended
+    for task in (loading, *waiting):
         with pytest.raises(NotReady, match="stopping"):
-            world.served.check_ready()
-
-    asyncio.run(main())
+            await task
+    await world.served.stop()
+    with pytest.raises(NotReady, match="stopping"):
+        world.served.check_ready()
 
 
 @pytest.mark.parametrize(
@@ -483,64 +458,56 @@ class ReloadedEngine(ScriptedEngine):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_requests_wait_while_a_model_is_loaded_with_another_head(n):
-    async def main():
-        world = World(n=n)
-        world.served._create = ReloadedEngine
-        served, model = world.served, world.served.models[0]
-        await served.start()
-        engine = model.engine
-        session = {**model.session, "draft": "head-1.gguf"}
-        with await served.use("a"):
-            assert not served.is_idle
-            reloading = await begun(served.reload(model, session))
-            with await served.use("a"):  # neither waits for the other
-                pass
-            assert engine.loaded
-        await settle()
-        assert served.is_idle
-        assert not engine.loaded
-        assert engine.asked == session | ({"parallel": 2} if n > 1 else {})
-        waiting = await begun(world.ask("a"))
-        served.check_ready()  # the server is healthy
-        await settle()
-        assert not waiting.done()
-        engine.load()
-        await waiting
-        assert await reloading is None
-        assert model.session == session
-        await served.stop()
-
-    asyncio.run(main())
+async def test_requests_wait_while_a_model_is_loaded_with_another_head(n):
+    world = World(n=n)
+    world.served._create = ReloadedEngine
+    served, model = world.served, world.served.models[0]
+    await served.start()
+    engine = model.engine
+    session = {**model.session, "draft": "head-1.gguf"}
+    with await served.use("a"):
+        assert not served.is_idle
+        reloading = await begun(served.reload(model, session))
+        with await served.use("a"):  # neither waits for the other
+            pass
+        assert engine.loaded
+    await settle()
+    assert served.is_idle
+    assert not engine.loaded
+    assert engine.asked == session | ({"parallel": 2} if n > 1 else {})
+    waiting = await begun(world.ask("a"))
+    served.check_ready()  # the server is healthy
+    await settle()
+    assert not waiting.done()
+    engine.load()
+    await waiting
+    assert await reloading is None
+    assert model.session == session
+    await served.stop()
 
 
-def test_a_head_that_cannot_be_loaded_and_a_model_that_is_not_loaded():
-    async def main():
-        world = World()
-        world.served._create = ReloadedEngine
-        await world.served.start()
-        first, second, _ = world.served.models
-        before = first.session
-        reloading = await begun(world.served.reload(first, {**before, "draft": "head-1.gguf"}))
-        first.engine.error = error = ModelFileError("head-1.gguf is damaged: download it again")
-        first.engine.load()
-        assert await reloading is error
-        assert first.session is before
-        assert not first.is_reloading
-        changed = {**second.session, "draft": "head-2.gguf"}
-        assert await world.served.reload(second, changed) is None
-        assert second.session == changed
-        assert not second.engine
-        await world.served.stop()
-
-    asyncio.run(main())
+async def test_a_head_that_cannot_be_loaded_and_a_model_that_is_not_loaded():
+    world = World()
+    world.served._create = ReloadedEngine
+    await world.served.start()
+    first, second, _ = world.served.models
+    before = first.session
+    reloading = await begun(world.served.reload(first, {**before, "draft": "head-1.gguf"}))
+    first.engine.error = error = ModelFileError("head-1.gguf is damaged: download it again")
+    first.engine.load()
+    assert await reloading is error
+    assert first.session is before
+    assert not first.is_reloading
+    changed = {**second.session, "draft": "head-2.gguf"}
+    assert await world.served.reload(second, changed) is None
+    assert second.session == changed
+    assert not second.engine
+    await world.served.stop()
 
 
 @pytest.mark.parametrize("keep_headers", [False, True])
-def test_headers_are_kept_in_all_models_if_the_server_is_told_so(keep_headers):
-    async def test(world):
+async def test_headers_are_kept_in_all_models_if_the_server_is_told_so(keep_headers):
+    async with running(memory=8, **({"keep_headers": True} if keep_headers else {})) as world:
         for name in "ab":
             await world.ask(name)
             assert world.engine(name).keep_headers is keep_headers
-
-    run(test, memory=8, **({"keep_headers": True} if keep_headers else {}))

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import zlib
-from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -115,12 +114,10 @@ def alone(engine):
     return ServedModels([ServedModel("tiny", {}, defaults=DEFAULTS, engine=engine)])
 
 
-@asynccontextmanager
-async def client(engine, kinds=None, **access):
-    created = app.create(alone(engine), app.Access(**access), kinds or {"/v1/echo": Echo})
+def client(served, kinds=None, *, learning=None, host="localhost", **access):
+    created = app.create(served, app.Access(**access), kinds or {"/v1/echo": Echo}, learning)
     transport = httpx.ASGITransport(created, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
-        yield opened
+    return httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8080")
 
 
 def fetch(method, path, engine=None, access=None, kinds=None, **request):
@@ -128,7 +125,7 @@ def fetch(method, path, engine=None, access=None, kinds=None, **request):
 
     async def main():
         used = engine() if engine else ScriptedEngine(STARTED, Delta("a"), ENDED)
-        async with client(used, kinds, **(access or {})) as opened:
+        async with client(alone(used), kinds, **(access or {})) as opened:
             return await opened.request(method, path, **request)
 
     return asyncio.run(main())
@@ -157,22 +154,18 @@ def test_defaults_of_the_server(body, fields):
     assert post(STARTED, ENDED, body=body).json()["fields"] == fields
 
 
-def test_defaults_of_several_models():
-    async def main():
-        models = [
-            ServedModel(name, {}, defaults={"top_k": top_k}, engine=ScriptedEngine(STARTED, ENDED))
-            for name, top_k in (("a", 1), ("b", 2))
-        ]
-        served = ServedModels(models)
-        served._is_started = True
-        created = app.create(served, app.Access(), {"/v1/echo": Echo})
-        transport = httpx.ASGITransport(created, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
-            found = [(await opened.post("/v1/echo", json={"model": name})).json() for name in "ba"]
-            params = (await opened.get("/props?model=b")).json()["default_generation_settings"]["params"]
-        return [each["fields"]["top_k"] for each in found], params["top_k"], params["min_p"]
-
-    assert asyncio.run(main()) == ([2, 1], 2, 0.05)
+async def test_defaults_of_several_models():
+    models = [
+        ServedModel(name, {}, defaults={"top_k": top_k}, engine=ScriptedEngine(STARTED, ENDED))
+        for name, top_k in (("a", 1), ("b", 2))
+    ]
+    served = ServedModels(models)
+    served._is_started = True
+    async with client(served) as opened:
+        found = [(await opened.post("/v1/echo", json={"model": name})).json() for name in "ba"]
+        params = (await opened.get("/props?model=b")).json()["default_generation_settings"]["params"]
+    assert [each["fields"]["top_k"] for each in found] == [2, 1]
+    assert (params["top_k"], params["min_p"]) == (2, 0.05)
 
 
 def test_streams():
@@ -182,17 +175,13 @@ def test_streams():
     assert post(STARTED, Delta("a"), ENDED, body={"stream": True, "n": 2}).text.count(" a\n") == 2
 
 
-def test_what_has_arrived_is_written_at_once():
+async def test_what_has_arrived_is_written_at_once():
     """A slow client finds many events waiting; each list of them is one write."""
-
-    async def main():
-        answers = AnswerEvents(1)
-        for event in (STARTED, *[Delta("a")] * 30, Refused(BackendError("failed"))):
-            answers.put(0, event)
-        response = await responding.stream(Echo({"stream": True}, LOADED), answers, lambda: None)
-        return [part async for part in response.body_iterator]
-
-    (part,) = asyncio.run(main())
+    answers = AnswerEvents(1)
+    for event in (STARTED, *[Delta("a")] * 30, Refused(BackendError("failed"))):
+        answers.put(0, event)
+    response = await responding.stream(Echo({"stream": True}, LOADED), answers, lambda: None)
+    (part,) = [part async for part in response.body_iterator]
     assert part.count(" a\n") == 30
     assert part.endswith("failed\n\n")
 
@@ -662,7 +651,7 @@ def test_work_on_a_body_ends_when_its_client_has_gone(monkeypatch):
             asyncio.create_task(created(scope() | {"headers": headers}, messages.get, send))
             for messages in clients
         ]
-        async with asyncio.timeout(20), client(ScriptedEngine(STARTED, ENDED)) as opened:
+        async with asyncio.timeout(20), client(alone(ScriptedEngine(STARTED, ENDED))) as opened:
             while not reading:
                 await asyncio.sleep(0.01)
             assert (await opened.post("/v1/echo", json={})).status_code == 200
@@ -748,47 +737,39 @@ def scope(path="/v1/echo"):
 
 @pytest.mark.parametrize("script", [("wait",), (STARTED, Delta("a"), "wait")])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_cancels_its_answers(script, stream):
+async def test_a_client_that_goes_cancels_its_answers(script, stream):
     """Before the first token as well, when nothing can be written to it."""
+    engine = ScriptedEngine(*script)
+    created = app.create(alone(engine), app.Access(), {"/v1/echo": Echo})
+    messages: asyncio.Queue = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": json.dumps({"stream": stream}).encode()})
 
-    async def main():
-        engine = ScriptedEngine(*script)
-        created = app.create(alone(engine), app.Access(), {"/v1/echo": Echo})
-        messages: asyncio.Queue = asyncio.Queue()
-        messages.put_nowait({"type": "http.request", "body": json.dumps({"stream": stream}).encode()})
+    async def send(message):
+        pass
 
-        async def send(message):
-            pass
-
-        serving = asyncio.create_task(created(scope(), messages.get, send))
-        await asyncio.sleep(0.02)
-        assert not engine.cancelled.is_set()
-        for _ in range(3):  # each reader of a connection is told
-            messages.put_nowait({"type": "http.disconnect"})
-        async with asyncio.timeout(5):
-            await engine.cancelled.wait()
-            await serving
-
-    asyncio.run(main())
+    serving = asyncio.create_task(created(scope(), messages.get, send))
+    await asyncio.sleep(0.02)
+    assert not engine.cancelled.is_set()
+    for _ in range(3):  # each reader of a connection is told
+        messages.put_nowait({"type": "http.disconnect"})
+    async with asyncio.timeout(5):
+        await engine.cancelled.wait()
+        await serving
 
 
-def test_a_client_that_does_not_read_is_cut():
+async def test_a_client_that_does_not_read_is_cut():
+    engine = ScriptedEngine(STARTED, Delta("a"), Delta("b"), "wait")
+    created = app.create(alone(engine), app.Access(stall_s=0.05), {"/v1/echo": Echo})
+    messages: asyncio.Queue = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": b'{"stream": true}'})
 
-    async def main():
-        engine = ScriptedEngine(STARTED, Delta("a"), Delta("b"), "wait")
-        created = app.create(alone(engine), app.Access(stall_s=0.05), {"/v1/echo": Echo})
-        messages: asyncio.Queue = asyncio.Queue()
-        messages.put_nowait({"type": "http.request", "body": b'{"stream": true}'})
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
 
-        async def send(message):
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        async with asyncio.timeout(5):
-            await created(scope(), messages.get, send)
-            await engine.cancelled.wait()
-
-    asyncio.run(main())
+    async with asyncio.timeout(5):
+        await created(scope(), messages.get, send)
+        await engine.cancelled.wait()
 
 
 def test_a_body_that_does_not_arrive():
@@ -830,9 +811,7 @@ class Learning:
 
 def learned(path, learning=None, **access):
     async def main():
-        created = app.create(alone(ScriptedEngine()), app.Access(**access), {"/v1/echo": Echo}, learning)
-        transport = httpx.ASGITransport(created, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://my-name:8080") as opened:
+        async with client(alone(ScriptedEngine()), learning=learning, host="my-name", **access) as opened:
             return await opened.get(path)
 
     return asyncio.run(main())
@@ -862,27 +841,20 @@ class Broken(ScriptedEngine):
     ],
     ids=["foreign host", "no key", "wrong key"],
 )
-def test_strangers_learn_no_names_of_models_and_files(n, access, headers):
+async def test_strangers_learn_no_names_of_models_and_files(n, access, headers):
     class Learning(IdleTraining):
         def described(self, model):
             return super().described(model) | {"state": "secret-draft drafts", "kept_answers": 5}
 
     models = [ServedModel(f"secret-{i}", {"learn": True}, engine=Broken()) for i in range(n)]
     served = ServedModels(models)
-    created = app.create(served, app.Access(**access), {"/v1/echo": Echo}, Learning(served, print))
-
-    async def main():
-        transport = httpx.ASGITransport(created, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
-            found = {}
-            for path in (*PATHS, "/learning?model=x", "/learning?model=secret-1", "/health?model=x"):
-                for method in ("GET", "POST", "HEAD", "OPTIONS"):
-                    response = await opened.request(method, path, headers=headers)
-                    assert "secret" not in response.text + str(response.headers), (method, path)
-                    found[method, path] = response
-            return found
-
-    found = asyncio.run(main())
+    async with client(served, learning=Learning(served, print), **access) as opened:
+        found = {}
+        for path in (*PATHS, "/learning?model=x", "/learning?model=secret-1", "/health?model=x"):
+            for method in ("GET", "POST", "HEAD", "OPTIONS"):
+                response = await opened.request(method, path, headers=headers)
+                assert "secret" not in response.text + str(response.headers), (method, path)
+                found[method, path] = response
     assert found["GET", "/health"].status_code == 503
     assert "not loaded" in found["GET", "/health"].json()["error"]["message"]
     if "api_key" not in access:

@@ -67,7 +67,7 @@ def bodies(draw):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(bodies())
 @example({})
 @example(VALID)

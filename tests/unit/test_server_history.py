@@ -328,7 +328,7 @@ ITEMS = st.builds(
 KNOWN = st.sampled_from([items for items, _ in HISTORIES.values()])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(KNOWN | st.lists(ITEMS | PARTS, max_size=2), max_size=4), st.data())
 def test_any_history(parts, data):
     """Whatever was said before, the question is read, and the template of any model gets a prompt of it."""

@@ -297,7 +297,7 @@ def test_the_context_of_ollama_tells_of_images():
 # Requests that are wrong
 
 
-def hostile():
+def wrong_images():
     """Content of a question, or a whole body, and a part of the one line that refuses it."""
     truncated, svg = b64(A)[:-24], b64(b"<svg xmlns='http://www.w3.org/2000/svg'/>")
     where = "messages[1].content[1]: "
@@ -327,6 +327,9 @@ def hostile():
         "Anthropic's source": ({"type": "image", "source": "x"}, "no data"),
         "no string": ({"type": "image", "source": {"type": "base64", "data": {"a": 1}}}, "no data"),
         "data URI without base64": ({"type": "image_url", "image_url": "data:image/png,abc"}, "base64"),
+        "no image": ({"type": "image"}, "no data"),
+        "a long text": ({"type": "image_url", "image_url": "data:" + "a" * 5000}, "base64"),
+        "no base64 at its end": ({"type": "image_url", "image_url": URI + "#"}, "base64"),
         "control characters": ({"type": "image_url", "image_url": "https://a\n\0b/c"}, "no valid host"),
     }  # fmt: skip
     for name, (part, expected) in parts.items():
@@ -339,7 +342,7 @@ def hostile():
 
 
 @pytest.mark.parametrize(
-    ("body", "where", "expected"), [pytest.param(*rest, id=name) for name, *rest in hostile()]
+    ("body", "where", "expected"), [pytest.param(*rest, id=name) for name, *rest in wrong_images()]
 )
 def test_wrong_images_are_refused(body, where, expected):
     with pytest.raises(InvalidRequest) as error:

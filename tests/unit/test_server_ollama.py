@@ -1,6 +1,5 @@
 """Ollama's protocol: what bodies ask for, and what clients get."""
 
-import asyncio
 import json
 from datetime import UTC, datetime
 
@@ -389,15 +388,11 @@ def test_warnings_are_in_the_last_object():
     assert ["warnings" in line for line in lines(exchange, ANSWER)][-1]
 
 
-def test_a_model_whose_file_is_gone(tmp_path):
+async def test_a_model_whose_file_is_gone(tmp_path):
     gone = ServedModel("gone", {"main": tmp_path / "gone.gguf", "n_ctx": None})
-
-    async def main():
-        transport = httpx.ASGITransport(app.create(ServedModels([gone]), app.Access()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/api/tags"), await client.post("/api/show", json={"model": "gone"})
-
-    listed, shown = asyncio.run(main())
+    transport = httpx.ASGITransport(app.create(ServedModels([gone]), app.Access()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        listed, shown = await client.get("/api/tags"), await client.post("/api/show", json={"model": "gone"})
     assert listed.json() == {"models": []}
     assert shown.status_code == 503
     assert "the file of gone cannot be read" in shown.json()["error"]

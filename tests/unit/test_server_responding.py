@@ -1,8 +1,7 @@
-"""Responses on a slow machine: headers and signs of life while there is nothing to send."""
+"""Responses on a slow machine: headers and signs of life while there is nothing to send. In virtual time."""
 
 import asyncio
 import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from spec_local.server.protocols.ollama import OllamaChat
 from spec_local.server.protocols.responses import Responses
 from spec_local.server.supervision.events import Delta, Ended, Reading, Refused, Started
 from spec_local.server.supervision.supervisor import AnswerEvents
+from tests import virtual_time
 from tests.server_events import LOADED
 
 STARTED, ENDED = Started(3, 1), Ended(Delta("."), "stop", Statistics(predicted_n=2))
@@ -54,14 +54,14 @@ async def respond(exchange, *script, stream=True):
     parts = []
     if hasattr(response, "body_iterator"):
         async for part in response.body_iterator:
-            parts.append((time.monotonic(), part if isinstance(part, str) else part.decode()))
+            parts.append(part if isinstance(part, str) else part.decode())
     await playing
-    return response, [part for _, part in parts], ends
+    return response, parts, ends
 
 
 def run(kind, body, *script, stream=True):
     exchange = kind(body | {"stream": stream}, LOADED)
-    return asyncio.run(respond(exchange, *script, stream=stream))
+    return virtual_time.run(respond(exchange, *script, stream=stream))
 
 
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)
@@ -114,10 +114,10 @@ def test_headers_wait_until_all_prompts_are_checked(seconds):
 
     waits = replace(SHORT, checked=seconds or 5.0)
     if seconds:
-        assert asyncio.run(status()) == 200
+        assert virtual_time.run(status()) == 200
     else:
         with pytest.raises(ContextOverflow):
-            asyncio.run(status())
+            virtual_time.run(status())
 
 
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)
@@ -129,14 +129,15 @@ def test_an_error_after_the_headers_is_an_event(kind, body):
 def test_headers_come_before_the_first_event():
     async def main():
         answers = AnswerEvents(1)
-        begun = time.monotonic()
+        now = asyncio.get_running_loop().time
+        begun = now()
         response = await responding.stream(ChatCompletions(MESSAGES, LOADED), answers, lambda: None, SHORT)
         first = await anext(response.body_iterator)
-        return time.monotonic() - begun, first
+        return now() - begun, first
 
-    seconds, first = asyncio.run(main())
+    seconds, first = virtual_time.run(main())
     assert first == ": waiting\n\n"
-    assert 0.03 <= seconds < 1
+    assert seconds == pytest.approx(SHORT.headers)
 
 
 class Loading:
@@ -175,7 +176,7 @@ def test_a_stream_whose_model_is_being_loaded(kind, body, error):
         response.end()
         return signs, "".join(rest), loading.ends
 
-    signs, rest, ends = asyncio.run(main())
+    signs, rest, ends = virtual_time.run(main())
     sign = 'event: ping\ndata: {"type":"ping"}\n\n' if kind is Messages else ": loading m\n\n"
     assert signs == [sign] * 3
     if error:
@@ -211,7 +212,7 @@ def test_a_stream_of_lines_whose_model_is_being_loaded(error):
         loading.made.set_result(None)
         return response.media_type, signs, [part async for part in parts if part]
 
-    media_type, signs, rest = asyncio.run(main())
+    media_type, signs, rest = virtual_time.run(main())
     assert media_type == "application/x-ndjson"
     for sign in signs:
         assert json.loads(sign)["model"] == "m"
@@ -233,7 +234,7 @@ def test_a_client_that_goes_while_its_model_is_being_loaded(is_made):
         await asyncio.sleep(0)
         return loading
 
-    loading = asyncio.run(main())
+    loading = virtual_time.run(main())
     assert loading.made.cancelled() is not is_made
     assert loading.ends == [1] * is_made
 
@@ -251,9 +252,9 @@ def test_a_model_that_is_loaded_has_the_first_word(error):
 
     if error:
         with pytest.raises(BackendError):
-            asyncio.run(main())
+            virtual_time.run(main())
     else:
-        assert asyncio.run(main()) == ": reading the prompt 1234/8000\n\n"
+        assert virtual_time.run(main()) == ": reading the prompt 1234/8000\n\n"
 
 
 def test_a_fast_object_has_no_white_space():

@@ -153,13 +153,14 @@ def test_a_port_that_another_program_has_of_one_address(monkeypatch):
         port = taken.getsockname()[1]
         with pytest.raises(InvalidRequest, match=f"cannot listen on ::1 port {port}"):
             addresses("localhost", port)
-        opened, given = run._opened, []
+        given = []
 
-        def first_that_port(host, port_):
-            given.append(host)
-            return opened(host, port if len(given) == 1 else port_)
+        class FirstGetsThatPort(socket.socket):
+            def bind(self, address):
+                given.append(address[0])
+                super().bind((address[0], port, *address[2:]) if len(given) == 1 else address)
 
-        monkeypatch.setattr(run, "_opened", first_that_port)
+        monkeypatch.setattr(socket, "socket", FirstGetsThatPort)
         assert port not in [number for _, number in addresses("localhost")]
         assert given == ["127.0.0.1", "::1"] * 2
 

@@ -116,7 +116,7 @@ def test_beam_equals_a_plain_beam_search(temperature, ends):
         assert proposal.drawing == "chosen"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     shape=st.sampled_from([Chain, Drawn, BestFirst, Beam]),
     drawing=st.sampled_from(DRAWINGS),

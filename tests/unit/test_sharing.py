@@ -129,7 +129,7 @@ def parts(proposal):
             yield nodes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(trees(), min_size=2, max_size=3),
     st.sampled_from([LINEAR, STEP, {1: 1.0, 64: 1.0}, {1: 1.0, 2: 2.0, 64: 64.0}]),
@@ -168,11 +168,6 @@ def test_drawn_tokens_and_those_without_values_are_all_verified():
     assert second is unknown
     assert not third.tokens
     assert third.source == "draft"
-
-
-@pytest.fixture(autouse=True)
-def _caches(cached_logits):
-    pass
 
 
 # Never slower than plain decoding --------------------------------------------------------------------------

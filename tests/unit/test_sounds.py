@@ -61,10 +61,10 @@ def test_only_samples_are_decoded():
 
 
 def refused(data):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(InvalidRequest) as error:
         Audio(data, "a.wav")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     text = str(error.value)
     assert text.startswith("a.wav: ")
     assert "\n" not in text

@@ -98,7 +98,7 @@ EVERY_PAIR = pytest.mark.parametrize(
 @pytest.mark.slow
 @EVERY_PAIR
 def test_three_tokens_have_exactly_the_main_distribution(
-    cached_logits, cached_distributions, selection, rule, wrong_at, how
+    cached_distributions, selection, rule, wrong_at, how
 ):
     n_vocab, prompt, sampler, main = 3, [0, 1, 2, 0, 1], Sampler(how), main_model(3)
 
@@ -235,7 +235,7 @@ class LongAfter:
 )
 @pytest.mark.parametrize("n_ctx", [7, 8])
 def test_drawn_tokens_are_proposed_even_if_what_is_staged_after_them_does_not_fit(
-    cached_logits, cached_distributions, selection, rule, n_ctx
+    cached_distributions, selection, rule, n_ctx
 ):
     """Dropping them would depend on what they are, and the output would not be the main model's."""
     prompt, how = [0, 1, 2, 0, 2], unfiltered(top_k=2)
@@ -263,7 +263,7 @@ class Garbage:
         return Proposal.chain(next(self.found))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     found=st.lists(st.lists(st.integers(-2, 11), max_size=12), min_size=1, max_size=6),
     prompts=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=20), min_size=1, max_size=3),

@@ -43,7 +43,7 @@ def test_matches_below_the_minimum_length_give_no_candidates(shortest):
         assert bool(lookup.find(text, CHAIN).tokens) == (match >= shortest)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     text=st.lists(st.integers(0, 3), min_size=1, max_size=80),
     depth=st.integers(1, 9),

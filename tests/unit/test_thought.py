@@ -180,7 +180,7 @@ every_rule = pytest.mark.parametrize(
 
 
 @every_rule
-def test_the_output_distribution_is_that_of_plain_decoding(cached_logits, rule, shape):
+def test_the_output_distribution_is_that_of_plain_decoding(rule, shape):
     n_drafted = 0
 
     def run(rng, drafting, n=4, budget=2):
@@ -205,7 +205,7 @@ def test_the_output_distribution_is_that_of_plain_decoding(cached_logits, rule, 
 
 
 @every_rule
-def test_the_output_distribution_where_the_limit_would_split_a_character(cached_logits, rule, shape):
+def test_the_output_distribution_where_the_limit_would_split_a_character(rule, shape):
     """The main model's up to the end of the character, then the closing."""
     pieces, end = [b"\xc3", b"\xa9", b"</think>"], 2
 
@@ -237,7 +237,7 @@ def test_the_output_distribution_where_the_limit_would_split_a_character(cached_
 
 @pytest.mark.parametrize("begun", [[A], [LINE], [A, LINE], [A, A], [A, A, LINE], [A, A, LINE, CLOSE]])
 @every_rule
-def test_an_answer_that_is_read_again_goes_on_as_before(cached_logits, rule, shape, begun):
+def test_an_answer_that_is_read_again_goes_on_as_before(rule, shape, begun):
     """Its tokens count, the closing goes on where it was, and nothing is forced after the reasoning."""
     whole = enumerate_outcomes(lambda rng: answer(limit(2, OPEN), rng, n=len(begun) + 2)[0])
     same = {tokens[len(begun) :]: p for tokens, p in whole.items() if tokens[: len(begun)] == tuple(begun)}

@@ -158,7 +158,7 @@ every_case = pytest.mark.parametrize(("pieces", "how", "begun"), CASES)
 
 
 @every_case
-def test_plain_decoding_follows_the_rule(cached_logits, pieces, how, begun):
+def test_plain_decoding_follows_the_rule(pieces, how, begun):
     begun = [pieces.index(text) for text in begun]
     run = partial(outputs, pieces=pieces, begun=begun, n=4)
     found = enumerate_outcomes(lambda rng: run(state_of(pieces, **how), rng=rng)[0])
@@ -180,7 +180,7 @@ def test_plain_decoding_follows_the_rule(cached_logits, pieces, how, begun):
     ids=["forced", "token", "coupled", "best first", "traversal"],
 )
 @every_case
-def test_drafts_do_not_change_the_distribution(cached_logits, rule, shape, pieces, how, begun):
+def test_drafts_do_not_change_the_distribution(rule, shape, pieces, how, begun):
     begun = [pieces.index(text) for text in begun]
     n_drafted = 0
 

@@ -173,7 +173,7 @@ _SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_SCHEMAS)
 def test_what_is_used_is_valid_and_enforced_or_named(schema):
     """No schema with a mistake is used, and no keyword is lost without a warning."""
@@ -204,8 +204,8 @@ def test_no_pattern_is_unconstrained_text_in_silence(pattern):
 
 def test_names_are_compared_with_patterns_in_linear_time():
     schema = {"propertyNames": {"pattern": "^(a+)+$"}, "properties": {"a" * 60 + "!": {}, "aa": {}}}
-    begun = time.monotonic()
+    begun = time.process_time()
     accepting = Grammar.from_json_schema(VOCABULARY, usable(json.dumps(schema), "field").schema)
-    assert time.monotonic() - begun < 2
+    assert time.process_time() - begun < 2
     assert accepts(accepting, '{"aa":1}')
     assert not accepts(accepting, json.dumps({"a" * 60 + "!": 1}))

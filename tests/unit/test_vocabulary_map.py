@@ -110,7 +110,7 @@ def expected(model, vocabulary_map, history):
     return row.tolist()
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.data())
 def test_the_intersection_model_is_a_language_model(data):
     """Any sequence of calls gives the logits of a fresh draft model."""

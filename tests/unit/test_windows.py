@@ -94,7 +94,7 @@ class Windows(Policy):
     n_prompt=st.sampled_from([2, 30, 140, 700]),
     rollback=st.sampled_from([{}, {"rollback": "fork"}, {"rollback": "bounded", "max_rollback": 1}]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_output_does_not_depend_on_what_is_read(numbers, n_ctx, n_prompt, rollback):
     prompt, main = LONG[:n_prompt], main_model(8, n_ctx=2_000)
     proposer = CombinedProposer(Windows(numbers), draft_model(n_ctx=n_ctx, **rollback))

@@ -26,6 +26,8 @@ from spec_local.llama.heads.states import ReceivedStates, State
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import Batch, OutputView
 
+_MIN_ENCODED = 32  # states that are encoded in a call, so that a prompt takes few calls
+
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
@@ -64,6 +66,7 @@ class BlockContext(HeadContext):
         block: how the head drafts.
 
     Attributes:
+        n_outputs: maximum number of tokens with logits in a call of llama.cpp's.
         n_calls: number of calls so far. Each overwrites the logits of the one before.
         sparse: the logits of all sequences' drafts, if blocks have lattices.
 
@@ -72,11 +75,15 @@ class BlockContext(HeadContext):
         BackendError: llama.cpp could not create the context.
     """
 
+    encodes = False
+    """True if the main model's states are encoded before the head reads them."""
+
     def __init__(self, model: Model, main: LlamaContext, n_parallel: int, block: BlockFormat) -> None:
         self.block, self.n_calls = block, 0
         self.max_logits = n_parallel * block.size
+        self.n_outputs = max(self.max_logits, _MIN_ENCODED if self.encodes else 0)
         n_cells = n_parallel * (main.n_ctx + block.size)
-        width = len(model.target_layers) * model.n_embd
+        width = model.n_embd * (1 if self.encodes else len(model.target_layers))
         self.zeros = np.zeros(width, np.float32)
         lib = runtime.library()
         super().__init__(
@@ -87,11 +94,11 @@ class BlockContext(HeadContext):
             + self.max_logits * model.vocabulary.n_tokens * np.dtype(np.float32).itemsize,
             max_tokens=max(main.max_tokens, self.max_logits),  # all blocks must be in one physical batch
             n_sequences=n_parallel + 1,
-            n_outputs=self.max_logits,
+            n_outputs=self.n_outputs,
             ctx_other=main.handle.address,
         )
         lib.llama_set_causal_attn(self.handle, block.is_causal)
-        self._states = Batch(lib, self.max_tokens, width=width, has_tokens=False, n_axes=model.n_axes)
+        self._states = Batch(lib, self.max_tokens, width=width, has_tokens=self.encodes, n_axes=model.n_axes)
         self._blocks = Batch(lib, self.max_logits)
         self._logits = OutputView(self.native, self.max_logits, self.n_vocab)
         self._lattices = OutputView(self.native, self.max_logits, model.n_embd)
@@ -110,9 +117,7 @@ class BlockContext(HeadContext):
         done = False
         try:
             anchors = [call.sequence.n_stored + len(call.tokens) - 1 for call in drafting]
-            self._store_states(calls)
-            if drafting:
-                self._decode_blocks(drafting, anchors, size)
+            self._draft(calls, drafting, anchors, size)
             done = True
         finally:
             for call in calls:
@@ -121,15 +126,34 @@ class BlockContext(HeadContext):
                     call.sequence.resync()
         return self._results(calls, size)
 
+    def _draft(
+        self,
+        calls: Sequence[Call["BlockSequence"]],
+        drafting: Sequence[Call["BlockSequence"]],
+        anchors: Sequence[int],
+        size: int,
+    ) -> None:
+        """Add the sequences' states to the cache, and evaluate blocks of `size` tokens after them.
+
+        Args:
+            drafting: those of the calls that draft. anchors: the positions of their blocks.
+        """
+        self._store_states(calls)
+        if drafting:
+            self._decode_blocks(drafting, anchors, size)
+
+    @staticmethod
+    def _missing(calls: Sequence[Call["BlockSequence"]]) -> list[tuple["BlockSequence", int, int]]:
+        """The sequence, the position and the token of each entry to add to the cache."""
+        return [
+            (call.sequence, call.sequence.n_stored + i, token)
+            for call in calls
+            for i, token in enumerate(call.tokens[: len(call.tokens) - (call.n_logits > 0)])
+        ]
+
     def _store_states(self, calls: Sequence[Call["BlockSequence"]]) -> None:
         """Add the sequences' states to the cache, in as few calls as possible."""
-        missing = [
-            (call.sequence, position)
-            for call in calls
-            for position in range(
-                call.sequence.n_stored, call.sequence.n_stored + len(call.tokens) - (call.n_logits > 0)
-            )
-        ]
+        missing = [(sequence, position) for sequence, position, _ in self._missing(calls)]
         for start in range(0, len(missing), self.max_tokens):
             part = missing[start : start + self.max_tokens]
             for i, (sequence, position) in enumerate(part):
@@ -160,13 +184,17 @@ class BlockContext(HeadContext):
         if size and self.block.n_candidates:
             rows = self._lattices.at(self._extensions.llama_get_embeddings_nextn(self.handle))
         elif size:
-            rows = self._logits.at(self.lib.llama_get_logits(self.handle))
+            rows = self._block_logits()
         found: list[Logits] = []
         n = 0
         for call in calls:
             found.append(rows[n : n + call.n_logits])
             n += size if call.n_logits else 0
         return found
+
+    def _block_logits(self) -> Logits:
+        """The logits of the blocks of the last call."""
+        return self._logits.at(self.lib.llama_get_logits(self.handle))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +247,11 @@ class BlockSequence(CachingSequence):
         """Its sequence id in the cache."""
         return self._seq_id
 
+    @property
+    def _lag(self) -> int:
+        """By how many positions the state of an entry is behind its token."""
+        return int(self._reads_state_before)
+
     def state(self, position: int) -> State:
         """The main model's state of a token."""
         state = self.received.get(position)
@@ -227,7 +260,7 @@ class BlockSequence(CachingSequence):
     def on_stored(self, n: int) -> None:
         """Note that the states of the first `n` tokens are in the cache."""
         self.n_stored = n
-        self.received.forget(n)
+        self.received.forget(n - self._lag)
 
     # Evaluating
 
@@ -321,6 +354,9 @@ class BlockSequence(CachingSequence):
 
     async def _new_block(self, new: Sequence[int], anchor: int, n_draft: int) -> _Block:
         """Evaluate a block of n_draft draft tokens."""
+        if anchor == self.n_stored:  # its entry is kept, but not its logits
+            self.n_stored -= 1
+            self.context.remove(self._seq_id, self.n_stored)
         n_skipped, k = self.context.block.n_skipped, self.context.block.n_candidates
         rows = (await self._call(new, anchor - self.n_stored, n_draft + n_skipped))[n_skipped:]
         return _Block(anchor, self.context.n_calls, Lattice(rows, k) if k else rows)
@@ -360,7 +396,7 @@ class BlockSequence(CachingSequence):
         self._check_open()
         self._check_length(length)
         if length < self.n_stored:
-            self.received.truncate(length)
+            self.received.truncate(self._n_usable(self.received.tokens, length))
         self._cut(length)
 
     def _cut(self, length: int) -> None:
@@ -369,7 +405,7 @@ class BlockSequence(CachingSequence):
         del self._cached[length:]
         if self._block and self._block.anchor > length:
             self._block = None
-        n = min(self.n_stored, length, len(self.received.tokens))
+        n = min(self.n_stored, length, len(self.received.tokens) + self._lag)
         if n < self.n_stored:
             self.n_stored = n
             self.context.remove(self._seq_id, n)
@@ -380,39 +416,50 @@ class BlockSequence(CachingSequence):
         Entries of another sequence are shared, not copied.
         """
         tokens = list(tokens)
-        self._save_before(self.known(tokens))
+        self._save_before(self.known(tokens)[1])
         best = max(self.context.sequences, key=lambda sequence: (sequence.known(tokens), sequence is self))
-        n = best.known(tokens)
+        n_received, n_stored = best.known(tokens)
         if best is not self:
             self.truncate(0)
-            self.n_stored = min(best.n_stored, n)
-            if self.n_stored:
-                self.context.copy(best.seq_id, self._seq_id, 0, self.n_stored)
-            self._cached, self.received = tokens[: self.n_stored], best.received.copy()
-        self.received.truncate(n)
-        self._cut(min(self.n_stored, n))
-        self._restore(tokens, n)
+            self.n_stored = n_stored
+            if n_stored > self._lag:
+                self.context.copy(best.seq_id, self._seq_id, self._lag, n_stored)
+            self._cached, self.received = tokens[:n_stored], best.received.copy()
+        self.received.truncate(n_received)
+        self._cut(n_stored)
+        self._restore(tokens, n_received)
         self.may_draft(text)
         return self.n_received
 
     @property
     def _n_read(self) -> int:
-        return self.n_stored
+        return min(self.n_stored, len(self.received.tokens))
 
     def _take(self, tokens: list[int], received: ReceivedStates) -> None:
         self._cached, self.n_stored, self.received = tokens, len(tokens), received
         self.may_draft(tokens)
 
-    def known(self, tokens: Sequence[int]) -> int:
-        """Number of the first of these tokens whose states are in the cache, or have been received."""
-        return common_prefix(self.received.tokens, tokens)
+    def known(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return what `reuse` of this sequence would give: `n_received`, and the number of entries."""
+        n = common_prefix(self.received.tokens, tokens)
+        if self._lag:
+            n_stored = common_prefix(self._cached[: self.n_stored], tokens)
+            return self._n_usable(tokens, n_stored), n_stored
+        return n, min(self.n_stored, n)
+
+    def _n_usable(self, tokens: Sequence[int], n_stored: int) -> int:
+        """Number of the first of these tokens whose states are known, or not needed after these entries."""
+        return self.received.n_usable(n_stored, tokens) if self._lag else n_stored
 
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
-        n = self.received.receive(start, list(tokens[: self.limits.n_ctx - start]), states, are_raw=False)
+        tokens = list(tokens[: self.limits.n_ctx - start])
+        n = self.received.receive(start, tokens, states, are_raw=self.context.encodes)
         if n is None:
             return
         self._keep_blocks(n)
+        # The entry of the first token that was not known may be there: it has the state before it.
+        n += self._lag and self._cached[n : n + 1] == self.received.tokens[n : n + 1]
         if n < self.n_stored:
             self._cut(n)
         # The token after those in the cache was the anchor of a block: it stays if it is the same.
@@ -422,6 +469,7 @@ class BlockSequence(CachingSequence):
     def resync(self) -> None:
         """Discard the tree after a failed or interrupted call; tokens whose states are cached are kept."""
         self._tree = []
+        self.n_stored = min(self.n_stored, self.context.length(self._seq_id)) if self._lag else self.n_stored
         stored = self.received.tokens[: self.n_stored]
         if len(stored) > len(self._cached):
             self._cached = stored

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spec_local.errors import ModelError
-from spec_local.llama.heads import dflash, eagle, gemma, mtp
+from spec_local.llama.heads import dflash, eagle, gemma, mtp, parallel_eagle
 from spec_local.llama.heads.base import HeadSequence
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -37,6 +37,13 @@ class _Kind:
     drafts_blocks: bool = False
 
 
+_PARALLEL_EAGLE = _Kind(
+    lambda head: "a P-EAGLE head",
+    eagle.hidden_states,
+    parallel_eagle.open_parallel_sequences,
+    lambda head: parallel_eagle.block_format(head).n_drafted,
+    drafts_blocks=True,
+)
 _KINDS = {
     "eagle3": _Kind(lambda head: "an EAGLE-3 head", eagle.hidden_states, eagle.open_eagle_sequences),
     "gemma4-assistant": _Kind(
@@ -62,6 +69,8 @@ _MTP_FILE = _Kind(
 
 
 def _kind(head: Model) -> _Kind:
+    if head.architecture == "eagle3" and parallel_eagle.is_parallel(head):
+        return _PARALLEL_EAGLE
     return _MTP_FILE if head.is_mtp_file else _KINDS[head.architecture]
 
 

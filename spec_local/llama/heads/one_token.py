@@ -120,13 +120,17 @@ class OneTokenContext(HeadContext):
         try:
             self._encode(calls)
             self._fill_batch(ordered)
-            self._evaluate(self._batch, calls)
+            self._evaluate(self._batch, ordered)
             found = self._results(ordered)
         except BaseException:  # the call failed, or a signal handler interrupted it
             for call in calls:
                 call.sequence.resync()
             raise
         return [found[id(call)] for call in calls]
+
+    def read_again(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the head reads in place of unknown states, given its outputs."""
+        return outputs
 
     def _encode(self, calls: Sequence[Call["OneTokenSequence"]]) -> None:
         """Encode the states that the sequences have received."""
@@ -156,7 +160,7 @@ class OneTokenContext(HeadContext):
             n_computed = self._n_computed(call)
             n_logits += n_computed
             end, n = (n_tokens, len(call.tokens)) if self.has_all_outputs else (n_logits, n_computed)
-            call.sequence.on_evaluated(outputs[end - n : end])
+            call.sequence.on_evaluated(self.read_again(outputs[end - n : end]))
             found[id(call)] = logits[n_logits - call.n_logits : n_logits]
         return found
 

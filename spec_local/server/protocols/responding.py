@@ -6,7 +6,6 @@ before a JSON object.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +140,8 @@ async def stream(
 
     async def write() -> AsyncIterator[str]:
         arrived, parts, state = first, [*exchange.begin()], "waiting"
-        written = time.monotonic() if begun else -waits.sign
+        now = asyncio.get_running_loop().time
+        written = now() if begun else -waits.sign
         while True:
             for index, event in arrived:
                 if isinstance(event, Refused):
@@ -154,15 +154,15 @@ async def stream(
                 else:
                     state = "generating"
                     parts += exchange.write(index, event)
-            if not parts and time.monotonic() >= written + waits.sign:
+            if not parts and now() >= written + waits.sign:
                 parts = [exchange.sign_of_life(state, exchange.model)]
             if parts:
                 async for part in _apart(parts, exchange):
                     yield part
-                written, parts = time.monotonic(), []
+                written, parts = now(), []
             if answers.are_done:
                 break
-            arrived = await answers.next(written + waits.sign - time.monotonic())
+            arrived = await answers.next(written + waits.sign - now())
         yield "".join(exchange.end())
 
     return _Parts(write(), end, exchange.media_type)
@@ -177,12 +177,13 @@ async def _apart(parts: Sequence[str], exchange: Exchange) -> AsyncIterator[str]
 
 async def _first(answers: AnswerEvents, waits: Waits) -> _Arrived:
     """The events that arrive before the headers must be sent."""
-    begun, first = time.monotonic(), _Arrived()
+    now = asyncio.get_running_loop().time
+    begun, first = now(), _Arrived()
     while not any(isinstance(event, Refused) for _, event in first):
         if not answers.unchecked and not all(isinstance(event, Reading) for _, event in first):
             break
         limit = waits.checked if answers.unchecked else waits.headers
-        if (left := begun + limit - time.monotonic()) <= 0:
+        if (left := begun + limit - now()) <= 0:
             break
         first += await answers.next(left)
     return first
