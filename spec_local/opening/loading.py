@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
+_MAX_TOKENS_GPU = 512  # llama.cpp's default, where GPUs compute all layers: they need large calls to be busy
 _SEQUENCE_TOKENS = 8  # of them for each sequence: there is room for a draft
 _MOST_SEQUENCES = 8  # unless more are asked for
 _MAX_TRIED = 3  # drafters that nobody has asked for: the first test of each takes some seconds
@@ -248,7 +249,8 @@ def _contexts(
     for model, length in zip(models, lengths, strict=True):
         create = open_reproducible_sequences if settings.reproducible and not found else open_sequences
         least = max(settings.branches, MAX_STAGED + 1) if found else MAX_DRAFT + 1
-        max_tokens = max(_MAX_TOKENS, _SEQUENCE_TOKENS * n_parallel)
+        least_tokens = _MAX_TOKENS if model.uses_cpu or model.workers else _MAX_TOKENS_GPU
+        max_tokens = max(least_tokens, _SEQUENCE_TOKENS * n_parallel)
         opened = create(
             model,
             n_parallel,

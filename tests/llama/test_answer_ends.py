@@ -86,7 +86,7 @@ def defect(monkeypatch):
     verify = Request.verify
 
     def broken(self, logits):
-        if self._n_logprobs == DEFECT and self.statistics.n_steps == 1:
+        if self._options.logprobs == DEFECT and self.statistics.n_steps == 1:
             raise ZeroDivisionError("a defect")
         return verify(self, logits)
 

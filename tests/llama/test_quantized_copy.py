@@ -30,7 +30,7 @@ def main(tmp_path_factory):
 def in_process(unchecked_headers, monkeypatch):
     """Quantize in this process: a child takes a second to start."""
 
-    def run_child(module, source, kind, target=None, threads=None):
+    def run_child(module, source, kind, target=None, threads=None, deadline=None):
         if target:
             quantize_into(Path(source), Path(target), kind, threads=int(threads))
         return ChildResult(None, None, {} if target else {"size": quantized_size(Path(source), kind)})
