@@ -276,3 +276,13 @@ def test_a_session_shows_where_its_models_are(files):
         with Session.open(*files["model"], n_ctx=64, threads=1, gpu_layers=layers) as session:
             assert session.device == shown
             assert (session.logits_vary == ["layers on other devices"]) == bool(layers)
+
+
+@pytest.mark.parametrize(("layers", "n_tokens"), [(-1, 512), (1, 96)])
+def test_prompts_are_read_in_large_calls_where_no_layer_is_on_the_cpu(files, layers, n_tokens):
+    settings = replace(SETTINGS, n_ctx=600, offload=Offload(layers), parallel=1)
+    sequences, resources = load(*files["model"], settings, lambda line: None)
+    with resources, Session(*sequences[0], [], None) as session:
+        assert sequences[0][0].limits.max_tokens == n_tokens
+        prompt = "the of and to " * 75
+        assert answer(session, DRAFT, prompt)[0] == answer(session, PLAIN, prompt)[0]
