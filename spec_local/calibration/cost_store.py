@@ -57,10 +57,9 @@ class StoredCosts:
 class Conditions:
     """The conditions that a model's costs depend on, besides the machine.
 
-    path: the model's file. max_tokens: maximum number of tokens a call; never more than n_ctx. branching:
-    whether the context can evaluate trees. is_head: whether it evaluates a head, whose layer may be in the
-    main model's file. workers: the other machines that hold its layers. n_first: the tokens whose output rows
-    all calls compute; 0: all.
+    path: the model's file. branching: whether the context can evaluate trees. is_head: whether it evaluates a
+    head, whose layer may be in the main model's file. workers: the other machines that hold its layers.
+    n_first: the tokens whose output rows all calls compute; 0: all.
     """
 
     path: Path
@@ -68,7 +67,6 @@ class Conditions:
     threads: int
     n_ctx: int
     cache_type: str = "f16"
-    max_tokens: int = 96
     branching: bool = False
     is_head: bool = False
     workers: tuple[str, ...] = ()
@@ -103,7 +101,6 @@ class Conditions:
             sequence.threads,
             sequence.n_ctx,
             sequence.cache_type,
-            sequence.limits.max_tokens,
             sequence.limits.max_branches > 1,
             isinstance(sequence, HeadSequence),
             sequence.model.workers,
@@ -125,7 +122,6 @@ def path_of(conditions: LlamaSequence | HeadSequence | Conditions) -> Path:
         known.threads,
         known.n_ctx,
         known.cache_type,
-        min(known.max_tokens, known.n_ctx),
         known.branching,
         *["head"] * known.is_head,
         *known.workers,

@@ -315,8 +315,8 @@ def test_files_depend_on_everything_that_costs_depend_on(
 
     known = path()
     assert known.parent == own_cache / "costs"
-    assert path(max_logits=1) == known
-    changes = ({"threads": 2}, {"n_ctx": 64}, {"cache_type": "q8_0"}, {"max_tokens": 32}, {"max_branches": 2})
+    assert path(max_logits=1) == path(max_tokens=64) == known
+    changes = ({"threads": 2}, {"n_ctx": 64}, {"cache_type": "q8_0"}, {"max_branches": 2})
     others = [path(**change) for change in changes]
     others += [path(Model(paths["main"], offload=ON_CPU)), path(Model(paths["draft"]))]
     assert path(max_branches=64) == path(max_branches=2)
