@@ -11,6 +11,7 @@ def limit(on_cpu, on_gpu=0.15):
 
     llama.cpp's Vulkan backend rounds the factors of products to F16: those of attention in calls of two
     tokens or more, and those of weights in calls of nine or more. The reference makes other calls. The
-    largest difference that was seen on lavapipe is 0.117, and below 0.02 with products of weights in F32.
+    largest difference that `make test-gpu` saw on lavapipe is 0.117, and below 0.02 with products of weights
+    in F32.
     """
     return on_gpu if IS_ON_GPU else on_cpu
