@@ -10,7 +10,7 @@ import pytest
 
 from spec_local.conversion import eagle
 from spec_local.conversion.checkpoint import Checkpoint
-from spec_local.conversion.convert import convert_head, is_head
+from spec_local.conversion.convert import is_head
 from spec_local.conversion.writer import write_head
 from spec_local.core.calls import run
 from spec_local.errors import InvalidRequest, ModelError, ModelFileError
@@ -19,7 +19,8 @@ from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from tests.checkpoints import write_checkpoint
-from tests.llama.test_heads import NOISE, PROMPT, Pair
+from tests.llama.converted_eagles import DRAFTED, agree, agree_token_by_token, converted_pairs
+from tests.llama.test_heads import NOISE, PROMPT
 from tests.tiny_heads import write_tiny_main
 from tests.torch_eagle import MASK, tiny_layered_eagles
 
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.usefixtures("f32_caches", "unchecked_headers")
 HEADS = tiny_layered_eagles()
 PARALLEL = [name for name in HEADS if name.startswith("P-EAGLE")]
 CHAINED = [name for name in HEADS if name not in PARALLEL]
-DRAFTED = (20, 300, 7)
 NONE = MappingProxyType({})
 
 
@@ -52,38 +52,13 @@ def header(main_path):
 
 @pytest.fixture
 def open_pair(main_path, tmp_path):
-    made = []
-
-    def make(head, kind="F32"):
-        folder = write_checkpoint(tmp_path / "folder", head.config, head.tensors)
-        path = convert_head(folder, main_path, tmp_path / f"{len(made)}.gguf", kind)
-        made.append(Pair("eagle", main_path, path))
-        return made[-1]
-
-    yield make
-    for pair in made:
-        pair.close()
-
-
-def agree(found, expected):
-    np.testing.assert_allclose(found, expected, atol=NOISE, rtol=0)
-    assert np.ptp(expected[0][np.isfinite(expected[0])]) > 1
+    with converted_pairs(main_path, tmp_path) as make:
+        yield make
 
 
 @pytest.mark.parametrize("layout", CHAINED)
 def test_logits_of_several_layers_are_those_of_pytorch(open_pair, matrices, layout):
-    """After each token of a prompt, and after draft tokens, whose states the last layer makes."""
-    pair, reference = open_pair(HEADS[layout]), HEADS[layout]
-    assert pair.chosen.hidden.layers == tuple(layer - 1 for layer in reference.layers)
-    (main,), (head,) = pair.open()
-    run(main.call(PROMPT, n_logits=0))
-    states = main.states(range(len(PROMPT)))
-    for n in (2, 3, 20, len(PROMPT)):
-        head.truncate(0)
-        head.receive(0, PROMPT[: n - 1], states[: n - 1])
-        rows = [run(head.call(PROMPT[:n], n_logits=1))[0].copy()]
-        rows += [run(head.call([token], n_logits=1))[0].copy() for token in DRAFTED]
-        agree(rows, reference.logits(matrices[0], PROMPT[:n], states[: n - 1], DRAFTED))
+    agree_token_by_token(open_pair(HEADS[layout]), HEADS[layout], matrices[0])
 
 
 @pytest.mark.parametrize("layout", PARALLEL)

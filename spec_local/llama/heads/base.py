@@ -15,6 +15,7 @@ from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.heads.states import ReceivedStates
+from spec_local.llama.hidden_states import Capture
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.native_context import Batch, NativeContext
@@ -25,8 +26,8 @@ from spec_local.llama.sequence import NativeSequence
 _MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in one call
 
 
-class HeadContext(NativeContext, ABC):
-    """The llama.cpp context of a head, with the settings of the main model's context.
+class CacheContext(NativeContext):
+    """A llama.cpp context for layers of a head, with the settings of the main model's context.
 
     Args:
         model: the head's file.
@@ -36,6 +37,7 @@ class HeadContext(NativeContext, ABC):
         max_tokens: maximum number of tokens per call.
         n_sequences: number of sequence ids; the last one is empty between calls.
         n_outputs: maximum number of tokens with logits that llama.cpp computes in a call.
+        capture: of the states of its layers.
         params: other fields of llama.cpp's context parameters.
 
     Raises:
@@ -57,6 +59,7 @@ class HeadContext(NativeContext, ABC):
         max_tokens: int,
         n_sequences: int,
         n_outputs: int,
+        capture: Capture | None = None,
         **params: Any,
     ) -> None:
         self.n_ctx, self.max_tokens = main.n_ctx, max_tokens
@@ -73,6 +76,8 @@ class HeadContext(NativeContext, ABC):
         given.kv_unified = True
         for name, value in params.items():
             setattr(given, name, value)
+        if capture:
+            capture.prepare(given)
         super().__init__(
             model,
             given,
@@ -84,10 +89,6 @@ class HeadContext(NativeContext, ABC):
             parents=[main.handle],
         )
         self.saved = SavedParts(self, n_sequences - 1, has_states=False)
-
-    @abstractmethod
-    def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
-        """Make one call for some of the sequences: see `Context.decode`."""
 
     def _evaluate(self, batch: Batch, calls: Sequence[Call[Any]] = ()) -> None:
         """Call llama_decode.
@@ -109,6 +110,14 @@ class HeadContext(NativeContext, ABC):
                 f"llama.cpp could not evaluate {n} tokens of {self.model.path.name} "
                 f"(code {code}, {runtime.failure_reason()}): use another draft, or `draft=none`"
             )
+
+
+class HeadContext(CacheContext, ABC):
+    """The context that the sequences of a head share."""
+
+    @abstractmethod
+    def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
+        """Make one call for some of the sequences: see `Context.decode`."""
 
 
 class HeadSequence(NativeSequence, RollsBack, ABC):

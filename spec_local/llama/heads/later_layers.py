@@ -6,18 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
-from spec_local.errors import BackendError, ContextOverflow
-from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, LlamaContext
-from spec_local.llama.heads.base import HeadContext
+from spec_local.llama.heads.base import CacheContext, HeadContext
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.later_model import LaterModel
-from spec_local.llama.memory import check_free_memory
 from spec_local.llama.native_context import Batch, NativeContext, OutputView
 from spec_local.llama.saved import Saved, SavedParts
 
 
-class LaterContext(NativeContext):
+class LaterContext(CacheContext):
     """The context of a head's later layers, with the same sequences and positions as that of the first one.
 
     Args:
@@ -46,27 +43,18 @@ class LaterContext(NativeContext):
         n_outputs: int,
         returns_states: bool,
     ) -> None:
-        self.n_ctx, self.max_tokens, self.max_logits = first.n_ctx, first.max_tokens, n_outputs
-        if not model.has_own_memory:
-            n_bytes = model.kv_bytes(n_cells, CACHE_TYPES[main.cache_type])
-            check_free_memory(n_bytes, f"for the cache of {model.path.name}")
-        params = runtime.library().llama_context_default_params()
-        params.n_ctx, params.n_ubatch = n_cells, first.max_tokens
-        params.n_batch = max(first.max_tokens, n_sequences)
-        params.n_seq_max, params.n_outputs_max = n_sequences, max(n_outputs, n_sequences)
-        params.kv_unified = True
-        self._states = None
+        self.max_logits, self._states = n_outputs, None
         if returns_states:
             self._states = HiddenStates((model.n_layers - 1,)).capture(model, first.max_tokens)
-            self._states.prepare(params)
         super().__init__(
             model,
-            params,
-            threads=main.threads,
-            cache_type=main.cache_type,
-            flash_attention=main.flash_attention,
-            what=f"for {model.path.name}",
-            advice="give a smaller `n_ctx`, or `draft=none`",
+            main,
+            n_cells=n_cells,
+            kv_bytes=model.kv_bytes(n_cells, CACHE_TYPES[main.cache_type]),
+            max_tokens=first.max_tokens,
+            n_sequences=n_sequences,
+            n_outputs=max(n_outputs, n_sequences),
+            capture=self._states,
         )
         self._batch = Batch(self.lib, self.max_tokens, width=model.n_embd, has_tokens=False)
         self._logits = OutputView(self.native, n_outputs, self.n_vocab)
@@ -94,14 +82,7 @@ class LaterContext(NativeContext):
         self._batch.follow(batch, inputs, wanted)
         if self._states:
             self._states.begin()
-        if code := self._decode(self._batch):
-            n = batch.native.n_tokens
-            if code == 1:
-                raise ContextOverflow(f"the cache of a head has no room for {n} more tokens")
-            raise BackendError(
-                f"llama.cpp could not evaluate {n} tokens of {self.model.path.name} "
-                f"(code {code}, {runtime.failure_reason()}): use another draft, or `draft=none`"
-            )
+        self._evaluate(self._batch)
         if self._states:
             self._states.finish(len(wanted), None)
         if not wanted:
@@ -143,7 +124,7 @@ class WithLaterLayers(HeadContext):
         except BaseException:
             model.close()
             raise
-        self.saved = _SavedTwice(self, self.later, n_sequences - 1)
+        self.saved = _SavedTwice(self, self.later.saved, n_sequences - 1)
 
     def close(self) -> None:
         """See `NativeContext.close`."""
@@ -173,9 +154,9 @@ class WithLaterLayers(HeadContext):
 class _SavedTwice(SavedParts):
     """Copies parts of the caches of both contexts: the length of the first one's, and both."""
 
-    def __init__(self, context: NativeContext, later: NativeContext, spare: int) -> None:
+    def __init__(self, context: NativeContext, later: SavedParts, spare: int) -> None:
         super().__init__(context, spare, has_states=False)
-        self._later = SavedParts(later, spare, has_states=False)
+        self._later = later
 
     def _get(self, seq_id: int, part: int) -> Saved:
         both = super()._get(seq_id, part), self._later._get(seq_id, part)
