@@ -52,7 +52,7 @@ def compile_llama_cpp(folder: Path) -> Path:
     is_given = bool(os.environ.get("CMAKE_ARGS"))
     build_binding(folder, "", *["--no-cache-dir"] * is_given)
     (wheel,) = folder.glob("*.whl")
-    if not is_given and not reads_pictures(wheel):
+    if not is_given and not reads_images(wheel):
         print("pip's cache had an earlier build of llama.cpp, which cannot read pictures")
         subprocess.run([*PIP, "cache", "remove", BINDING.replace("-", "_")], check=False)
         wheel.unlink()
@@ -60,7 +60,7 @@ def compile_llama_cpp(folder: Path) -> Path:
     return wheel
 
 
-def reads_pictures(wheel: Path) -> bool:
+def reads_images(wheel: Path) -> bool:
     """Return whether a wheel of llama-cpp-python contains libmtmd."""
     with zipfile.ZipFile(wheel) as archive:
         return any(name.startswith("llama_cpp/lib/libmtmd.") for name in archive.namelist())

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """owner: see `_owner`. expected: a description of valid values. parse: raises ValueError."""
+    """owner: see `_owner`. expected: a description of valid values. parse: raises ValueError. unset: None."""
 
     owner: str
     field: str
     expected: str
     parse: Callable[[str], Any]
+    unset: str = "none"
 
     def read(self, view: "ChatView") -> Any:
         return getattr(_owner(view, self.owner), self.field)
@@ -59,7 +60,8 @@ def change(view: "ChatView", name: str, text: str) -> None:
 def lines(view: "ChatView", name: str = "") -> Iterator[str]:
     """Yield one line for a setting, or one for each; raises as `change` does."""
     for each, setting in ({name: _setting(name)} if name else SETTINGS).items():
-        yield f"{each} = {_text(setting.read(view))}"
+        value = setting.read(view)
+        yield f"{each} = {setting.unset if value is None else _text(value)}"
 
 
 def _setting(name: str) -> _Setting:
@@ -72,8 +74,6 @@ def _text(value: Any) -> str:
     match value:
         case bool():
             return "on" if value else "off"
-        case None:
-            return "none"
         case float():
             return f"{value:g}"
         case str() | int():
@@ -96,8 +96,11 @@ def _size(text: str) -> int:
     return value
 
 
-def _optional_int(text: str) -> int | None:
-    return None if text == "none" else int(text)
+def _optional(field: str, unset: str = "none") -> _Setting:
+    def parse(text: str) -> int | None:
+        return None if text == unset else int(text)
+
+    return _Setting("settings", field, f"an integer, or {unset}", parse, unset)
 
 
 def _switch(text: str) -> bool:
@@ -125,11 +128,11 @@ def _of_sampler(setting: sampling_settings.Setting) -> _Setting:
 
 SETTINGS = {
     **{each.option: _of_sampler(each) for each in sampling_settings.SETTINGS if each.kind in (int, float)},
-    "seed": _Setting("settings", "seed", "an integer, or none", _optional_int),
-    "max-tokens": _Setting("settings", "max_tokens", "an integer, or none", _optional_int),
+    "seed": _optional("seed"),
+    "max-tokens": _optional("max_tokens"),
     "stop": _Setting("settings", "stops", "a text at which answers end (\\n: newline), or none", _stops),
     "policy": _Setting("settings", "policy", "adaptive, fixed, confidence or off", str),
-    "draft-max": _Setting("settings", "draft_max", "an integer, or none", _optional_int),
+    "draft-max": _optional("draft_max", unset="auto"),
     "ctx": _Setting("view", "n_ctx", "a number of tokens", _size),
     "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),
     "show-drafts": _Setting("view", "show_drafts", "on or off", _switch),

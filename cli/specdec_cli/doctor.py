@@ -22,7 +22,7 @@ from spec_local.llama.setup.build import (
     recipes,
     repair,
     with_gpu,
-    with_pictures,
+    with_images,
 )
 from spec_local.llama.setup.probe import probe_build
 from spec_local.system.child_process import ChildResult
@@ -44,8 +44,8 @@ def doctor(options: DoctorOptions) -> None:
         f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}\n"
     )
     render.write(f"llama-cpp-python {binding}\n")
-    if options.fix and options.part == "pictures" and not mtmd.is_available():
-        _rebuild(with_pictures(), "pictures")
+    if options.fix and options.part == "images" and not mtmd.is_available():
+        _rebuild(with_images(), "images")
     verdict = probe_build()
     if options.fix and options.part == "gpu" and not verdict.facts.get("gpus"):
         _rebuild(with_gpu(), "gpu")
@@ -58,8 +58,8 @@ def doctor(options: DoctorOptions) -> None:
             raise typer.Exit(exits.FAILURE)
     render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
     _gpus(verdict.facts["gpus"], is_built=options.fix and options.part == "gpu")
-    lacks = verdict.facts["pictures"]
-    render.write(f"pictures: {f'no ({lacks})' if lacks else 'libmtmd'}\n")
+    lacks = verdict.facts["images"]
+    render.write(f"images: {f'no ({lacks})' if lacks else 'libmtmd'}\n")
     render.write(f"threads: {default_threads()}{facts.limit_note()}\n")
     _kernels(options.fix, again=options.part == "kernels")
     if options.part == "rpc":

@@ -267,7 +267,7 @@ class Engine:
                 if call := prefill.span_call:
                     self._timer.lap("propose")
                     request.main.context.decode([call])
-                    self._timer.lap("pictures")
+                    self._timer.lap("images")
                     prefill.commit(call)
                     self.statistics.prompt_n += len(call.tokens)
                 if prefill.n_unread and not (call and prefill.span_call):

@@ -319,7 +319,7 @@ def book(
             cause = ("draft" if own else "others") if drafted or draft_model else "searching"
         saved = -drafting
         if drafted:
-            reading = timer.parts.get("pictures", 0.0) + _reading(timer, calls, plain)
+            reading = timer.parts.get("images", 0.0) + _reading(timer, calls, plain)
             saved = n_tokens * n_calls * plain - timer.seconds + reading
         request.statistics.saved_s[cause] += saved
     for request in waiting:

@@ -114,9 +114,6 @@ struct Progress {
     }
 };
 
-// With at most this many queries, halves are converted where they are used. With more, once for all of them.
-constexpr int FEW_QUERIES = 6;
-
 inline Float load_row(const float *p) { return Simd::load_floats(p); }
 inline Float load_row(const uint16_t *p) { return Simd::load_halves(p); }
 
@@ -147,7 +144,7 @@ inline void prefetch(const uint8_t *row, size_t bytes) {
 
 template <CacheType T>
 void multiply_keys(const Attention &a, const Group &group, Progress &p) {
-    const bool direct = T == CacheType::F16 && group.n <= FEW_QUERIES && a.length == p.length;
+    const bool direct = T == CacheType::F16 && group.n <= Simd::few_queries && a.length == p.length;
     for (int first = 0; first < group.n_keys; first += PRODUCT_KEYS) {
         const float *floats[PRODUCT_KEYS];
         const uint16_t *halves[PRODUCT_KEYS];
@@ -291,7 +288,7 @@ template <CacheType T>
 void add_values(const Attention &a, const Group &group, Progress &p) {
     const int n_parts = (group.n + VALUE_QUERIES - 1) / VALUE_QUERIES, part = (group.n + n_parts - 1) / n_parts;
     // If no query has a masked key, no value must be kept from one.
-    bool direct = T == CacheType::F16 && group.n <= FEW_QUERIES && a.value_length == p.value_length;
+    bool direct = T == CacheType::F16 && group.n <= Simd::few_queries && a.value_length == p.value_length;
     for (int i = 0; i < group.n; i++) direct &= group.all[i];
     for (int64_t from = 0; from < p.value_length; from += Simd::lanes) {
         const bool finite = direct || convert<T>(group, from, a.value_length, p.values);

@@ -13,7 +13,7 @@ from spec_local.errors import BackendError
 from spec_local.llama import runtime
 from spec_local.system import machine
 
-_FIX = "specdec doctor --fix pictures"
+_FIX = "specdec doctor --fix images"
 _FOLDER = "MTMD_CPP_LIB"  # the environment variable by which the binding finds it elsewhere
 
 

@@ -100,16 +100,16 @@ def test_doctor_on_a_working_build(fresh):
     assert done.returncode == 0, done
     assert b"llama.cpp works: " in done.stdout
     assert b"llama-cpp-python 0." in done.stdout
-    assert b"\npictures: libmtmd\n" in done.stdout
+    assert b"\nimages: libmtmd\n" in done.stdout
     assert done.stderr == b""
 
 
 def test_doctor_without_libmtmd(fresh, tmp_path):
     done = fresh("doctor", env={"MTMD_CPP_LIB": str(tmp_path)})
     assert (done.returncode, done.stderr) == (0, b"")
-    (line,) = (line for line in done.stdout.decode().splitlines() if line.startswith("pictures: "))
-    assert line.startswith("pictures: no (this llama.cpp was built without libmtmd")
-    assert "specdec doctor --fix pictures" in line
+    (line,) = (line for line in done.stdout.decode().splitlines() if line.startswith("images: "))
+    assert line.startswith("images: no (this llama.cpp was built without libmtmd")
+    assert "specdec doctor --fix images" in line
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has Metal, which needs no compiler of its own")
@@ -155,15 +155,15 @@ def test_doctor_adds_libmtmd(fresh, tmp_path, fixes):
     )
     env = with_pip(fresh, tmp_path / "pip", pip)
     env |= {"MTMD_CPP_LIB": str(place), "CMAKE_ARGS": "-DGGML_CUDA=ON"}
-    done = fresh("doctor", "--fix", "pictures", env=env)
+    done = fresh("doctor", "--fix", "images", env=env)
     (install,) = log.read_text().splitlines()
     assert install.startswith("-DGGML_CUDA=ON -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF install --force-reinstall ")
     assert done.returncode == (not fixes)
-    failed = b"pictures: no (a build with libmtmd could not be installed: see above)\n"
-    line = b"pictures: libmtmd\n" if fixes else failed
-    assert done.stdout.count(b"pictures: ") == done.stdout.count(line) == 1
+    failed = b"images: no (a build with libmtmd could not be installed: see above)\n"
+    line = b"images: libmtmd\n" if fixes else failed
+    assert done.stdout.count(b"images: ") == done.stdout.count(line) == 1
     if fixes:  # only once
-        fresh("doctor", "--fix", "pictures", env=env)
+        fresh("doctor", "--fix", "images", env=env)
         assert len(log.read_text().splitlines()) == 1
 
 

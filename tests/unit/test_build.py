@@ -61,11 +61,11 @@ def test_other_architectures(processor):
     assert recipe.cmake_args == "-DGGML_NATIVE=OFF -DMTMD_VIDEO=OFF"
 
 
-def test_a_build_with_pictures_keeps_the_options_of_the_user(monkeypatch):
+def test_a_build_with_images_keeps_the_options_of_the_user(monkeypatch):
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=ON")
-    assert build.with_pictures().cmake_args == "-DGGML_CUDA=ON -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF"
+    assert build.with_images().cmake_args == "-DGGML_CUDA=ON -DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF"
     monkeypatch.delenv("CMAKE_ARGS")
-    assert build.with_pictures().cmake_args == "-DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF"
+    assert build.with_images().cmake_args == "-DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF"
 
 
 @pytest.mark.parametrize("works_at", [0, 1, None])

@@ -34,7 +34,7 @@ def compiled(install, monkeypatch, tmp_path):
         monkeypatch.setattr(install, "build_binding", build)
         monkeypatch.setattr("subprocess.run", lambda command, **_: events.append(tuple(command[-3:])))
         wheel = install.compile_llama_cpp(tmp_path / "wheels")
-        assert install.reads_pictures(wheel) is ("llama_cpp/lib/libmtmd.so" in wheels[-1])
+        assert install.reads_images(wheel) is ("llama_cpp/lib/libmtmd.so" in wheels[-1])
         return events
 
     return compiled

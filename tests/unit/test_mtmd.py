@@ -83,4 +83,4 @@ def test_it_cannot_be_loaded(folder, kind):
     assert mtmd.is_available()
     (line,) = output(TRIES).splitlines()
     assert line.startswith("libmtmd, which reads images and sound, cannot be loaded (")
-    assert line.endswith(f"): delete {file}, and run specdec doctor --fix pictures")
+    assert line.endswith(f"): delete {file}, and run specdec doctor --fix images")

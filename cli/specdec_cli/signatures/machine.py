@@ -22,9 +22,9 @@ class DoctorOptions:
       specdec doctor --report > my-laptop.toml
     """
 
-    part: Literal["kernels", "pictures", "gpu", "rpc"] | None = argument(
+    part: Literal["kernels", "images", "gpu", "rpc"] | None = argument(
         metavar="PART",
-        help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. pictures: with --fix, "
+        help="kernels: with --fix, compare the CPU kernels with llama.cpp's again. images: with --fix, "
         "rebuild llama-cpp-python if it cannot read images and sound. gpu: with --fix, rebuild it for a "
         "GPU. rpc: also check llama.cpp's RPC backend, which --workers needs.",
     )

@@ -241,7 +241,7 @@ def _exercise_build() -> None:
             _exercise(quantize(source, Path(folder) / f"{kind}.gguf", kind), OFFLOADED)
 
 
-def _why_no_pictures() -> str:
+def _why_no_images() -> str:
     try:
         mtmd.library()
     except BackendError as error:
@@ -262,7 +262,7 @@ def _work(arguments: list[str]) -> dict[str, Any]:
     kernels.use("off")  # the kernels have their own self-test
     _exercise_build()
     found = [asdict(gpu) for gpu in gpus()]
-    return {"system": runtime.system_info(), "gpus": found, "pictures": _why_no_pictures()}
+    return {"system": runtime.system_info(), "gpus": found, "images": _why_no_images()}
 
 
 if __name__ == "__main__":
