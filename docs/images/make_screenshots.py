@@ -4,7 +4,7 @@
     python docs/images/make_screenshots.py http://localhost:8080
 
 The pictures in docs/images show Qwen2.5-Coder 1.5B in Q8_0 with its 0.5B sibling in Q4_0, on a machine that
-does nothing else. All show the same answer: light, dark, and on a phone with the statistics.
+does nothing else. Both show the same answer, the second one on a phone with the statistics.
 """
 
 import argparse
@@ -45,11 +45,8 @@ def main() -> None:
         page.focus("#turns")
         page.keyboard.press("m")  # marks draft tokens
         page.evaluate("document.getElementById('turns').scrollTop = 0")
-        for theme in ("light", "dark"):
-            page.emulate_media(color_scheme=theme)
-            page.locator(".answer .corrected:not(code *)").first.hover()
-            page.screenshot(path=PICTURES / f"serve-{theme}.png")
-        page.emulate_media(color_scheme="light")
+        page.locator(".answer .corrected:not(code *)").first.hover()
+        page.screenshot(path=PICTURES / "serve.png")
         page.set_viewport_size(PHONE)
         page.click("#statistics-button")
         page.screenshot(path=PICTURES / "serve-phone.png")

@@ -84,7 +84,15 @@ def test_set_shows_and_changes(chat, answer):
     assert answers == answer("--temp", "0", "-n", "5", "hello")
     assert "top-k = 40" in notes
     assert "seed = none" in notes
+    assert "draft-max = auto" in notes
     assert len(notes) > 12
+
+
+def test_values_that_are_not_numbers_are_set_as_they_are_shown(chat):
+    seeds, lengths = ("5", "none"), ("3", "auto", "none")
+    _, notes = chat(*(f"/set seed {each}" for each in seeds), *(f"/set draft-max {each}" for each in lengths))
+    assert notes[:4] == ["seed = 5", "seed = none", "draft-max = 3", "draft-max = auto"]
+    assert notes[4].endswith("draft-max 'none' is invalid: give an integer, or auto")
 
 
 INVALID = [
