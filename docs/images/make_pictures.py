@@ -73,7 +73,7 @@ def chat(terminal: Terminal) -> str:
     arguments = ["chat", *terminal.models, "--show-drafts", "--temp", "0"]
     session = terminal.start(*arguments)
     session.expect(PROMPT)
-    greeting = session.before
+    greeting = session.before.rpartition("\x1b8\x1b[J")[2]  # behind the line that said what it waited for
     session.sendline(QUESTION)
     session.expect_exact("green: ")  # the lines before echo the question
     session.expect(PROMPT)
