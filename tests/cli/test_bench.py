@@ -398,10 +398,11 @@ def test_the_draft_proposer_needs_a_draft_model(inside, main, prompts):
 def test_a_busy_machine_is_reported(inside, arguments, others_use):
     others_use(64)
     done = inside(*arguments)
-    assert done.stderr.decode().startswith("other programs use 64.0 of ")
-    # Beside other tests, the machine may be uneven, too, which is said first.
+    # Beside other tests, a moment passes between the two clocks: it may be 63.9.
+    assert re.match(rb"other programs use 6\d\.\d of ", done.stderr)
+    # The machine may be uneven, too, which is said first.
     assert b"Do not rely on these figures: " in done.stdout
-    assert b"other programs used 64.0 of " in done.stdout
+    assert re.search(rb"other programs used 6\d\.\d of ", done.stdout)
     others_use(0)
     done = inside(*arguments)
     assert b"other programs" not in done.stderr
