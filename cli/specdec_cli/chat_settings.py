@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """owner: see `_owner`. expected: a description of valid values. parse: raises ValueError. unset: None."""
+    """owner: see `_owner`. expected: a description of valid values. parse: raises ValueError.
+
+    unset: the word that stands for None.
+    """
 
     owner: str
     field: str

@@ -92,7 +92,7 @@ def recipes() -> list[BuildRecipe]:
 
 
 def with_images() -> BuildRecipe:
-    """Return the build for this processor that can read pictures; CMAKE_ARGS of the environment add to it."""
+    """Return the build for this processor that can read images; CMAKE_ARGS of the environment add to it."""
     given = os.environ.get("CMAKE_ARGS", "")
     return BuildRecipe("a build with libmtmd", f"{given} -DLLAVA_BUILD=ON {_COMMON}".strip())
 
