@@ -168,8 +168,8 @@ struct Kernels {
     void (*quantize)(Type, const float *x, const Columns &, int column, int64_t first, int64_t last);
     // Copy blocks first ... last-1 of column i to column j of others.
     void (*copy_column)(Type, const Columns &from, int i, const Columns &to, int j, int64_t first, int64_t last);
-    // Multiply one tile by the columns. Writes `rows` <= ROWS results to each y[column].
-    void (*multiply)(Type, int64_t k, const uint8_t *tile, const Columns &, float *const *y, int rows);
+    // Multiply tiles that follow one another by the columns. Writes `rows` results to each y[column].
+    void (*multiply)(Type, int64_t k, const uint8_t *tiles, const Columns &, float *const *y, int rows);
     // Store column `column` of n, k float32 activations, in the layout that `multiply_floats` reads.
     void (*pack_floats)(int64_t k, const float *x, int column, int n, float *packed);
     // Multiply `rows` unpacked rows of floating-point weights, `row_bytes` apart, by n columns.

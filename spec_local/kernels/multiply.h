@@ -567,9 +567,5 @@ void quantize(Type t, const float *x, const Columns &columns, int column, int64_
     with_type<Quantize>(t, x, &columns, column, first, last);
 }
 
-void multiply(Type t, int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
-    with_number<Simd::max_columns, MultiplyTile>(x.n, t, k, tile, &x, y, rows);
-}
-
 }  // namespace
 }  // namespace specdec

@@ -218,12 +218,5 @@ struct MultiplyMany {
     }
 };
 
-// Multiply one tile by up to Simd::most_columns columns.
-void multiply_any(Type t, int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
-    if constexpr (Simd::most_columns > Simd::max_columns)
-        if (x.n > Simd::max_columns) return with_type<MultiplyMany>(t, k, tile, &x, y, rows);
-    multiply(t, k, tile, x, y, rows);
-}
-
 }  // namespace
 }  // namespace specdec

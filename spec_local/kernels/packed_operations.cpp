@@ -160,29 +160,27 @@ struct PackedTraits : ggml::cpu::tensor_traits {
         constexpr int64_t piece_bytes = 256 * 1024;
         const int64_t most = std::max<int64_t>(1, std::min<int64_t>(piece_bytes / tile_bytes(type, k), 64));
         const int64_t share = std::max<int64_t>(1, tiles * int64_t(call.runs.size()) / (params->nth * 8));
-        const int64_t wanted = std::min(most, share), pieces = (tiles + wanted - 1) / wanted;
-        const int64_t piece = (tiles + pieces - 1) / pieces;
+        const int64_t wanted = std::min(most, share), count = (tiles + wanted - 1) / wanted, equal = (tiles + count - 1) / count;
+        // An even number, since two tiles that follow one another are multiplied together.
+        const int64_t piece = equal > 1 ? (equal + 1) / 2 * 2 : 1, pieces = (tiles + piece - 1) / piece;
         const size_t tile = tile_bytes(type, k), matrix = packed_bytes(type, rows, k);
         for (int64_t task = params->ith; task < pieces * int64_t(call.runs.size());
              task = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             const Run &run = call.runs[task / pieces];
             const int64_t begin = task % pieces * piece, end = std::min(begin + piece, tiles);
             const auto *data = (const uint8_t *)w->data + run.matrix * matrix;
-            auto multiply = [&](int64_t i, const Group &group) {
-                const int64_t t = chosen[i];
-                float *y[MOST_COLUMNS];
+            // A piece stays in the second-level cache, and the columns of a group are reused from there too. The first group
+            // reads tiles from memory, which is fastest one after the other; the next ones take two that follow one another.
+            for (size_t g = run.first; g < run.last; g++) {
+                const Group &group = call.groups[g];
                 GGML_ASSERT(group.n <= MOST_COLUMNS);
-                for (int j = 0; j < group.n; j++) y[j] = call.y[group.first + j] + t * ROWS;
-                kernels()->multiply(type, k, data + t * tile, buffer.columns(group), y, int(std::min<int64_t>(ROWS, rows - t * ROWS)));
-            };
-            // With few groups, a tile is read from memory once and used while it is cached. With many, the columns of a
-            // group are reused from the cache too.
-            if (run.last - run.first <= 2) {
-                for (int64_t t = begin; t < end; t++)
-                    for (size_t g = run.first; g < run.last; g++) multiply(t, call.groups[g]);
-            } else {
-                for (size_t g = run.first; g < run.last; g++)
-                    for (int64_t t = begin; t < end; t++) multiply(t, call.groups[g]);
+                for (int64_t i = begin, n; i < end; i += n) {
+                    const int64_t t = chosen[i];
+                    n = g > run.first && i + 1 < end && chosen[i + 1] == t + 1 ? 2 : 1;
+                    float *y[MOST_COLUMNS];
+                    for (int j = 0; j < group.n; j++) y[j] = call.y[group.first + j] + t * ROWS;
+                    kernels()->multiply(type, k, data + t * tile, buffer.columns(group), y, int(std::min(n * ROWS, rows - t * ROWS)));
+                }
             }
         }
         return true;

@@ -286,12 +286,7 @@ const char *specdec_kernels_multiply(const char *instruction_set, int type, int6
         std::vector<uint8_t> work(column_bytes(packed, k) * some + LINE);
         const Columns columns = columns_at(aligned(work), packed, k, some);
         for (int j = 0; j < some; j++) kernels->quantize(packed, from[first + j], columns, j, 0, blocks);
-        for (int64_t t = 0; t < tiles; t++) {
-            std::vector<float *> at(to.begin() + first, to.begin() + first + some);
-            for (float *&p : at) p += t * ROWS;
-            kernels->multiply(packed, k, aligned(weights) + t * tile_bytes(packed, k), columns, at.data(),
-                              int(std::min<int64_t>(ROWS, rows - t * ROWS)));
-        }
+        kernels->multiply(packed, k, aligned(weights), columns, to.data() + first, int(rows));
     }
     return nullptr;
 }

@@ -24,6 +24,7 @@ struct Simd {
     static constexpr int held(int) { return 4; }  // registers of codes
     static constexpr int steps_per_sum = 4;       // of a part, at most
     static constexpr int most_totals = 0;         // columns whose totals stay in registers
+    static constexpr bool two_tiles = false;      // multiplied together
 
     using Int = __m256i;
     using Float = __m256;

@@ -23,6 +23,7 @@ struct Simd {
     static constexpr int held_signed(int columns) { return held(columns); }
     static constexpr int steps_per_sum = 8;             // of a part, at most
     static constexpr int most_totals = 8;               // columns whose totals stay in registers
+    static constexpr bool two_tiles = true;             // of simple types are multiplied together: see multiply_two.h
     static constexpr bool multiples = true;             // products of bytes are added in 32 bits, so that codes may be multiples
     // 8-bit codes are read as 0 ... 255, with a zero point of 128.
     static constexpr int zero_of_bytes = 128;
@@ -52,6 +53,7 @@ struct Simd {
         return _mm512_dpbusd_epi32(sum, codes, broadcast(x));
 #endif
     }
+    static Int dot(Int sum, Int codes, Int x) { return _mm512_dpbusd_epi32(sum, codes, x); }
     static Int dot_bytes(Int sum, Int codes, Activations x) { return dot(sum, codes, x); }
     // Two 16-bit numbers in each lane, and sum + their products with two activations.
     using Pairs = Int;
