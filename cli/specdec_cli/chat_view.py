@@ -266,7 +266,8 @@ class ChatView:
     def speculation(self) -> str:
         """The proposers and the policy in use."""
         draft, settings = self.session.draft, self.chat.settings
-        shown = {"draft": f"draft {draft.model.path.name}" if draft else "draft", "suffix": "lookup"}
+        shown = {"draft": f"draft {draft.model.path.name}" if draft else "draft"}
+        shown |= {"suffix": "suffix lookup", "lookup": "prompt lookup"}
         names = [shown.get(name, name) for name in self.session.proposers(settings)]
         return f"{' and '.join(names)}, policy {settings.policy}" if names else "no speculation"
 

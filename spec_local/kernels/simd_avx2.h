@@ -20,7 +20,7 @@ struct Simd {
     static constexpr int most_columns = 48;
 #endif
     static constexpr int far_from = 2;            // columns: see FAR_AHEAD
-    static constexpr int few_queries = 24;        // as in simd_avx512.h: 0.83 to 0.98 of the time; with more, 1.02
+    static constexpr int few_queries = 24;        // see `is_direct` in attention.h
     static constexpr int held(int) { return 4; }  // registers of codes
     static constexpr int steps_per_sum = 4;       // of a part, at most
     static constexpr int most_totals = 0;         // columns whose totals stay in registers

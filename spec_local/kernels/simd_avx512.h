@@ -14,9 +14,7 @@ struct Simd {
     static constexpr int max_columns = 12;
     static constexpr int most_columns = max_columns;  // no more at once: see multiply_many.h
     static constexpr int far_from = 3;                // columns: see FAR_AHEAD
-    // With at most this many queries, attention converts halves where it uses them, and not once for all of them. Measured on
-    // Zen 5 with 7 to 21 queries of a head and 1,500 keys: calls of whole models 0.90 to 0.96 of the time; with all, 0.98.
-    static constexpr int few_queries = 1 << 30;
+    static constexpr int few_queries = 1 << 30;       // see `is_direct` in attention.h
     // Registers of codes. A dot product waits four cycles for the sum of the one before: nine columns or more hide that if
     // each register is multiplied by all of them. Measured on Zen 5 with 12 columns: 0.83 of the time for Q6_K, 0.95 for Q4_K.
     static constexpr int held(int columns) { return columns < 9 ? 8 : 1; }

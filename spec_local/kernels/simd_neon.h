@@ -15,7 +15,7 @@ struct Simd {
     // registers.
     static constexpr int max_columns = 8;
     static constexpr int far_from = 1 << 30;      // columns: see FAR_AHEAD
-    static constexpr int few_queries = 6;         // as in simd_avx512.h; not measured
+    static constexpr int few_queries = 6;         // see `is_direct` in attention.h
     static constexpr int held(int) { return 4; }  // registers of codes
     static constexpr int held_signed(int) { return 4; }
     static constexpr int steps_per_sum = 4;  // of a part, at most

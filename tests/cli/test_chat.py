@@ -39,7 +39,7 @@ def test_a_conversation(terminal, main):
         build,
         "· 1 thread ·",
         "main main.gguf",
-        "· lookup, policy adaptive ·",
+        "· suffix lookup, policy adaptive ·",
         "context 512",
         "/help",
     ):
@@ -238,8 +238,8 @@ def test_triple_quotes_hold_a_message_of_several_lines(inside, main):
 @pytest.mark.parametrize(
     ("arguments", "speculation"),
     [
-        ([], "draft draft.gguf and lookup, policy adaptive"),
-        (["--proposer", "lookup"], "lookup, policy adaptive"),
+        ([], "draft draft.gguf and suffix lookup, policy adaptive"),
+        (["--proposer", "lookup"], "prompt lookup, policy adaptive"),
         (["--policy", "confidence"], "draft draft.gguf, policy confidence"),
         (["--draft-max", "0"], "no speculation"),
     ],

@@ -193,10 +193,10 @@ def test_draft_changes_the_proposer(inside, main, draft):
     lines = b"/draft\n/draft off\nhello\n/stats\n/draft lookup\n/draft on\n"
     done = inside("chat", "--main", main, "--draft", draft, *OPTIONS, "--temp", "0", stdin=lines)
     notes = done.stderr.decode().splitlines()[1:]
-    assert notes[0] == notes[-1] == "draft draft.gguf and lookup, policy adaptive"
+    assert notes[0] == notes[-1] == "draft draft.gguf and suffix lookup, policy adaptive"
     assert notes[1] == "no speculation"
     assert "12 tokens in 12 steps" in notes[2]
-    assert notes[-2] == "lookup, policy adaptive"
+    assert notes[-2] == "prompt lookup, policy adaptive"
 
 
 def test_stats_show_where_the_time_went(chat):

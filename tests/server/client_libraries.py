@@ -37,8 +37,14 @@ def use_litellm(address, text):
 
     tool = {"type": "function", "function": {"name": "weather", "parameters": Weather.model_json_schema()}}
     for model, base in (("openai/main", f"{address}/v1"), ("anthropic/main", address)):
-        options = {"model": model, "api_base": base, "api_key": "none", "messages": MESSAGES}
-        short = options | {"temperature": 0, "max_tokens": 16}
+        options = {
+            "model": model,
+            "api_base": base,
+            "api_key": "none",
+            "messages": MESSAGES,
+            "temperature": 0,
+        }
+        short = options | {"max_tokens": 16}
         assert litellm.completion(**short).choices[0].message.content == text
         parts = litellm.completion(**short, stream=True)
         assert "".join(part.choices[0].delta.content or "" for part in parts) == text
@@ -55,9 +61,9 @@ def use_litellm(address, text):
 def use_langchain(address, text):
     from langchain_openai import ChatOpenAI
 
-    options = {"base_url": f"{address}/v1", "api_key": "none", "model": "main"}
+    options = {"base_url": f"{address}/v1", "api_key": "none", "model": "main", "temperature": 0}
     for more in ({}, {"use_responses_api": True}):
-        short = ChatOpenAI(**options, temperature=0, max_tokens=16, **more)
+        short = ChatOpenAI(**options, max_tokens=16, **more)
         assert short.invoke(QUESTION).text == text
         assert "".join(part.text for part in short.stream(QUESTION)) == text
         longer = ChatOpenAI(**options, max_tokens=100, **more)
@@ -81,7 +87,9 @@ def use_ollama(address, text):
     assert client.generate("main", QUESTION, options=short).response == text
     parts = client.generate("main", QUESTION, options=short, stream=True)
     assert "".join(part.response for part in parts) == text
-    answer = client.chat("main", MESSAGES, format=Fact.model_json_schema(), options={"num_predict": 100})
+    answer = client.chat(
+        "main", MESSAGES, format=Fact.model_json_schema(), options=short | {"num_predict": 100}
+    )
     Fact.model_validate_json(answer.message.content)
     picture = [{"role": "user", "content": QUESTION, "images": [b"\x89PNG"]}]
     (found,) = client.chat(
@@ -152,7 +160,7 @@ def use_langchain_ollama(address, text):
     assert short.invoke(QUESTION).text == text
     assert "".join(part.text for part in short.stream(QUESTION)) == text
     assert OllamaLLM(model="main", num_predict=16, **options).invoke(QUESTION) == text
-    longer = ChatOllama(model="main", base_url=address, num_predict=100)
+    longer = ChatOllama(model="main", num_predict=100, **options)
     assert isinstance(longer.with_structured_output(Fact, method="json_schema").invoke("Really?"), Fact)
     image = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
     assert short.invoke([HumanMessage([{"type": "text", "text": "And this?"}, image])]).text
@@ -172,7 +180,8 @@ def use_instructor(address, text):
 
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         client = instructor.from_openai(openai.OpenAI(base_url=f"{address}/v1", api_key="none"), mode=mode)
-        options = {"model": "main", "messages": MESSAGES, "max_retries": 0, "max_tokens": 100}
+        options = {"model": "main", "messages": MESSAGES, "max_retries": 0}
+        options |= {"max_tokens": 100, "temperature": 0}
         assert isinstance(client.chat.completions.create(**options, response_model=Fact), Fact)
         *_, last = client.chat.completions.create_partial(**options, response_model=Fact)
         Fact.model_validate(last.model_dump())
@@ -189,7 +198,7 @@ def use_pydantic_ai(address, text):
         short = Agent(model, model_settings={"temperature": 0, "max_tokens": 16})
         assert short.run_sync(QUESTION).output == text
         for form in (Fact, NativeOutput(Fact)):
-            longer = Agent(model, output_type=form, model_settings={"max_tokens": 100})
+            longer = Agent(model, output_type=form, model_settings={"max_tokens": 100, "temperature": 0})
             assert isinstance(longer.run_sync("Really?").output, Fact)
 
 
@@ -202,7 +211,7 @@ def use_openai_agents(address, text):
             agent = agents.Agent(name="helper", model=kind("main", client), **more)
             return (await agents.Runner.run(agent, QUESTION)).final_output
 
-    short, longer = agents.ModelSettings(temperature=0, max_tokens=16), agents.ModelSettings(max_tokens=100)
+    short, longer = (agents.ModelSettings(temperature=0, max_tokens=n) for n in (16, 100))
     # Of a response that the limit has cut, the library makes an error.
     assert asyncio.run(ask(agents.OpenAIChatCompletionsModel, model_settings=short)) == text
     for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
