@@ -43,6 +43,8 @@ class ToolCallParser:
         most: number of calls after which the answer is complete; None: no limit.
         constrained: the answer follows a grammar, so that what begins like a call belongs to one; if the end
             of the answer cuts it before its arguments, it is left out.
+        or_schema: of this grammar, an answer may also be JSON of a schema, which may contain the marks of a
+            call and begin like a bare one.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class ToolCallParser:
         partial: bool = False,
         most: int | None = None,
         constrained: bool = False,
+        or_schema: bool = False,
     ) -> None:
         self._form, self._tools = form, tools
-        self._partial, self._most, self._constrained = partial, most, constrained
+        self._partial, self._most = partial, most
+        self._constrained, self._or_schema = constrained, or_schema
         self._held = ""
         self._before: Literal["nothing", "text", "call", "call without its closings"] = "nothing"
         """The text before the part that is held back."""
@@ -103,6 +107,7 @@ class ToolCallParser:
                 break
             start, end, reader = self._opening(form)
             read = reader(self._held, start, end, self._tools) if start < end else None
+            is_text = is_last and not (self._constrained and self._begins_call(start, reader))
             if isinstance(read, Begun):
                 shown += self._held[:start].rstrip(SPACE)
                 self._held, self._call = self._held[read.at :], read.call
@@ -114,12 +119,12 @@ class ToolCallParser:
                 calls += found
                 self._held = self._held[read.end :]
                 self._end_calls(form, len(found))
-            elif start < end and (read or (is_last and not self._constrained)):
+            elif start < end and (read or is_text):
                 self._in_list = False
                 shown += self._release(end)
             else:
                 shown += self._release(len(self._held[:start].rstrip(SPACE)))
-                if is_last and self._constrained:
+                if is_last and not is_text:
                     self._held = ""
                 break
         if self.is_full:
@@ -128,6 +133,12 @@ class ToolCallParser:
             shown += "" if self._before == "call" and not self._held.strip(SPACE) else self._held
             self._held = ""
         return Found(shown, calls, more)
+
+    def _begins_call(self, start: int, reader: Reader) -> bool:
+        """Whether what begins here can only be a call, under the grammar."""
+        if not self._or_schema:
+            return True
+        return reader is not read_bare and self._before != "text" and not self._held[:start].strip(SPACE)
 
     def _end_calls(self, form: CallFormat, n: int) -> None:
         self._n_calls += n

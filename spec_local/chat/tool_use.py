@@ -130,12 +130,18 @@ class ToolUse:
 
     def parser(self, *, partial: bool = False) -> ToolCallParser:
         """A new parser of the answer, without its reasoning; partial: see `ToolCallParser`."""
-        form, constrained = self._form, False
+        form = self._form
         if form and self._grammar is not None:
             # In required calls, the grammar writes the openings, if there are any.
             form = replace(form, bare=form.is_json or (form.bare and not self.required))
-            constrained = self.required or not form.bare
-        return ToolCallParser(form, self.tools, partial=partial, most=self._most, constrained=constrained)
+        return ToolCallParser(
+            form,
+            self.tools,
+            partial=partial,
+            most=self._most,
+            constrained=self._grammar is not None,
+            or_schema=not self.required,
+        )
 
 
 def _usable(tool: dict[str, Any], i: int) -> dict[str, Any]:

@@ -251,13 +251,24 @@ def test_a_call_that_is_cut_has_the_beginning_of_its_arguments(form):
 
 
 @forms
-def test_the_beginning_of_a_call_under_a_grammar_is_no_text(form):
+@pytest.mark.parametrize("or_schema", [False, True], ids=["calls", "calls or a schema"])
+def test_the_beginning_of_a_call_under_a_grammar_is_no_text(form, or_schema):
     call = MARKED[form]
     for n in range(len(call)):
-        parser = ToolCallParser(format_of(FORMS[form]), TOOLS, constrained=True)
+        parser = ToolCallParser(format_of(FORMS[form]), TOOLS, constrained=True, or_schema=or_schema)
         found = parser.finish(call[:n])
-        assert found.text == ""
+        assert found.text == ("" if not or_schema or call[0] not in "{[" else found.text)
         assert all(each.name == "weather" for each in found.calls)
+
+
+@forms
+def test_an_answer_of_a_schema_keeps_the_marks_of_calls(form):
+    known = format_of(FORMS[form])
+    for opening in known.openings:
+        answer = json.dumps({"text": f"{opening} begins a call"}, ensure_ascii=False)
+        for n in range(len(answer) + 1):
+            parser = ToolCallParser(known, TOOLS, constrained=True, or_schema=True)
+            assert parser.finish(answer[:n]) == (answer[:n], [], "")
 
 
 @forms
