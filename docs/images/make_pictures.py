@@ -124,7 +124,7 @@ def plain(output: str) -> str:
 
 def kind(style: Style) -> str:
     if style.color:
-        return {"green": "accepted", "yellow": "corrected"}.get(style.color.name, "")
+        return {2: "accepted", 3: "corrected"}.get(style.color.number or 0, "")  # green and yellow
     return "note" if style.dim else "bold" if style.bold else ""
 
 

@@ -336,3 +336,8 @@ def test_user_pages_stay_short():
 def test_figures_are_svg_with_a_dark_mode(figure):
     assert ElementTree.parse(figure).getroot().tag.endswith("svg")
     assert b"prefers-color-scheme: dark" in figure.read_bytes()
+
+
+@pytest.mark.parametrize("colour", ["accepted", "corrected"])
+def test_the_picture_of_a_chat_shows_what_was_drafted(colour):
+    assert f'class="{colour}"' in (ROOT / "docs/images/chat.svg").read_text(encoding="utf-8")
