@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spec_local.chat.call_formats import format_of
+from spec_local.chat.call_formats import BARE_OPENINGS, format_of
 from spec_local.chat.messages import INVALID, json_value
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.reasoning.markers import Splitter, markers_of
@@ -257,7 +257,8 @@ def test_the_beginning_of_a_call_under_a_grammar_is_no_text(form, or_schema):
     for n in range(len(call)):
         parser = ToolCallParser(format_of(FORMS[form]), TOOLS, constrained=True, or_schema=or_schema)
         found = parser.finish(call[:n])
-        assert found.text == ("" if not or_schema or call[0] not in "{[" else found.text)
+        if not (or_schema and call.startswith(BARE_OPENINGS)):  # a schema's answer may begin like those
+            assert found.text == ""
         assert all(each.name == "weather" for each in found.calls)
 
 
