@@ -35,7 +35,7 @@ static constexpr int part_length(Type t) { return t == Type::Q2_K || t == Type::
 static constexpr int parts_per_block(Type t) { return block_length(t) / part_length(t); }
 static constexpr size_t rounded_up(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
-// Bytes of one block of ROWS packed rows. The scales of the simple types are not included: they precede all blocks.
+// Bytes of one block of ROWS packed rows, of simple types without the scales.
 static constexpr size_t block_bytes(Type t) {
     switch (t) {
         case Type::Q8_0: return ROWS * BLOCK;
@@ -51,15 +51,22 @@ static constexpr size_t block_bytes(Type t) {
     }
 }
 
-// Bytes of the scales (and minima) that precede the blocks of ROWS rows of k weights; 0 for K-quants.
-static constexpr size_t header_bytes(Type t, int64_t k) {
-    const size_t scales = rounded_up(k / BLOCK * ROWS * (t == Type::MXFP4 ? 1 : sizeof(uint16_t)));
-    return is_k_quant(t) ? 0 : has_minimum(t) ? 2 * scales : scales;
-}
+// Simple types: the scales (and minima) of so many blocks precede their codes. They fill whole lines, and all bytes of a tile
+// are stored in the order in which they are read.
+constexpr int TOGETHER = 4;
+// Bytes of the scales of ROWS rows of a block.
+static constexpr size_t scales_bytes(Type t) { return ROWS * (t == Type::MXFP4 ? 1 : sizeof(uint16_t)); }
+// Bytes of the scales (and minima) of TOGETHER blocks; 0 for K-quants.
+static constexpr size_t header_bytes(Type t) { return is_k_quant(t) ? 0 : TOGETHER * scales_bytes(t) * (has_minimum(t) ? 2 : 1); }
+
+// Where the TOGETHER blocks begin that block b of a tile belongs to, and where block b begins.
+static constexpr size_t header_at(Type t, int64_t b) { return b / TOGETHER * (header_bytes(t) + TOGETHER * block_bytes(t)); }
+static constexpr size_t block_at(Type t, int64_t b) { return (b / TOGETHER + 1) * header_bytes(t) + b * block_bytes(t); }
 
 // Bytes of ROWS packed rows of k weights.
 static constexpr size_t tile_bytes(Type t, int64_t k) {
-    return header_bytes(t, k) + k / block_length(t) * block_bytes(t);
+    const int64_t blocks = k / block_length(t);
+    return (blocks + TOGETHER - 1) / TOGETHER * header_bytes(t) + blocks * block_bytes(t);
 }
 
 // Bytes of a packed matrix. The last tile is padded with rows of zeros.

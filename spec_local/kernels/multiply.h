@@ -14,10 +14,10 @@ namespace {
 constexpr int REGISTERS = ROWS / Simd::lanes;             // per line
 constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes per register
 
-// Prefetch distance of weights, in bytes, into the first-level cache. Measured on Zen 5 with a single token, where it
-// matters most: 2 kB or 16 kB, or prefetching into the second-level cache, is 3 to 8 % slower.
-constexpr size_t AHEAD = 4096;
-// Calls of more columns compute longer for the same weights, and those 4 kB are then read before they end: the memory would
+// Prefetch distance of weights, in bytes, into the first-level cache. Measured on Zen 5 with a single token, where it matters
+// most: with 4 kB, K-quants take 1.04 of the time while the memory is fast, with 2 or 12 kB 1.04 to 1.12.
+constexpr size_t AHEAD = 6144;
+// Calls of more columns compute longer for the same weights, and those 6 kB are then read before they end: the memory would
 // wait. More are on their way into the second-level cache. Measured on Zen 5 with AVX-512 and 8 columns: 0.93 (Q4_K) to 0.86
 // (Q8_0) of the time, with one column 1.04 to 1.07; with AVX2 and 2 to 4 columns, 0.77 to 1.01.
 constexpr size_t FAR_AHEAD = 16384;
@@ -235,19 +235,47 @@ constexpr int SIMPLE_MULTIPLE = !Simd::multiples || N > 1                  ? 1
                                                                      : 1;
 constexpr int first_multiple(Type t) { return t == Type::Q5_0 || t == Type::Q5_1 ? 5 : 4; }
 
-// The scales of the rows of register `h` of a line, of block b.
+// The blocks of a tile of a simple type, one after the other.
 template <Type T>
-[[gnu::always_inline]] inline Float simple_scales(const uint8_t *header, int64_t b, int h) {
-    if constexpr (T == Type::MXFP4) return Simd::half_powers(header + (b * REGISTERS + h) * Simd::lanes);
-    return Simd::load_halves(header + (b * REGISTERS + h) * Simd::lanes * 2);
-}
+class Blocks {
+    int left = TOGETHER;  // blocks that share a header
+
+public:
+    const uint8_t *scales, *codes;
+
+    explicit Blocks(const uint8_t *tile) : scales(tile), codes(tile + header_bytes(T)) {}
+
+    bool at_header() const { return left == TOGETHER; }
+
+    [[gnu::always_inline]] void advance() {
+        scales += scales_bytes(T), codes += block_bytes(T);
+        if (--left > 0) return;
+        scales = codes, codes += header_bytes(T);
+        left = TOGETHER;
+    }
+
+    // The scales of the rows of register `h` of a line.
+    [[gnu::always_inline]] Float scale(int h) const { return at(scales, h); }
+
+    // The minima of these rows, without what the zero point adds to them.
+    [[gnu::always_inline]] Float minimum(int h) const {
+        if constexpr (!has_minimum(T)) return Simd::none();
+        const Float m = at(scales + header_bytes(T) / 2, h);
+        return zero_point(T) != 0 ? Simd::fma(scale(h), Simd::all(float(zero_point(T))), m) : m;
+    }
+
+private:
+    [[gnu::always_inline]] static Float at(const uint8_t *numbers, int h) {
+        if constexpr (T == Type::MXFP4) return Simd::half_powers(numbers + h * Simd::lanes);
+        return Simd::load_halves(numbers + h * Simd::lanes * 2);
+    }
+};
 
 template <Type T, int N>
 void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     constexpr int steps = BLOCK / CODES, width = WIDTH<T, N>, held = HELD<T, N>, multiple = SIMPLE_MULTIPLE<T, N>;
     constexpr bool totals_stay = N <= Simd::most_totals;  // in registers
-    const size_t header = header_bytes(T, k);
-    const uint8_t *minima = tile + header / 2, *block = tile + header;
+    Blocks<T> blocks(tile);
     const int32_t *xq = x.codes, *starts = x.starts;
     const float *xd = x.scales, *xs = (const float *)x.sums;
     Total totals[N] = {};
@@ -256,7 +284,10 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
     for (int64_t b = 0; b < k / BLOCK; b++) {
 #pragma GCC unroll 1
         for (int h = 0; h < REGISTERS; h += width) {
+            const uint8_t *block = blocks.codes;
             for (size_t i = h; i < block_bytes(T) / LINE; i += REGISTERS / width) prefetch<N>(block + i * LINE);
+            if (h == 0 && blocks.at_header())
+                for (size_t i = 0; i < header_bytes(T) / LINE; i++) prefetch<N>(blocks.scales + i * LINE);
             forget_loads();
             Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
             for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
@@ -293,10 +324,7 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
             }
             for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) { separate<size>(sums[g]); });
             unrolled<width>([&](int w) __attribute__((always_inline)) {
-                const Float d = simple_scales<T>(tile, b, h + w);
-                Float m = Simd::none();
-                if constexpr (has_minimum(T)) m = simple_scales<T>(minima, b, h + w);
-                if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(float(zero_point(T))), m);
+                const Float d = blocks.scale(h + w), m = blocks.minimum(h + w);
                 unrolled<N>([&](int j) __attribute__((always_inline)) {
                     float *total = totals[j].of + (h + w) * Simd::lanes;
                     const Int sum_of_codes = sums[j / COLUMNS_TOGETHER][j % COLUMNS_TOGETHER][w];
@@ -309,7 +337,8 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
                 });
             });
         }
-        block += block_bytes(T), xq += steps * N, xd += N, starts += N, xs += N;
+        blocks.advance();
+        xq += steps * N, xd += N, starts += N, xs += N;
     }
     if constexpr (totals_stay)
         for (int j = 0; j < N; j++) Simd::store(totals[j].of, kept[j]);

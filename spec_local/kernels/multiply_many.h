@@ -54,22 +54,19 @@ void unpack_super_block(const uint8_t *tile, Unpacked<T> &to) {
     }
 }
 
-// Blocks first ... first+n-1 of a simple type.
+// The next blocks of a simple type.
 template <Type T>
-void unpack_blocks(const uint8_t *tile, int64_t k, int64_t first, int n, Unpacked<T> &to) {
-    const size_t header = header_bytes(T, k);
-    for (int b = 0; b < n; b++) {
-        const uint8_t *block = tile + header + (first + b) * block_bytes(T);
-        for (size_t i = 0; i < block_bytes(T); i += LINE) prefetch_near(block + SUPER_BLOCK / BLOCK * block_bytes(T) + i);
+void unpack_blocks(Blocks<T> &blocks, int n, Unpacked<T> &to) {
+    for (int b = 0; b < n; b++, blocks.advance()) {
+        const uint8_t *ahead = blocks.codes + header_at(T, SUPER_BLOCK / BLOCK);
+        for (size_t i = 0; i < block_bytes(T); i += LINE) prefetch_near(ahead + i);
+        for (size_t i = 0; i < header_bytes(T) && blocks.at_header(); i += LINE) prefetch_near(ahead - header_bytes(T) + i);
         for (int h = 0; h < REGISTERS; h++) {
             unrolled<BLOCK / CODES>([&](auto i) __attribute__((always_inline)) {
-                to.codes[b * (BLOCK / CODES) + i][h] = codes_of<T>(block + h * STEP, i, 1);
+                to.codes[b * (BLOCK / CODES) + i][h] = codes_of<T>(blocks.codes + h * STEP, i, 1);
             });
-            const Float d = to.scales[h][b] = simple_scales<T>(tile, first + b, h);
-            if constexpr (has_minimum(T)) {
-                const Float m = simple_scales<T>(tile + header / 2, first + b, h);
-                to.minima[h][b] = zero_point(T) ? Simd::fma(d, Simd::all(float(zero_point(T))), m) : m;
-            }
+            to.scales[h][b] = blocks.scale(h);
+            if constexpr (has_minimum(T)) to.minima[h][b] = blocks.minimum(h);
         }
     }
 }
@@ -192,11 +189,12 @@ struct Many {
         Unpacked<T> weights;
         Total totals[Simd::most_columns] = {};
         const int groups = (x.n + most - 1) / most;
-        const int64_t blocks = k / block_length(T);
-        for (int64_t block = 0; block < blocks; block += together) {
-            const int some = int(blocks - block < together ? blocks - block : together);
+        const int64_t n_blocks = k / block_length(T);
+        Blocks<T> blocks(tile);
+        for (int64_t block = 0; block < n_blocks; block += together) {
+            const int some = int(n_blocks - block < together ? n_blocks - block : together);
             if constexpr (is_k_quant(T)) unpack_super_block<T>(tile + block * block_bytes(T), weights);
-            else unpack_blocks<T>(tile, k, block, some, weights);
+            else unpack_blocks<T>(blocks, some, weights);
             for (int g = 0; g < groups; g++) {
                 const int first = g * x.n / groups, last = (g + 1) * x.n / groups;
                 with_number<most, Group, least>(last - first, &weights, &x, first, block, some, totals);

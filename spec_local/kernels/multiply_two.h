@@ -26,8 +26,7 @@ constexpr int most_of_two(int columns) { return columns <= 7 ? columns : (column
 template <Type T, int N, int G>
 [[gnu::noinline]] void multiply_two_tiles(int64_t k, const uint8_t *tile, const Columns &x, int from, float *const *y, int rows) {
     constexpr int steps = BLOCK / CODES;
-    const size_t next = tile_bytes(T, k), header = header_bytes(T, k);
-    const uint8_t *minima = tile + header / 2, *block = tile + header;
+    Blocks<T> blocks[TWO] = {Blocks<T>(tile), Blocks<T>(tile + tile_bytes(T, k))};
     const int32_t *xq = x.codes + from, *starts = x.starts + from;
     const float *xd = x.scales + from, *xs = (const float *)x.sums + from;
     Float totals[TWO][G];
@@ -45,7 +44,7 @@ template <Type T, int N, int G>
             forget_loads();
             Int codes[TWO];
             for_both([&](auto t) __attribute__((always_inline)) {
-                codes[t] = codes_of<T>(block + t * next, i, 1);
+                codes[t] = codes_of<T>(blocks[t].codes, i, 1);
                 Simd::keep(codes[t]);
             });
             unrolled<G>([&](auto j) __attribute__((always_inline)) {
@@ -59,10 +58,7 @@ template <Type T, int N, int G>
         });
         forget_loads();
         for_both([&](auto t) __attribute__((always_inline)) {
-            const Float d = simple_scales<T>(tile + t * next, b, 0);
-            Float m = Simd::none();
-            if constexpr (has_minimum(T)) m = simple_scales<T>(minima + t * next, b, 0);
-            if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(float(zero_point(T))), m);
+            const Float d = blocks[t].scale(0), m = blocks[t].minimum(0);
             unrolled<G>([&](auto j) __attribute__((always_inline)) {
                 Float &total = totals[t][j];
                 total = Simd::fma(Simd::floats(sums[t][j]), Simd::times(d, Simd::all(xd[j])), total);
@@ -70,7 +66,8 @@ template <Type T, int N, int G>
                 Simd::keep(total);
             });
         });
-        block += block_bytes(T), xq += steps * N, xd += N, starts += N, xs += N;
+        for_both([&](auto t) __attribute__((always_inline)) { blocks[t].advance(); });
+        xq += steps * N, xd += N, starts += N, xs += N;
     }
     unrolled<G>([&](auto j) __attribute__((always_inline)) {
         Total last;

@@ -174,23 +174,23 @@ void pack_super_block(Type t, int row, const uint8_t *block, uint8_t *tile) {
 size_t source_bytes(Type t) { return source_of(t).bytes; }
 
 void pack(Type t, int64_t rows, int64_t k, const uint8_t *source, uint8_t *packed, int64_t first, int64_t last) {
-    const size_t bytes = source_of(t).bytes, header = header_bytes(t, k);
+    const size_t bytes = source_of(t).bytes, header = header_bytes(t);
     const int64_t blocks = k / block_length(t);
     for (int64_t tile = first; tile < last; tile++) {
         uint8_t *out = packed + tile * tile_bytes(t, k);
         const int present = rows - tile * ROWS < ROWS ? int(rows - tile * ROWS) : ROWS;
-        // With a scale of zero, missing rows and the padding between parts contribute nothing.
-        std::memset(out, 0, present < ROWS ? tile_bytes(t, k) : header);
+        // With a scale of zero, missing rows contribute nothing.
+        if (present < ROWS) std::memset(out, 0, tile_bytes(t, k));
         for (int row = 0; row < present; row++) {
             const uint8_t *in = source + (tile * ROWS + row) * blocks * bytes;
             for (int64_t b = 0; b < blocks; b++) {
-                uint8_t *block = out + header + b * block_bytes(t);
+                uint8_t *block = out + block_at(t, b);
                 const uint8_t *from = in + b * bytes;
                 if (is_k_quant(t)) {
                     if (row == 0) std::memset(block, 0, LINE);
                     pack_super_block(t, row, from, block);
                 } else {
-                    uint8_t *scales = out + b * ROWS * (t == Type::MXFP4 ? 1 : 2);
+                    uint8_t *scales = out + header_at(t, b) + b % TOGETHER * scales_bytes(t);
                     pack_simple(t, row, from, scales, scales + header / 2, block);
                 }
             }
