@@ -69,7 +69,7 @@ class ScriptedEngine:
     def __init__(self):
         self.loaded = Loaded("scripted", "draft.gguf", 4096, 4, None, {"version": "0"})
         self.is_ready, self.busy_s = True, 0
-        self.requests, self.cancelled, self._stopped = [], threading.Event(), None
+        self.requests, self.cancelled, self._running = [], threading.Event(), {}
         self.gain = Gain("faster", "about 1.5 times as fast as without drafts", 1.5)
 
     def check_ready(self):
@@ -82,9 +82,10 @@ class ScriptedEngine:
             raise Busy(f"64 answers wait already: try again in {self.busy_s} s", self.busy_s)
         self.requests += requests
         self.cancelled.clear()
-        self._stopped, self.is_read = asyncio.Event(), asyncio.Event()
+        self.is_read = asyncio.Event()
         answers = AnswerEvents(1)
-        self._task = asyncio.create_task(self._play(answers, requests[0], self._stopped))
+        stopped = asyncio.Event()
+        self._running[answers] = stopped, asyncio.create_task(self._play(answers, requests[0], stopped))
         return answers
 
     async def _play(self, answers, request, stopped):
@@ -112,8 +113,9 @@ class ScriptedEngine:
         answers.put(0, Ended(Delta(), "stop", statistics, plain_seconds=0.025, gain=self.gain))
 
     def cancel(self, answers):
-        if self._stopped and not self._stopped.is_set():
-            self._stopped.set()
+        stopped, _ = self._running[answers]
+        if not stopped.is_set():
+            stopped.set()
             self.cancelled.set()
 
     async def ask(self, what, argument=None):

@@ -190,12 +190,19 @@ def test_a_damaged_storage(open_page, damage):
     assert text_of(page, ".answer") == ["You said two"]
 
 
-def test_a_full_storage(open_page):
-    page = open_page()
+def test_a_full_storage(open_page, browser):
+    context, held = browser.new_context(), []
+    context.route("**/props*", lambda route: held.append(route))
+    page = open_page(context=context)
     page.evaluate("localStorage.setItem('x', 'x'.repeat(5 * 1024 * 1024 - 800))")
     ask(page, "one " * 300)
     assert "full" in page.locator("#notice").text_content()
     assert len(text_of(page, ".answer")) == 1
+    # What the page asked the server before has its answer now, and the notice stays.
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("#model:has-text('scripted')")
+    assert "full" in page.locator("#notice").text_content()
 
 
 def test_settings_reach_the_server(open_page, served):

@@ -16,6 +16,7 @@ const LEARNING_MS = 10_000; // between two looks at what a head has learned
  */
 export const server = { model: null, names: "", defaults: {}, costs: null, learning: null };
 let onChange;
+let hideNotice = () => {}; // that of the connection: one of something else stays
 
 /** changed: called when something is known that was not. */
 export function startConnection(changed) {
@@ -30,7 +31,7 @@ export async function connect() {
   } catch (error) {
     if (error.status === 401) askForKey("");
     else if (error.status === 503) untilReady();
-    else notify(error.message, "Try again", connect);
+    else hideNotice = notify(error.message, "Try again", connect);
   }
 }
 
@@ -54,7 +55,7 @@ async function look() {
   const accepted = [server.sees && "image/*", server.hears && "audio/*"].filter(Boolean).join();
   byId("image-chooser").accept = accepted;
   byId("attach-images").hidden = !accepted;
-  notify("");
+  hideNotice();
 }
 
 /** Show the models if there are several; return whether the chosen one, or the only one, is loaded. */
@@ -119,7 +120,7 @@ export function untilReady() {
 }
 
 async function poll() {
-  notify("The models are being loaded …");
+  hideNotice = notify("The models are being loaded …");
   for (;;) {
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     try {
@@ -127,7 +128,7 @@ async function poll() {
       return await look();
     } catch (error) {
       if (error.status === 401) return askForKey("");
-      notify(error.message.replace(/: try again soon$/, " …")); // the page tries again itself
+      hideNotice = notify(error.message.replace(/: try again soon$/, " …")); // the page tries again itself
     }
   }
 }

@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 
-/** Show a notice above the conversation; "": none. */
+/** Show a notice above the conversation; "": none. Return a function that hides it if it is still the one shown. */
 export function notify(text, action = "", react = () => {}) {
   const notice = byId("notice");
   notice.hidden = !text;
@@ -11,6 +11,7 @@ export function notify(text, action = "", react = () => {}) {
   button.hidden = !action;
   button.textContent = action;
   button.onclick = react;
+  return () => button.onclick === react && notify("");
 }
 
 /** Say something to those who do not see the page. */
