@@ -153,14 +153,23 @@ def test_what_is_transparent_becomes_white_in_jpeg(page):
     assert min(image.getpixel((50, 50))) > 240
 
 
+# Images are read when the test says so.
+HOLD = """() => {
+  const read = createImageBitmap;
+  const held = new Promise((done) => (window.readImages = done));
+  window.createImageBitmap = (...given) => held.then(() => read(...given));
+}"""
+
+
 def test_a_question_waits_for_its_images(page):
-    large = picture("JPEG", (6000, 4000))
+    page.evaluate(HOLD)
     page.fill("#question", "What?")
     with page.expect_request("**/chat/completions") as request:
-        give(page, "drop", ("photo.jpg", "image/jpeg", large))
+        give(page, "drop", ("photo.jpg", "image/jpeg", picture("JPEG")))
         assert page.locator("#reading").is_visible()
         page.keyboard.press("Enter")
         assert text_of(page, ".question") == []
+        page.evaluate("readImages()")
     [message] = request.value.post_data_json["messages"]
     assert [part["type"] for part in message["content"]] == ["image_url", "text"]
     assert page.locator("#reading").is_hidden()
@@ -168,8 +177,10 @@ def test_a_question_waits_for_its_images(page):
 
 def test_an_image_belongs_to_the_question_that_was_written_when_it_was_given(page):
     ask(page, "one")
-    give(page, "drop", ("photo.jpg", "image/jpeg", picture("JPEG", (6000, 4000))))
+    page.evaluate(HOLD)
+    give(page, "drop", ("photo.jpg", "image/jpeg", picture("JPEG")))
     page.click("footer button:has-text('Edit')")
+    page.evaluate("readImages()")
     page.wait_for_selector("#reading", state="hidden")
     assert page.locator("#files li").count() == 0
     page.keyboard.press("Escape")
