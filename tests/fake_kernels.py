@@ -8,6 +8,7 @@ from pathlib import Path
 # FAKE_LOG: a file to which each installation appends a line.
 # FAKE_SLOW: a type whose products take twice as long as llama.cpp's, those of a floating-point type from
 # eight tokens on; or "refuse". All others take half as long.
+# FAKE_READING: the way of reading weights with which products take 0.9 of the time.
 SOURCE = r"""
 #include <csignal>
 #include <cstdio>
@@ -15,7 +16,7 @@ SOURCE = r"""
 #include <string>
 
 static const char *wanted;
-static int enabled = -1;
+static int enabled = -1, way = 0;
 
 extern "C" {
 const char *specdec_kernels_install(const char *instruction_set) {
@@ -32,14 +33,17 @@ void specdec_kernels_enable(int on) { enabled = on; }
 void specdec_kernels_pack_ends(int) {}
 long long specdec_kernels_experts_read() { return 0; }
 void specdec_kernels_limit(const char *, long long) {}
+void specdec_kernels_read_as(int number) { way = number; }
 void specdec_kernels_choose_rows(long long, const int *, long long) {}
 const char *specdec_kernels_time(const char *type, long long, long long, const int *sizes, int n_sizes, int,
                                  int rounds, double *seconds) {
     const char *slow = std::getenv("FAKE_SLOW");
+    const char *fast = std::getenv("FAKE_READING");
+    const double part = fast && std::atoi(fast) == way ? 0.9 : 1.0;
     if (slow && std::string(slow) == "refuse") return "there is not enough memory";
     for (int i = 0; i < rounds * n_sizes; i++) {
         const bool loses = slow && slow == std::string(type) && (type[0] == 'Q' || sizes[i % n_sizes] >= 8);
-        seconds[2 * i] = loses ? 2.0 : 0.5, seconds[2 * i + 1] = 1.0;
+        seconds[2 * i] = part * (loses ? 2.0 : 0.5), seconds[2 * i + 1] = 1.0;
     }
     return nullptr;
 }

@@ -148,6 +148,8 @@ def _kernels(fix: bool, again: bool) -> None:
         _speeds(status)
     note = "" if status.measured else " (not measured on this machine; specdec doctor --fix does it)"
     left = [f"{kind} from {n + 1} tokens on" if n else kind for kind, n in status.limits.items()]
+    if status.times:
+        render.write(f"{_reading(status.other_reading)}\n")
     render.write(f"left to llama.cpp's kernels: {'; '.join(left) or 'nothing'}{note}\n")
     if packed := [kind for kind in choice.PACKED if status.limits.get(kind) == 0]:
         render.write(
@@ -167,6 +169,12 @@ def _speeds(status: Status) -> None:
         render.write(f"  {kind:8}{speeds}{prompt}{session:9.2f}\n")
 
 
+def _reading(other: float) -> str:
+    if choice.way_of_reading(other) == 0:
+        return f"weights are prefetched into the first-level cache; without that: {other:.2f} of the time"
+    return f"weights are not prefetched into the first-level cache, which takes {other:.2f} of the time"
+
+
 def _report() -> None:
     """Print what was measured about this processor, as an entry of benchmarks/processors.toml."""
     from spec_local.bench.record import processor  # imports a session, which takes long
@@ -179,7 +187,8 @@ def _report() -> None:
         )
     render.write("[[processor]]\n")
     render.write(f"name = {json.dumps(f'{processor()}, {status.instruction_set}')}\n")
-    render.write(f"threads = {default_threads()}\n\n")
+    render.write(f"threads = {default_threads()}\n")
+    render.write(f"other_reading = {status.other_reading:.2f}\n\n")
     render.write("[processor.times]  # of a product by tokens, in microseconds: specdec's, llama.cpp's\n")
     for kind, each in status.times.items():
         pairs = zip(each.sizes, each.kernels, each.llama_cpp, strict=True)

@@ -36,6 +36,7 @@ class Status:
 
     limits: the most tokens per call of products that the kernels compute, for types of weights that have such
     a limit. times: what they were chosen from, by type; empty if nothing was measured on this machine.
+    other_reading: the time of products that read weights in the other way, relative to the first.
     doubts: types whose calls took another time in a session.
     """
 
@@ -43,6 +44,7 @@ class Status:
     reason: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     times: "Mapping[str, Times]" = field(default_factory=dict)
+    other_reading: float = 1.0
     doubts: Sequence[str] = ()
 
     @property
@@ -124,7 +126,7 @@ def load() -> None:
                 found = Status(None, reason)
             else:
                 _state.native = _state.used = native
-                _limit(native, found)
+                _configure(native, found)
         except Exception as error:  # the library cannot be opened or lacks a function
             found = Status(None, _one_line(error))
     _state.loaded = found
@@ -201,7 +203,7 @@ def compare(types: Collection[str] | None = None, most_others: float = 0.5) -> s
         _state.found = None
         if _state.native and _state.loaded and _state.loaded.instruction_set:
             _state.loaded = _with_limits(_state.loaded.instruction_set, library)
-            _limit(_state.native, _state.loaded)
+            _configure(_state.native, _state.loaded)
 
 
 def doubt(types: Collection[str]) -> None:
@@ -213,9 +215,11 @@ def doubt(types: Collection[str]) -> None:
         measure.doubt(library, found.instruction_set, types)
 
 
-def _limit(native: "Native", status: Status) -> None:
+def _configure(native: "Native", status: Status) -> None:
+    from spec_local.kernels.choice import way_of_reading
     from spec_local.kernels.measure import TYPES
 
+    native.read_as(way_of_reading(status.other_reading))
     for kind in TYPES:
         native.limit(kind, status.limits.get(kind, _NO_LIMIT))
 
@@ -258,7 +262,8 @@ def _with_limits(instruction_set: str, library: Path) -> Status:
     if known is None:
         return Status(instruction_set, None, measure.UNMEASURED)
     before = {kind: most for kind, most in measure.UNMEASURED.items() if kind not in known.times}
-    return Status(instruction_set, None, before | choice.limits(known.times), known.times, known.doubts)
+    limits = before | choice.limits(known.times)
+    return Status(instruction_set, None, limits, known.times, known.other_reading, known.doubts)
 
 
 def _one_line(error: Exception) -> str:

@@ -46,6 +46,7 @@ _PROMPT, _ANSWER = 270, 128  # mean tokens of the recorded prompts, and of an an
 _OTHER_CALLS = 0.01
 _NEARLY = 1.02  # times whose ratio is below this are equal: medians of repeated measurements differ so much
 _SLOWER = 0.95  # speed at a size alone, beside llama.cpp's
+_CLEARLY = 0.98  # of the time: medians of equal rounds of reading differ by as much
 _Seconds = Annotated[float, Field(gt=1e-9, lt=86_400)]  # of one product: others are no measurements
 
 
@@ -127,6 +128,11 @@ def limits(known: Mapping[str, Times]) -> dict[str, int]:
     """`most_tokens` of the types that have a limit."""
     chosen = {name: most_tokens(name, times) for name, times in known.items()}
     return {name: most for name, most in chosen.items() if most is not None}
+
+
+def way_of_reading(other: float) -> int:
+    """The way of reading weights (`READINGS` in layout.h), 0 or 1. other: the time with 1, relative to 0."""
+    return int(other < _CLEARLY)
 
 
 def is_clear(name: str, rounds: Sequence[Times]) -> bool:

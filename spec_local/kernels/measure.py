@@ -2,20 +2,22 @@
 
 ``specdec doctor --fix`` calls `measure` once per machine, after the kernels were compiled. The result is
 stored next to the library. Products are timed in a child process,
-``python -m spec_local.kernels.measure LIBRARY INSTRUCTION_SET TYPES CORES``.
+``python -m spec_local.kernels.measure LIBRARY INSTRUCTION_SET TYPES CORES OTHER_READING``.
 """
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from spec_local.kernels import records
-from spec_local.kernels.choice import FLOAT_SIZES, FLOATS, PACKED, SIZES, Times, is_clear
+from spec_local.kernels.choice import FLOAT_SIZES, FLOATS, PACKED, SIZES, Times, is_clear, way_of_reading
 from spec_local.kernels.native import Native
 from spec_local.system import json_file, machine
 from spec_local.system.child_process import child_main, run_child
@@ -39,6 +41,11 @@ _MULTIPLE = 256
 
 _LASTS = 86_400.0  # seconds for which a measurement is not repeated, whatever sessions find
 
+# Two ways of reading weights from memory, `READINGS` in layout.h. Processors differ in whether prefetches
+# help them, and nothing they report says so: both are tried, with sizes that take as long as reading does.
+_READ_TYPES, _READ_SIZES = ("Q4_K", "Q8_0", "F16"), (1, 2, 4)
+_READ_ROUNDS = 5
+
 Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
 """(type, sizes, rounds) -> seconds (rounds, sizes, 2): with the kernels, and with llama.cpp's own."""
 
@@ -46,12 +53,14 @@ Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
 class MeasuredTimes(json_file.JsonRecord):
     """What was measured on one machine.
 
-    times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. doubts: types
-    whose calls took another time in a later session.
+    times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. other_reading:
+    the time of products with the other way of reading weights, relative to the first. doubts: types whose
+    calls took another time in a later session.
     """
 
     times: dict[str, Times]
     when: float
+    other_reading: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     doubts: tuple[str, ...] = ()
 
 
@@ -64,20 +73,25 @@ def recorded(library: Path, instruction_set: str) -> MeasuredTimes | None:
 def measure(library: Path, instruction_set: str, types: Collection[str], most_others: float) -> str | None:
     """Time products with some types and store the times; all types take half a minute, and several cores.
 
+    How weights are read is chosen when all types are timed.
+
     Args:
         most_others: see `timed`.
 
     Returns None on success, otherwise the reason for the failure in one line.
     """
-    arguments = [str(library), instruction_set, ",".join(types), str(most_others)]
+    known = recorded(library, instruction_set)
+    read = str(known.other_reading) if known and set(types) < set(TYPES) else ""
+    arguments = [str(library), instruction_set, ",".join(types), str(most_others), read]
     result = run_child("spec_local.kernels.measure", *arguments)
     if not result.works:
         return result.error or f"the measurement crashed: {result.crash}"
-    times = {name: Times.model_validate(found) for name, found in result.facts["times"].items()}
-    known = recorded(library, instruction_set)
+    times = {name: Times.model_validate(each) for name, each in result.facts["times"].items()}
     if times or known:  # without its doubts: sessions on a busy machine do not try again and again
         all_times = {**(known.times if known else {}), **times}
-        if reason := _write(library, instruction_set, MeasuredTimes(times=all_times, when=time.time())):
+        read = result.facts["other_reading"]
+        found = MeasuredTimes(times=all_times, when=time.time(), other_reading=read)
+        if reason := _write(library, instruction_set, found):
             return reason
     if disturbed := [name for name in types if name not in times]:
         return f"other programs used the cores: try again when they are idle ({', '.join(disturbed)})"
@@ -141,6 +155,16 @@ def _times(sizes: Sequence[int], seconds: NDArray[np.float64]) -> Times:
     return Times(sizes=tuple(sizes), kernels=tuple(seconds[:, 0]), llama_cpp=tuple(seconds[:, 1]))
 
 
+def other_reading(timer: Timer, other: Timer) -> float:
+    """The time of the kernels' products with another timer, relative to the first: the median of rounds."""
+    ratios = []
+    for _ in range(_READ_ROUNDS):
+        for name in _READ_TYPES:
+            seconds, others = (each(name, _READ_SIZES, 1)[0, :, 0] for each in (timer, other))
+            ratios.append(np.mean(others / seconds))
+    return float(np.median(ratios))
+
+
 def timer_of(native: Native, threads: int) -> Timer:
     """Return a function that times products of matrices of a model's size, with an installed library."""
 
@@ -165,15 +189,25 @@ def timer_of(native: Native, threads: int) -> Timer:
     return timer
 
 
-def _measure(library: str, instruction_set: str, types: str, most_others: str) -> dict[str, Any]:
+def _other_reading(native: Native, timer: Timer) -> float:
+    def read_as(way: int, *arguments: Any) -> NDArray[np.float64]:
+        native.read_as(way)
+        return timer(*arguments)
+
+    return other_reading(*(functools.partial(read_as, way) for way in (0, 1)))
+
+
+def _measure(library: str, instruction_set: str, types: str, most_others: str, read: str) -> dict[str, Any]:
     import llama_cpp  # noqa: F401  (the kernels link to the libraries it loads)
 
     native = Native(Path(library))
     if reason := native.install(instruction_set):
         return {"error": reason}
     timer = timer_of(native, machine.default_threads())
+    other = float(read) if read else _other_reading(native, timer)
+    native.read_as(way_of_reading(other))
     found = timed(timer, types.split(","), float(most_others))
-    return {"times": {name: times.model_dump() for name, times in found.items()}}
+    return {"other_reading": other, "times": {name: times.model_dump() for name, times in found.items()}}
 
 
 if __name__ == "__main__":

@@ -14,23 +14,15 @@ namespace {
 constexpr int REGISTERS = ROWS / Simd::lanes;             // per line
 constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes per register
 
-// Prefetch distance of weights, in bytes, into the first-level cache. Measured on Zen 5 with a single token, where it matters
-// most: with 4 kB, K-quants take 1.04 of the time while the memory is fast, with 2 or 12 kB 1.04 to 1.12.
-constexpr size_t AHEAD = 6144;
-// Calls of more columns compute longer for the same weights, and those 6 kB are then read before they end: the memory would
-// wait. More are on their way into the second-level cache. Measured on Zen 5 with AVX-512 and 8 columns: 0.93 (Q4_K) to 0.86
-// (Q8_0) of the time, with one column 1.04 to 1.07; with AVX2 and 2 to 4 columns, 0.77 to 1.01.
-constexpr size_t FAR_AHEAD = 16384;
-
 // A compiler barrier: values loaded before it are loaded again after it. Otherwise the compiler would try to keep every
 // line of a block in registers, run out of them and spill.
 inline void forget_loads() { __asm__ volatile("" ::: "memory"); }
 
 // GCC drops a call of a function that only prefetches, unless it inlines it early.
 template <int N>
-[[gnu::always_inline]] inline void prefetch(const uint8_t *p) {
-    prefetch_near(p + AHEAD);
-    if constexpr (N >= Simd::far_from) prefetch_far(p + FAR_AHEAD);
+[[gnu::always_inline]] inline void prefetch(const uint8_t *p, Reading ahead) {
+    if (ahead.near) prefetch_near(p + ahead.near);
+    if constexpr (N >= Simd::far_from) prefetch_far(p + ahead.far);
 }
 
 // The code that stands for zero. 8-bit codes are signed where the dot product cannot read them as unsigned.
@@ -275,6 +267,7 @@ template <Type T, int N>
 void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     constexpr int steps = BLOCK / CODES, width = WIDTH<T, N>, held = HELD<T, N>, multiple = SIMPLE_MULTIPLE<T, N>;
     constexpr bool totals_stay = N <= Simd::most_totals;  // in registers
+    const Reading ahead = reading;
     Blocks<T> blocks(tile);
     const int32_t *xq = x.codes, *starts = x.starts;
     const float *xd = x.scales, *xs = (const float *)x.sums;
@@ -285,9 +278,9 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
 #pragma GCC unroll 1
         for (int h = 0; h < REGISTERS; h += width) {
             const uint8_t *block = blocks.codes;
-            for (size_t i = h; i < block_bytes(T) / LINE; i += REGISTERS / width) prefetch<N>(block + i * LINE);
+            for (size_t i = h; i < block_bytes(T) / LINE; i += REGISTERS / width) prefetch<N>(block + i * LINE, ahead);
             if (h == 0 && blocks.at_header())
-                for (size_t i = 0; i < header_bytes(T) / LINE; i++) prefetch<N>(blocks.scales + i * LINE);
+                for (size_t i = 0; i < header_bytes(T) / LINE; i++) prefetch<N>(blocks.scales + i * LINE, ahead);
             forget_loads();
             Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
             for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
@@ -470,6 +463,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
     constexpr int steps = part_length(T) / CODES, width = WIDTH<T, N>, held = HELD<T, N> < steps ? HELD<T, N> : steps;
     constexpr int summed = steps_per_sum<T, N>();
     constexpr int iterations = REGISTERS / width * 4, prefetched = lines_per_block / iterations;  // lines in each
+    const Reading ahead = reading;
     Total totals[N] = {};
     const int32_t *xq = x.codes, *xs = x.sums, *starts = x.starts;
     const float *xd = x.scales;
@@ -478,7 +472,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
         for (int h = 0; h < REGISTERS; h += width) {
             if (h == 0)
                 unrolled<lines_per_block % iterations>(
-                    [&](int i) __attribute__((always_inline)) { prefetch<N>(tile + (lines_per_block - 1 - i) * LINE); });
+                    [&](int i) __attribute__((always_inline)) { prefetch<N>(tile + (lines_per_block - 1 - i) * LINE, ahead); });
             forget_loads();
             Simd::Scale scales[width][parts];
             for (int w = 0; w < width; w++) unpack_scales<T>(Lines{tile, h + w}, scales[w]);
@@ -490,7 +484,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
 #pragma GCC unroll 1
             for (int group = 0; group < 4; group++) {
                 unrolled<prefetched>([&](int i) __attribute__((always_inline)) {
-                    prefetch<N>(tile + ((h / width * 4 + group) * prefetched + i) * LINE);
+                    prefetch<N>(tile + ((h / width * 4 + group) * prefetched + i) * LINE, ahead);
                 });
                 Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
                 unrolled<16 / held>([&](auto piece) __attribute__((always_inline)) {

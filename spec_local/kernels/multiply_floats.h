@@ -69,7 +69,7 @@ template <int N>
 struct MultiplyChunk {
     template <class... Arguments>
     static void run(FloatType t, int rows, Arguments... arguments) {
-        rows == 1 ? of<1>(t, arguments...) : of<FLOAT_ROWS>(t, arguments...);
+        rows == 1 ? of<1>(t, arguments...) : rows == FLOAT_ROWS ? of<FLOAT_ROWS>(t, arguments...) : of<3>(t, arguments...);
     }
 
     template <int R, class... Arguments>
@@ -123,15 +123,16 @@ void multiply_floats(FloatType t, int64_t k, const uint8_t *w, size_t row_bytes,
     };
     // On Zen 5, one stream of reads is fastest: 0.75 to 0.86 of the time with two or three columns of 2,048 weights. From
     // four columns on, or if the columns do not stay in the first-level cache, rows must share the loads of columns (2.0 times
-    // the time with three of 8,192). On Zen 3, even a single column is fastest with several streams.
+    // the time with three of 8,192). On Zen 3, even a single column is fastest with several streams, and on Zen 4 with three.
     constexpr size_t first_level = 32 * 1024;
-    const bool one_stream = Simd::lanes == 16 && (n == 1 || (n <= 3 && n * padded * sizeof(float) <= first_level));
+    const bool few = Simd::lanes == 16 && (n == 1 || (n <= 3 && n * padded * sizeof(float) <= first_level));
+    const int together = few ? reading.float_rows : FLOAT_ROWS;
     // With one group, rows are read sequentially. With more, two chunks of all columns stay in the second-level cache.
     // Measured on Zen 3 with 6 to 12 columns: one or four chunks are 4 to 8 % slower.
     const int64_t stretch = groups == 1 ? k : 2 * CHUNK;
     for (int64_t begin = 0; begin < k; begin += stretch)
         for (int row = 0, some; row < rows; row += some) {
-            some = rows - row >= FLOAT_ROWS && !one_stream ? FLOAT_ROWS : 1;
+            some = rows - row >= together ? together : 1;
             for (int64_t at = begin; at < k && at < begin + stretch; at += CHUNK) multiply(row, some, at);
         }
 }

@@ -225,6 +225,19 @@ def test_limits_are_measured_for_one_machine(library, tested, monkeypatch, new_p
 
 
 @needs_compiler
+def test_how_weights_are_read_is_measured_with_all_types(library, tested, monkeypatch, new_process):
+    def ways(faster, types):
+        monkeypatch.setenv("FAKE_READING", faster)
+        assert kernels.compare(types, ANY) is None
+        new_process()
+        return round(kernels.status().other_reading, 2)
+
+    assert ways("1", None) == 0.9
+    assert ways("0", ["Q4_K"]) == 0.9  # as before
+    assert ways("0", None) == 1.11
+
+
+@needs_compiler
 def test_limits_that_cannot_be_used(library, tested, monkeypatch, new_process):
     monkeypatch.setenv("FAKE_SLOW", "refuse")
     assert "there is not enough memory" in kernels.compare()
