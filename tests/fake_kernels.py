@@ -33,7 +33,7 @@ void specdec_kernels_enable(int on) { enabled = on; }
 void specdec_kernels_pack_ends(int) {}
 long long specdec_kernels_experts_read() { return 0; }
 void specdec_kernels_limit(const char *, long long) {}
-void specdec_kernels_read_as(int number) { way = number; }
+void specdec_kernels_read_as(int packed, int) { way = packed; }
 void specdec_kernels_choose_rows(long long, const int *, long long) {}
 const char *specdec_kernels_time(const char *type, long long, long long, const int *sizes, int n_sizes, int,
                                  int rounds, double *seconds) {

@@ -148,8 +148,6 @@ def _kernels(fix: bool, again: bool) -> None:
         _speeds(status)
     note = "" if status.measured else " (not measured on this machine; specdec doctor --fix does it)"
     left = [f"{kind} from {n + 1} tokens on" if n else kind for kind, n in status.limits.items()]
-    if status.times:
-        render.write(f"{_reading(status.other_reading)}\n")
     render.write(f"left to llama.cpp's kernels: {'; '.join(left) or 'nothing'}{note}\n")
     if packed := [kind for kind in choice.PACKED if status.limits.get(kind) == 0]:
         render.write(
@@ -167,12 +165,12 @@ def _speeds(status: Status) -> None:
         prompt = f"{each.speed(512):8.2f}" if 512 in each.sizes else f"{'':8}"
         session = choice.session_time(each, status.limits.get(kind))
         render.write(f"  {kind:8}{speeds}{prompt}{session:9.2f}\n")
-
-
-def _reading(other: float) -> str:
-    if choice.way_of_reading(other) == 0:
-        return f"weights are prefetched into the first-level cache; without that: {other:.2f} of the time"
-    return f"weights are not prefetched into the first-level cache, which takes {other:.2f} of the time"
+    if status.other and status.other.chosen[0]:
+        saved = f"{status.other.packed:.2f} of the time"
+        render.write(f"packed weights are not prefetched into the first-level cache: {saved}\n")
+    if status.other and status.other.chosen[1]:
+        saved = f"{status.other.floats:.2f} of the time"
+        render.write(f"several rows of F16, BF16 and F32 weights are read together: {saved}\n")
 
 
 def _report() -> None:
@@ -188,7 +186,10 @@ def _report() -> None:
     render.write("[[processor]]\n")
     render.write(f"name = {json.dumps(f'{processor()}, {status.instruction_set}')}\n")
     render.write(f"threads = {default_threads()}\n")
-    render.write(f"other_reading = {status.other_reading:.2f}\n\n")
+    if status.other:
+        relative = f"{{ packed = {status.other.packed:.2f}, floats = {status.other.floats:.2f} }}"
+        render.write(f"other_reading = {relative}  # time, relative to that of the first way\n")
+    render.write("\n")
     render.write("[processor.times]  # of a product by tokens, in microseconds: specdec's, llama.cpp's\n")
     for kind, each in status.times.items():
         pairs = zip(each.sizes, each.kernels, each.llama_cpp, strict=True)

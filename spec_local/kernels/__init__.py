@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from spec_local.text import counted
 
 if TYPE_CHECKING:
-    from spec_local.kernels.choice import Times
+    from spec_local.kernels.choice import OtherReading, Times
     from spec_local.kernels.native import Native
 
 Mode = Literal["auto", "off"]
@@ -36,7 +36,7 @@ class Status:
 
     limits: the most tokens per call of products that the kernels compute, for types of weights that have such
     a limit. times: what they were chosen from, by type; empty if nothing was measured on this machine.
-    other_reading: the time of products that read weights in the other way, relative to the first.
+    other: of reading weights in another way; None if that was not measured.
     doubts: types whose calls took another time in a session.
     """
 
@@ -44,7 +44,7 @@ class Status:
     reason: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     times: "Mapping[str, Times]" = field(default_factory=dict)
-    other_reading: float = 1.0
+    other: "OtherReading | None" = None
     doubts: Sequence[str] = ()
 
     @property
@@ -216,10 +216,9 @@ def doubt(types: Collection[str]) -> None:
 
 
 def _configure(native: "Native", status: Status) -> None:
-    from spec_local.kernels.choice import way_of_reading
     from spec_local.kernels.measure import TYPES
 
-    native.read_as(way_of_reading(status.other_reading))
+    native.read_as(*(status.other.chosen if status.other else (0, 0)))
     for kind in TYPES:
         native.limit(kind, status.limits.get(kind, _NO_LIMIT))
 
@@ -263,7 +262,7 @@ def _with_limits(instruction_set: str, library: Path) -> Status:
         return Status(instruction_set, None, measure.UNMEASURED)
     before = {kind: most for kind, most in measure.UNMEASURED.items() if kind not in known.times}
     limits = before | choice.limits(known.times)
-    return Status(instruction_set, None, limits, known.times, known.other_reading, known.doubts)
+    return Status(instruction_set, None, limits, known.times, known.other, known.doubts)
 
 
 def _one_line(error: Exception) -> str:

@@ -130,9 +130,16 @@ def limits(known: Mapping[str, Times]) -> dict[str, int]:
     return {name: most for name, most in chosen.items() if most is not None}
 
 
-def way_of_reading(other: float) -> int:
-    """The way of reading weights (`READINGS` in layout.h), 0 or 1. other: the time with 1, relative to 0."""
-    return int(other < _CLEARLY)
+class OtherReading(JsonRecord):
+    """Time of products that read weights in the other way, relative to the first (`Native.read_as`)."""
+
+    packed: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    floats: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+    @property
+    def chosen(self) -> tuple[int, int]:
+        """The ways to use, of packed and of floating-point weights."""
+        return int(self.packed < _CLEARLY), int(self.floats < _CLEARLY)
 
 
 def is_clear(name: str, rounds: Sequence[Times]) -> bool:

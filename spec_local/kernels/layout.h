@@ -110,25 +110,29 @@ inline Columns columns_at(void *memory, Type t, int64_t k, int n) {
     return {n, codes, scales, starts, starts + blocks * parts_per_block(t) * n};
 }
 
-// How a processor's cores read weights from memory. Which way is fastest is measured on each machine (reading.py).
-struct Reading {
-    // How far ahead of their products packed weights are prefetched, in bytes: into the first-level cache (0: not at all), and,
-    // by calls of a few columns or more (`far_from`), into the second.
+// How far ahead of their products packed weights are prefetched, in bytes: into the first-level cache (0: not at all), and, by
+// calls of a few columns or more (`far_from`), into the second. Which is fastest is measured on each machine (measure.py).
+struct Ahead {
     size_t near, far;
-    int float_rows;  // rows of floating-point weights that are read together if there are few columns (AVX-512)
 };
-constexpr Reading READINGS[] = {
+constexpr Ahead AHEADS[] = {
     // Zen 5 and Zen 3 wait for what is not in the first-level cache. On Zen 5, one token of a K-quant takes the least time with
     // 6 kB, 1.04 of that with 4 kB and up to 1.12 with 2 or 12 kB. Calls of more columns compute longer for the same weights,
     // and 6 kB are then read before they end: with 16 kB into the second-level cache, eight columns take 0.93 (Q4_K) to 0.86
-    // (Q8_0) of the time with AVX-512, and two to four 0.77 to 1.01 with AVX2. Floats: see `multiply_floats`.
-    {6144, 16384, 1},
+    // (Q8_0) of the time with AVX-512, and two to four 0.77 to 1.01 with AVX2.
+    {6144, 16384},
     // Zen 4 itself recognizes reads that follow one another, and prefetches into the first-level cache disturb it. Without
-    // them, one token takes 0.94 (Q4_K_M) and 0.89 (Q8_0) of the time, and several, with prefetches into the second, 0.85 to
-    // 1. A row of 1,536 or 8,960 halves that is read with two more takes 0.8 and 0.5 of the time.
-    {0, 8192, 3},
+    // them, one token takes 0.90 (Q4_K_M) and 0.85 (Q8_0) of the time, and several, with prefetches into the second, 0.81 to 1.
+    {0, 8192},
 };
-inline Reading reading = READINGS[0];
+// Rows of floating-point weights that are read together if there are few columns (see `multiply_floats`), likewise.
+constexpr int ROWS_TOGETHER[] = {1, 3};
+
+struct Reading {
+    Ahead ahead = AHEADS[0];
+    int rows = ROWS_TOGETHER[0];
+};
+inline Reading reading;
 
 enum class FloatType { F32, F16, BF16 };
 

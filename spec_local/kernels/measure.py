@@ -10,14 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from spec_local.kernels import records
-from spec_local.kernels.choice import FLOAT_SIZES, FLOATS, PACKED, SIZES, Times, is_clear, way_of_reading
+from spec_local.kernels.choice import FLOAT_SIZES, FLOATS, PACKED, SIZES, OtherReading, Times, is_clear
 from spec_local.kernels.native import Native
 from spec_local.system import json_file, machine
 from spec_local.system.child_process import child_main, run_child
@@ -41,9 +40,9 @@ _MULTIPLE = 256
 
 _LASTS = 86_400.0  # seconds for which a measurement is not repeated, whatever sessions find
 
-# Two ways of reading weights from memory, `READINGS` in layout.h. Processors differ in whether prefetches
-# help them, and nothing they report says so: both are tried, with sizes that take as long as reading does.
-_READ_TYPES, _READ_SIZES = ("Q4_K", "Q8_0", "F16"), (1, 2, 4)
+# Two ways of reading weights from memory, of packed and of floating-point ones. Processors differ in which is
+# faster, and nothing they report says so: both are tried, with sizes that take as long as reading does.
+_READ_TYPES, _READ_SIZES = {"packed": ("Q4_K", "Q8_0"), "floats": ("F16", "F32")}, (1, 2, 3)
 _READ_ROUNDS = 5
 
 Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
@@ -53,14 +52,13 @@ Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
 class MeasuredTimes(json_file.JsonRecord):
     """What was measured on one machine.
 
-    times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. other_reading:
-    the time of products with the other way of reading weights, relative to the first. doubts: types whose
-    calls took another time in a later session.
+    times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. other: of
+    reading weights in another way. doubts: types whose calls took another time in a later session.
     """
 
     times: dict[str, Times]
     when: float
-    other_reading: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    other: OtherReading = OtherReading()
     doubts: tuple[str, ...] = ()
 
 
@@ -81,7 +79,7 @@ def measure(library: Path, instruction_set: str, types: Collection[str], most_ot
     Returns None on success, otherwise the reason for the failure in one line.
     """
     known = recorded(library, instruction_set)
-    read = str(known.other_reading) if known and set(types) < set(TYPES) else ""
+    read = known.other.model_dump_json() if known and set(types) < set(TYPES) else ""
     arguments = [str(library), instruction_set, ",".join(types), str(most_others), read]
     result = run_child("spec_local.kernels.measure", *arguments)
     if not result.works:
@@ -89,8 +87,8 @@ def measure(library: Path, instruction_set: str, types: Collection[str], most_ot
     times = {name: Times.model_validate(each) for name, each in result.facts["times"].items()}
     if times or known:  # without its doubts: sessions on a busy machine do not try again and again
         all_times = {**(known.times if known else {}), **times}
-        read = result.facts["other_reading"]
-        found = MeasuredTimes(times=all_times, when=time.time(), other_reading=read)
+        other = OtherReading.model_validate(result.facts["other"])
+        found = MeasuredTimes(times=all_times, when=time.time(), other=other)
         if reason := _write(library, instruction_set, found):
             return reason
     if disturbed := [name for name in types if name not in times]:
@@ -155,11 +153,11 @@ def _times(sizes: Sequence[int], seconds: NDArray[np.float64]) -> Times:
     return Times(sizes=tuple(sizes), kernels=tuple(seconds[:, 0]), llama_cpp=tuple(seconds[:, 1]))
 
 
-def other_reading(timer: Timer, other: Timer) -> float:
+def relative_time(timer: Timer, other: Timer, types: Collection[str]) -> float:
     """The time of the kernels' products with another timer, relative to the first: the median of rounds."""
     ratios = []
     for _ in range(_READ_ROUNDS):
-        for name in _READ_TYPES:
+        for name in types:
             seconds, others = (each(name, _READ_SIZES, 1)[0, :, 0] for each in (timer, other))
             ratios.append(np.mean(others / seconds))
     return float(np.median(ratios))
@@ -189,12 +187,13 @@ def timer_of(native: Native, threads: int) -> Timer:
     return timer
 
 
-def _other_reading(native: Native, timer: Timer) -> float:
+def _other_reading(native: Native, timer: Timer) -> OtherReading:
     def read_as(way: int, *arguments: Any) -> NDArray[np.float64]:
-        native.read_as(way)
+        native.read_as(way, way)
         return timer(*arguments)
 
-    return other_reading(*(functools.partial(read_as, way) for way in (0, 1)))
+    first, second = (functools.partial(read_as, way) for way in (0, 1))
+    return OtherReading(**{kind: relative_time(first, second, types) for kind, types in _READ_TYPES.items()})
 
 
 def _measure(library: str, instruction_set: str, types: str, most_others: str, read: str) -> dict[str, Any]:
@@ -204,10 +203,10 @@ def _measure(library: str, instruction_set: str, types: str, most_others: str, r
     if reason := native.install(instruction_set):
         return {"error": reason}
     timer = timer_of(native, machine.default_threads())
-    other = float(read) if read else _other_reading(native, timer)
-    native.read_as(way_of_reading(other))
+    other = OtherReading.model_validate_json(read) if read else _other_reading(native, timer)
+    native.read_as(*other.chosen)
     found = timed(timer, types.split(","), float(most_others))
-    return {"other_reading": other, "times": {name: times.model_dump() for name, times in found.items()}}
+    return {"other": other.model_dump(), "times": {name: times.model_dump() for name, times in found.items()}}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ inline void forget_loads() { __asm__ volatile("" ::: "memory"); }
 
 // GCC drops a call of a function that only prefetches, unless it inlines it early.
 template <int N>
-[[gnu::always_inline]] inline void prefetch(const uint8_t *p, Reading ahead) {
+[[gnu::always_inline]] inline void prefetch(const uint8_t *p, Ahead ahead) {
     if (ahead.near) prefetch_near(p + ahead.near);
     if constexpr (N >= Simd::far_from) prefetch_far(p + ahead.far);
 }
@@ -267,7 +267,7 @@ template <Type T, int N>
 void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     constexpr int steps = BLOCK / CODES, width = WIDTH<T, N>, held = HELD<T, N>, multiple = SIMPLE_MULTIPLE<T, N>;
     constexpr bool totals_stay = N <= Simd::most_totals;  // in registers
-    const Reading ahead = reading;
+    const Ahead ahead = reading.ahead;
     Blocks<T> blocks(tile);
     const int32_t *xq = x.codes, *starts = x.starts;
     const float *xd = x.scales, *xs = (const float *)x.sums;
@@ -463,7 +463,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
     constexpr int steps = part_length(T) / CODES, width = WIDTH<T, N>, held = HELD<T, N> < steps ? HELD<T, N> : steps;
     constexpr int summed = steps_per_sum<T, N>();
     constexpr int iterations = REGISTERS / width * 4, prefetched = lines_per_block / iterations;  // lines in each
-    const Reading ahead = reading;
+    const Ahead ahead = reading.ahead;
     Total totals[N] = {};
     const int32_t *xq = x.codes, *xs = x.sums, *starts = x.starts;
     const float *xd = x.scales;

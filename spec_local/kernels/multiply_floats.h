@@ -121,12 +121,13 @@ void multiply_floats(FloatType t, int64_t k, const uint8_t *w, size_t row_bytes,
                                                        at == 0);
         }
     };
-    // On Zen 5, one stream of reads is fastest: 0.75 to 0.86 of the time with two or three columns of 2,048 weights. From
-    // four columns on, or if the columns do not stay in the first-level cache, rows must share the loads of columns (2.0 times
-    // the time with three of 8,192). On Zen 3, even a single column is fastest with several streams, and on Zen 4 with three.
+    // On Zen 5, one stream of reads is faster than four: 0.75 to 0.86 of the time with two or three columns of 2,048 weights.
+    // From four columns on, or if the columns do not stay in the first-level cache, rows must share the loads of columns (2.0
+    // times the time with three of 8,192). On Zen 3, even a single column is fastest with several streams. On Zen 4, three of
+    // 1,536 or 8,960 halves take 0.8 and 0.5 of the time of one, whose sum has to wait for each product of its row.
     constexpr size_t first_level = 32 * 1024;
     const bool few = Simd::lanes == 16 && (n == 1 || (n <= 3 && n * padded * sizeof(float) <= first_level));
-    const int together = few ? reading.float_rows : FLOAT_ROWS;
+    const int together = few ? reading.rows : FLOAT_ROWS;
     // With one group, rows are read sequentially. With more, two chunks of all columns stay in the second-level cache.
     // Measured on Zen 3 with 6 to 12 columns: one or four chunks are 4 to 8 % slower.
     const int64_t stretch = groups == 1 ? k : 2 * CHUNK;

@@ -29,7 +29,7 @@ class Native:
         self._enable.argtypes, self._enable.restype = [ctypes.c_int], None
         self._self_test.argtypes, self._self_test.restype = [], ctypes.c_char_p
         self._read_as = loaded.specdec_kernels_read_as
-        self._read_as.argtypes, self._read_as.restype = [ctypes.c_int], None
+        self._read_as.argtypes, self._read_as.restype = [ctypes.c_int, ctypes.c_int], None
         self._limit, self._time = loaded.specdec_kernels_limit, loaded.specdec_kernels_time
         self._limit.argtypes, self._limit.restype = [ctypes.c_char_p, ctypes.c_int64], None
         self._time.argtypes = [
@@ -77,12 +77,12 @@ class Native:
         """
         self._limit(kind.encode(), most)
 
-    def read_as(self, way: int) -> None:
-        """Read weights in one of the ways `READINGS` of layout.h from now on, 0 or 1; results are the same.
+    def read_as(self, packed: int, floats: int) -> None:
+        """Read weights in these ways from now on: `AHEADS` and `ROWS_TOGETHER` of layout.h, 0 or 1 each.
 
-        Do not call this during a computation.
+        Results are the same. Do not call this during a computation.
         """
-        self._read_as(way)
+        self._read_as(packed, floats)
 
     def choose_rows(self, n_rows: int, tiles: NDArray[np.int32] | None) -> None:
         """Compute only some rows of products with matrices of `n_rows`, in this thread's calls from now on.

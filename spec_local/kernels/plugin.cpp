@@ -253,7 +253,7 @@ void specdec_kernels_limit(const char *type, int64_t most) {
     if (type_named(type) != GGML_TYPE_COUNT) limits[type_named(type)] = most;
 }
 
-void specdec_kernels_read_as(int way) { reading = READINGS[way]; }
+void specdec_kernels_read_as(int packed, int floats) { reading = {AHEADS[packed], ROWS_TOGETHER[floats]}; }
 
 void specdec_kernels_choose_rows(int64_t rows, const int32_t *tiles, int64_t n_tiles) {
     chosen_rows = rows;

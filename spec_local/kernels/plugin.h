@@ -44,8 +44,9 @@ void specdec_kernels_pack_ends(int on);
 // left to it as a whole if `most` is 0, when models are loaded from now on; other numbers have no effect on it.
 void specdec_kernels_limit(const char *type, int64_t most);
 
-// Read weights in one of the ways `READINGS` from now on. Must not be called during a computation.
-void specdec_kernels_read_as(int way);
+// Read packed weights as `AHEADS[packed]` says from now on, and floating-point ones as `ROWS_TOGETHER[floats]`. Must not be
+// called during a computation.
+void specdec_kernels_read_as(int packed, int floats);
 
 // In calls of llama.cpp that this thread makes from now on, compute only some rows of products with matrices of `rows` rows,
 // such as the output matrix: those of `tiles` of 16 rows, ascending, which must live until the next call of this function.

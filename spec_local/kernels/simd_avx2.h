@@ -19,7 +19,7 @@ struct Simd {
     // on Zen 3: 32 or 64 columns take 1 to 4 % longer.
     static constexpr int most_columns = 48;
 #endif
-    static constexpr int far_from = 2;            // columns: see Reading
+    static constexpr int far_from = 2;            // columns: see Ahead
     static constexpr int few_queries = 24;        // see `is_direct` in attention.h
     static constexpr int held(int) { return 4; }  // registers of codes
     static constexpr int steps_per_sum = 4;       // of a part, at most

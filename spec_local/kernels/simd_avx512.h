@@ -13,7 +13,7 @@ struct Simd {
     // 12 sums, their 12 totals and the temporaries of unpacking fill the 32 registers.
     static constexpr int max_columns = 12;
     static constexpr int most_columns = max_columns;  // no more at once: see multiply_many.h
-    static constexpr int far_from = 3;                // columns: see Reading
+    static constexpr int far_from = 3;                // columns: see Ahead
     static constexpr int few_queries = 1 << 30;       // see `is_direct` in attention.h
     // Registers of codes. A dot product waits four cycles for the sum of the one before: nine columns or more hide that if
     // each register is multiplied by all of them. Measured on Zen 5 with 12 columns: 0.83 of the time for Q6_K, 0.95 for Q4_K.

@@ -14,7 +14,7 @@ struct Simd {
     // The sums of eight columns and their totals, eight registers of codes and the temporaries of unpacking fill the 32
     // registers.
     static constexpr int max_columns = 8;
-    static constexpr int far_from = 1 << 30;      // columns: see Reading
+    static constexpr int far_from = 1 << 30;      // columns: see Ahead
     static constexpr int few_queries = 6;         // see `is_direct` in attention.h
     static constexpr int held(int) { return 4; }  // registers of codes
     static constexpr int held_signed(int) { return 4; }

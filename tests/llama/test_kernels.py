@@ -15,7 +15,7 @@ from spec_local import GenerationSettings, Session, kernels
 from spec_local.core.calls import run
 from spec_local.core.proposal import path_to
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.kernels import build, choice, measure
+from spec_local.kernels import build, measure
 from spec_local.llama import runtime
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -178,17 +178,18 @@ def test_how_weights_are_read_changes_no_bit(multiply, instruction_sets, kind):
     rng = np.random.default_rng(2)
     matrix, _ = random_matrix(rng, kind, 37, 512)
     x = rng.normal(size=(13, 512)).astype(np.float32)
-    native = kernels.installed()
+    native, other = kernels.installed(), kernels.status().other
+    before = other.chosen if other else (0, 0)
     try:
         for name in instruction_sets:
             for n in range(1, 14):
                 found = []
                 for way in (0, 1):
-                    native.read_as(way)
+                    native.read_as(way, way)
                     found.append(multiply(name, kind, matrix, x[:n]))
                 assert (found[0] == found[1]).all()
     finally:
-        native.read_as(choice.way_of_reading(kernels.status().other_reading))
+        native.read_as(*before)
 
 
 @pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS], ids=lambda kind: kind.name)
