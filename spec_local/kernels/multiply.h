@@ -230,8 +230,6 @@ constexpr int first_multiple(Type t) { return t == Type::Q5_0 || t == Type::Q5_1
 // The blocks of a tile of a simple type, one after the other.
 template <Type T>
 class Blocks {
-    int left = TOGETHER;  // blocks that share a header
-
 public:
     const uint8_t *scales, *codes;
 
@@ -261,6 +259,8 @@ private:
         if constexpr (T == Type::MXFP4) return Simd::half_powers(numbers + h * Simd::lanes);
         return Simd::load_halves(numbers + h * Simd::lanes * 2);
     }
+
+    int left = TOGETHER;  // blocks that share a header
 };
 
 template <Type T, int N>
