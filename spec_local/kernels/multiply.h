@@ -18,10 +18,12 @@ constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes per register
 // line of a block in registers, run out of them and spill.
 inline void forget_loads() { __asm__ volatile("" ::: "memory"); }
 
-// GCC drops a call of a function that only prefetches, unless it inlines it early.
+// GCC drops a call of a function that only prefetches, unless it inlines it early. With nine columns or more, it would spill
+// sums beside a condition; their weights are read before they are needed in any case.
 template <int N>
-[[gnu::always_inline]] inline void prefetch(const uint8_t *p, Ahead ahead) {
-    if (ahead.near) prefetch_near(p + ahead.near);
+[[gnu::always_inline]] inline void prefetch(const uint8_t *p) {
+    const Ahead ahead = reading.ahead;
+    if (N > 8 || ahead.near) prefetch_near(p + ahead.near);
     if constexpr (N >= Simd::far_from) prefetch_far(p + ahead.far);
 }
 
@@ -267,7 +269,6 @@ template <Type T, int N>
 void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     constexpr int steps = BLOCK / CODES, width = WIDTH<T, N>, held = HELD<T, N>, multiple = SIMPLE_MULTIPLE<T, N>;
     constexpr bool totals_stay = N <= Simd::most_totals;  // in registers
-    const Ahead ahead = reading.ahead;
     Blocks<T> blocks(tile);
     const int32_t *xq = x.codes, *starts = x.starts;
     const float *xd = x.scales, *xs = (const float *)x.sums;
@@ -278,9 +279,9 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
 #pragma GCC unroll 1
         for (int h = 0; h < REGISTERS; h += width) {
             const uint8_t *block = blocks.codes;
-            for (size_t i = h; i < block_bytes(T) / LINE; i += REGISTERS / width) prefetch<N>(block + i * LINE, ahead);
+            for (size_t i = h; i < block_bytes(T) / LINE; i += REGISTERS / width) prefetch<N>(block + i * LINE);
             if (h == 0 && blocks.at_header())
-                for (size_t i = 0; i < header_bytes(T) / LINE; i++) prefetch<N>(blocks.scales + i * LINE, ahead);
+                for (size_t i = 0; i < header_bytes(T) / LINE; i++) prefetch<N>(blocks.scales + i * LINE);
             forget_loads();
             Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
             for_groups<N>([&](auto g, auto size) __attribute__((always_inline)) {
@@ -463,7 +464,6 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
     constexpr int steps = part_length(T) / CODES, width = WIDTH<T, N>, held = HELD<T, N> < steps ? HELD<T, N> : steps;
     constexpr int summed = steps_per_sum<T, N>();
     constexpr int iterations = REGISTERS / width * 4, prefetched = lines_per_block / iterations;  // lines in each
-    const Ahead ahead = reading.ahead;
     Total totals[N] = {};
     const int32_t *xq = x.codes, *xs = x.sums, *starts = x.starts;
     const float *xd = x.scales;
@@ -472,7 +472,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
         for (int h = 0; h < REGISTERS; h += width) {
             if (h == 0)
                 unrolled<lines_per_block % iterations>(
-                    [&](int i) __attribute__((always_inline)) { prefetch<N>(tile + (lines_per_block - 1 - i) * LINE, ahead); });
+                    [&](int i) __attribute__((always_inline)) { prefetch<N>(tile + (lines_per_block - 1 - i) * LINE); });
             forget_loads();
             Simd::Scale scales[width][parts];
             for (int w = 0; w < width; w++) unpack_scales<T>(Lines{tile, h + w}, scales[w]);
@@ -484,7 +484,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
 #pragma GCC unroll 1
             for (int group = 0; group < 4; group++) {
                 unrolled<prefetched>([&](int i) __attribute__((always_inline)) {
-                    prefetch<N>(tile + ((h / width * 4 + group) * prefetched + i) * LINE, ahead);
+                    prefetch<N>(tile + ((h / width * 4 + group) * prefetched + i) * LINE);
                 });
                 Int sums[GROUPS<N>][COLUMNS_TOGETHER][width];
                 unrolled<16 / held>([&](auto piece) __attribute__((always_inline)) {
