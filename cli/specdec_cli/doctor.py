@@ -165,11 +165,11 @@ def _speeds(status: Status) -> None:
         prompt = f"{each.speed(512):8.2f}" if 512 in each.sizes else f"{'':8}"
         session = choice.session_time(each, status.limits.get(kind))
         render.write(f"  {kind:8}{speeds}{prompt}{session:9.2f}\n")
-    if status.other and status.other.chosen[0]:
-        saved = f"{status.other.packed:.2f} of the time"
+    if status.other_reading and status.other_reading.chosen[0]:
+        saved = f"{status.other_reading.packed:.2f} of the time"
         render.write(f"packed weights are not prefetched into the first-level cache: {saved}\n")
-    if status.other and status.other.chosen[1]:
-        saved = f"{status.other.floats:.2f} of the time"
+    if status.other_reading and status.other_reading.chosen[1]:
+        saved = f"{status.other_reading.floats:.2f} of the time"
         render.write(f"several rows of F16, BF16 and F32 weights are read together: {saved}\n")
 
 
@@ -186,8 +186,10 @@ def _report() -> None:
     render.write("[[processor]]\n")
     render.write(f"name = {json.dumps(f'{processor()}, {status.instruction_set}')}\n")
     render.write(f"threads = {default_threads()}\n")
-    if status.other:
-        relative = f"{{ packed = {status.other.packed:.2f}, floats = {status.other.floats:.2f} }}"
+    if status.other_reading:
+        relative = (
+            f"{{ packed = {status.other_reading.packed:.2f}, floats = {status.other_reading.floats:.2f} }}"
+        )
         render.write(f"other_reading = {relative}  # time, relative to that of the first way\n")
     render.write("\n")
     render.write("[processor.times]  # of a product by tokens, in microseconds: specdec's, llama.cpp's\n")

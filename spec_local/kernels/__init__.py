@@ -36,7 +36,7 @@ class Status:
 
     limits: the most tokens per call of products that the kernels compute, for types of weights that have such
     a limit. times: what they were chosen from, by type; empty if nothing was measured on this machine.
-    other: of reading weights in another way; None if that was not measured.
+    other_reading: of reading weights in another way; None if that was not measured.
     doubts: types whose calls took another time in a session.
     """
 
@@ -44,7 +44,7 @@ class Status:
     reason: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     times: "Mapping[str, Times]" = field(default_factory=dict)
-    other: "OtherReading | None" = None
+    other_reading: "OtherReading | None" = None
     doubts: Sequence[str] = ()
 
     @property
@@ -218,7 +218,7 @@ def doubt(types: Collection[str]) -> None:
 def _configure(native: "Native", status: Status) -> None:
     from spec_local.kernels.measure import TYPES
 
-    native.read_as(*(status.other.chosen if status.other else (0, 0)))
+    native.read_as(*(status.other_reading.chosen if status.other_reading else (0, 0)))
     for kind in TYPES:
         native.limit(kind, status.limits.get(kind, _NO_LIMIT))
 
@@ -262,7 +262,7 @@ def _with_limits(instruction_set: str, library: Path) -> Status:
         return Status(instruction_set, None, measure.UNMEASURED)
     before = {kind: most for kind, most in measure.UNMEASURED.items() if kind not in known.times}
     limits = before | choice.limits(known.times)
-    return Status(instruction_set, None, limits, known.times, known.other, known.doubts)
+    return Status(instruction_set, None, limits, known.times, known.other_reading, known.doubts)
 
 
 def _one_line(error: Exception) -> str:

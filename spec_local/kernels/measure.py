@@ -52,13 +52,13 @@ Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
 class MeasuredTimes(json_file.JsonRecord):
     """What was measured on one machine.
 
-    times: by type; a type is missing if other programs disturbed it. when: seconds since 1970. other: of
-    reading weights in another way. doubts: types whose calls took another time in a later session.
+    times: by type; a type is missing if other programs disturbed it. when: seconds since 1970.
+    other_reading: of weights, in another way. doubts: types whose calls took another time in a later session.
     """
 
     times: dict[str, Times]
     when: float
-    other: OtherReading = OtherReading()
+    other_reading: OtherReading = OtherReading()
     doubts: tuple[str, ...] = ()
 
 
@@ -79,7 +79,7 @@ def measure(library: Path, instruction_set: str, types: Collection[str], most_ot
     Returns None on success, otherwise the reason for the failure in one line.
     """
     known = recorded(library, instruction_set)
-    read = known.other.model_dump_json() if known and set(types) < set(TYPES) else ""
+    read = known.other_reading.model_dump_json() if known and set(types) < set(TYPES) else ""
     arguments = [str(library), instruction_set, ",".join(types), str(most_others), read]
     result = run_child("spec_local.kernels.measure", *arguments)
     if not result.works:
@@ -88,7 +88,7 @@ def measure(library: Path, instruction_set: str, types: Collection[str], most_ot
     if times or known:  # without its doubts: sessions on a busy machine do not try again and again
         all_times = {**(known.times if known else {}), **times}
         other = OtherReading.model_validate(result.facts["other"])
-        found = MeasuredTimes(times=all_times, when=time.time(), other=other)
+        found = MeasuredTimes(times=all_times, when=time.time(), other_reading=other)
         if reason := _write(library, instruction_set, found):
             return reason
     if disturbed := [name for name in types if name not in times]:

@@ -178,7 +178,7 @@ def test_how_weights_are_read_changes_no_bit(multiply, instruction_sets, kind):
     rng = np.random.default_rng(2)
     matrix, _ = random_matrix(rng, kind, 37, 512)
     x = rng.normal(size=(13, 512)).astype(np.float32)
-    native, other = kernels.installed(), kernels.status().other
+    native, other = kernels.installed(), kernels.status().other_reading
     before = other.chosen if other else (0, 0)
     try:
         for name in instruction_sets:

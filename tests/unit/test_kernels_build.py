@@ -230,7 +230,7 @@ def test_how_weights_are_read_is_measured_with_all_types(library, tested, monkey
         monkeypatch.setenv("FAKE_READING", faster)
         assert kernels.compare(types, ANY) is None
         new_process()
-        return round(kernels.status().other.packed, 2)
+        return round(kernels.status().other_reading.packed, 2)
 
     assert ways("1", None) == 0.9
     assert ways("0", ["Q4_K"]) == 0.9  # as before
