@@ -165,12 +165,17 @@ def _speeds(status: Status) -> None:
         prompt = f"{each.speed(512):8.2f}" if 512 in each.sizes else f"{'':8}"
         session = choice.session_time(each, status.limits.get(kind))
         render.write(f"  {kind:8}{speeds}{prompt}{session:9.2f}\n")
-    if status.other_reading and status.other_reading.chosen[0]:
-        saved = f"{status.other_reading.packed:.2f} of the time"
-        render.write(f"packed weights are not prefetched into the first-level cache: {saved}\n")
-    if status.other_reading and status.other_reading.chosen[1]:
-        saved = f"{status.other_reading.floats:.2f} of the time"
-        render.write(f"several rows of F16, BF16 and F32 weights are read together: {saved}\n")
+    if not (other := status.other_reading):
+        return
+    packed, floats = other.chosen
+    if packed:
+        render.write(
+            f"packed weights are not prefetched into the first-level cache: {other.packed:.2f} of the time\n"
+        )
+    if floats:
+        render.write(
+            f"several rows of F16, BF16 and F32 weights are read together: {other.floats:.2f} of the time\n"
+        )
 
 
 def _report() -> None:
@@ -186,10 +191,8 @@ def _report() -> None:
     render.write("[[processor]]\n")
     render.write(f"name = {json.dumps(f'{processor()}, {status.instruction_set}')}\n")
     render.write(f"threads = {default_threads()}\n")
-    if status.other_reading:
-        relative = (
-            f"{{ packed = {status.other_reading.packed:.2f}, floats = {status.other_reading.floats:.2f} }}"
-        )
+    if other := status.other_reading:
+        relative = f"{{ packed = {other.packed:.2f}, floats = {other.floats:.2f} }}"
         render.write(f"other_reading = {relative}  # time, relative to that of the first way\n")
     render.write("\n")
     render.write("[processor.times]  # of a product by tokens, in microseconds: specdec's, llama.cpp's\n")
