@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -31,6 +32,13 @@ from tests.server_events import (
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 TOOL = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
+NOW = 1_796_012_462
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Time stands still: a response tells when it was made, and so must its equal."""
+    monkeypatch.setattr(time, "time", lambda: NOW + 0.9)
 
 
 def exchange(given="Why?", **more):
@@ -58,7 +66,7 @@ def whole(exchange, answer):
 
 def without_ids(value):
     if isinstance(value, dict):
-        return {key: without_ids(each) for key, each in value.items() if key not in ("id", "created_at")}
+        return {key: without_ids(each) for key, each in value.items() if key != "id"}
     return [without_ids(each) for each in value] if isinstance(value, list) else value
 
 
@@ -371,7 +379,9 @@ def test_a_call_at_the_limit_is_complete():
 def test_a_stream_ends_with_the_same_response(answer):
     found = events(exchange(stream=True), answer)
     assert without_ids(found[-1]["response"]) == without_ids(whole(exchange(), answer))
-    assert found[-1]["type"] == f"response.{found[-1]['response']['status']}"
+    last = found[-1]["response"]
+    assert found[-1]["type"] == f"response.{last['status']}"
+    assert (last["created_at"], last["completed_at"]) == (NOW, NOW if last["status"] == "completed" else None)
 
 
 def test_the_events_of_a_stream():
