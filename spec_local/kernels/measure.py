@@ -5,7 +5,6 @@ stored next to the library. Products are timed in a child process,
 ``python -m spec_local.kernels.measure LIBRARY INSTRUCTION_SET TYPES CORES OTHER_READING``.
 """
 
-import functools
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -43,10 +42,11 @@ _LASTS = 86_400.0  # seconds for which a measurement is not repeated, whatever s
 # Two ways of reading weights from memory, of packed and of floating-point ones. Processors differ in which is
 # faster, and nothing they report says so: both are tried, with sizes that take as long as reading does.
 _READ_TYPES, _READ_SIZES = {"packed": ("Q4_K", "Q8_0"), "floats": ("F16", "F32")}, (1, 2, 3)
-_READ_ROUNDS = 5
+_READ_ROUNDS = 16
 
 Timer = Callable[[str, Sequence[int], int], NDArray[np.float64]]
-"""(type, sizes, rounds) -> seconds (rounds, sizes, 2): with the kernels, and with llama.cpp's own."""
+"""(type, sizes, rounds) -> seconds (rounds, sizes, 2): with the kernels, and with llama.cpp's own; or with
+kernels that read weights in the first way, and in the second."""
 
 
 class MeasuredTimes(json_file.JsonRecord):
@@ -153,18 +153,17 @@ def _times(sizes: Sequence[int], seconds: NDArray[np.float64]) -> Times:
     return Times(sizes=tuple(sizes), kernels=tuple(seconds[:, 0]), llama_cpp=tuple(seconds[:, 1]))
 
 
-def relative_time(timer: Timer, other: Timer, types: Collection[str]) -> float:
-    """The time of the kernels' products with another timer, relative to the first: the median of rounds."""
-    ratios = []
-    for _ in range(_READ_ROUNDS):
-        for name in types:
-            seconds, others = (each(name, _READ_SIZES, 1)[0, :, 0] for each in (timer, other))
-            ratios.append(np.mean(others / seconds))
-    return float(np.median(ratios))
+def relative_time(timer: Timer, types: Collection[str]) -> float:
+    """The time of products that read weights in the second way, relative to the first: a median of rounds."""
+    seconds = np.array([timer(name, _READ_SIZES, _READ_ROUNDS) for name in types])
+    return float(np.median(np.mean(seconds[..., 1] / seconds[..., 0], axis=-1)))
 
 
-def timer_of(native: Native, threads: int) -> Timer:
-    """Return a function that times products of matrices of a model's size, with an installed library."""
+def timer_of(native: Native, threads: int, readings: bool = False) -> Timer:
+    """Return a function that times products of matrices of a model's size, with an installed library.
+
+    readings: time two ways of reading weights.
+    """
 
     import gguf
 
@@ -180,20 +179,12 @@ def timer_of(native: Native, threads: int) -> Timer:
                 fitting = n_bytes // (length // block * size) // _MULTIPLE * _MULTIPLE
                 n_rows = min(fitting, _ROWS_FOR_MANY[length]) if is_many else fitting
                 # As if there were as many rows as for few tokens, so that all times are of the same matrices.
-                total += native.time(name, n_rows, length, some, threads, rounds) * (fitting / n_rows)
+                seconds = native.time(name, n_rows, length, some, threads, rounds, readings)
+                total += seconds * (fitting / n_rows)
             found.append(total)
         return np.concatenate(found, axis=1)
 
     return timer
-
-
-def _other_reading(native: Native, timer: Timer) -> OtherReading:
-    def read_as(way: int, *arguments: Any) -> NDArray[np.float64]:
-        native.read_as(way, way)
-        return timer(*arguments)
-
-    first, second = (functools.partial(read_as, way) for way in (0, 1))
-    return OtherReading(**{kind: relative_time(first, second, types) for kind, types in _READ_TYPES.items()})
 
 
 def _measure(library: str, instruction_set: str, types: str, most_others: str, read: str) -> dict[str, Any]:
@@ -202,10 +193,14 @@ def _measure(library: str, instruction_set: str, types: str, most_others: str, r
     native = Native(Path(library))
     if reason := native.install(instruction_set):
         return {"error": reason}
-    timer = timer_of(native, machine.default_threads())
-    other = OtherReading.model_validate_json(read) if read else _other_reading(native, timer)
+    threads = machine.default_threads()
+    if read:
+        other = OtherReading.model_validate_json(read)
+    else:
+        both = timer_of(native, threads, readings=True)
+        other = OtherReading(**{kind: relative_time(both, names) for kind, names in _READ_TYPES.items()})
     native.read_as(*other.chosen)
-    found = timed(timer, types.split(","), float(most_others))
+    found = timed(timer_of(native, threads), types.split(","), float(most_others))
     return {"other": other.model_dump(), "times": {name: times.model_dump() for name, times in found.items()}}
 
 

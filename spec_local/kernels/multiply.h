@@ -156,10 +156,13 @@ struct alignas(LINE) Total {
     float of[ROWS];
 };
 
-// Write a tile's results. The last tile may have fewer than 16 rows.
-template <int N>
-void write_totals(const Total (&totals)[N], float *const *y, int rows) {
-    for (int j = 0; j < N; j++) __builtin_memcpy(y[j], totals[j].of, rows * sizeof(float));
+// Write a tile's results for n columns. The last tile of a matrix may have fewer than 16 rows; the others need no call of
+// memcpy.
+inline void write_totals(const Total *totals, int n, float *const *y, int rows) {
+    for (int j = 0; j < n; j++) {
+        if (rows == ROWS) __builtin_memcpy(y[j], totals[j].of, sizeof(Total));
+        else __builtin_memcpy(y[j], totals[j].of, rows * sizeof(float));
+    }
 }
 
 // ---- simple types: blocks of 32 weights with one scale each ----
@@ -336,7 +339,7 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
     }
     if constexpr (totals_stay)
         for (int j = 0; j < N; j++) Simd::store(totals[j].of, kept[j]);
-    write_totals(totals, y, rows);
+    write_totals(totals, N, y, rows);
 }
 
 // ---- K-quants: super-blocks of 256 weights, in parts with an integer scale each ----
@@ -541,7 +544,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
         tile += block_bytes(T), xq += SUPER_BLOCK / CODES * N, xd += N;
         xs += n_sums * N, starts += parts * N;
     }
-    write_totals(totals, y, rows);
+    write_totals(totals, N, y, rows);
 }
 
 // ---- dispatch to template instances ----

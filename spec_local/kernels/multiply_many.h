@@ -200,7 +200,7 @@ struct Many {
                 with_number<most, Group, least>(last - first, &weights, &x, first, block, some, totals);
             }
         }
-        for (int j = 0; j < x.n; j++) __builtin_memcpy(y[j], totals[j].of, rows * sizeof(float));
+        write_totals(totals, x.n, y, rows);
     }
 };
 

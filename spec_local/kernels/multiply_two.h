@@ -69,12 +69,14 @@ template <Type T, int N, int G>
         for_both([&](auto t) __attribute__((always_inline)) { blocks[t].advance(); });
         xq += steps * N, xd += N, starts += N, xs += N;
     }
+    Total last[G];
+    float *second[G];
     unrolled<G>([&](auto j) __attribute__((always_inline)) {
-        Total last;
         Simd::store(y[from + j], totals[0][j]);
-        Simd::store(last.of, totals[1][j]);
-        __builtin_memcpy(y[from + j] + ROWS, last.of, (rows - ROWS) * sizeof(float));
+        Simd::store(last[j].of, totals[1][j]);
+        second[j] = y[from + j] + ROWS;
     });
+    write_totals(last, G, second, rows - ROWS);
 }
 
 template <int N>

@@ -34,7 +34,7 @@ class Native:
         self._limit.argtypes, self._limit.restype = [ctypes.c_char_p, ctypes.c_int64], None
         self._time.argtypes = [
             *(ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int), ctypes.c_int),
-            *(ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
+            *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
         ]
         self._time.restype = ctypes.c_char_p
         self._experts_read = loaded.specdec_kernels_experts_read
@@ -96,20 +96,29 @@ class Native:
         self._choose_rows(n_rows, pointer, 0 if tiles is None else len(tiles))
 
     def time(
-        self, kind: str, rows: int, length: int, sizes: Sequence[int], threads: int, rounds: int
+        self,
+        kind: str,
+        rows: int,
+        length: int,
+        sizes: Sequence[int],
+        threads: int,
+        rounds: int,
+        readings: bool = False,
     ) -> NDArray[np.float64]:
         """Time products of a matrix with various numbers of tokens.
 
         Returns seconds, float64 (rounds, sizes, 2): with the kernels, and with what llama.cpp would use
-        without them.
+        without them. If `readings`: with the kernels in the first and in the second way of `read_as`; the
+        first is in use afterwards.
 
         Raises:
             SpecLocalError: there is not enough memory, or the shape is not possible.
         """
         seconds = np.zeros((rounds, len(sizes), 2))
         numbers = (ctypes.c_int * len(sizes))(*sizes)
+        how = (threads, rounds, int(readings))
         if reason := _text(
-            self._time(kind.encode(), rows, length, numbers, len(sizes), threads, rounds, seconds.ctypes.data)
+            self._time(kind.encode(), rows, length, numbers, len(sizes), *how, seconds.ctypes.data)
         ):
             raise SpecLocalError(f"products could not be timed: {reason}")
         return seconds

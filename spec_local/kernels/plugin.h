@@ -53,10 +53,11 @@ void specdec_kernels_read_as(int packed, int floats);
 // The other rows of the result are undefined. tiles null: compute all rows.
 void specdec_kernels_choose_rows(int64_t rows, const int32_t *tiles, int64_t n_tiles);
 
-// Time products of a matrix with `sizes[0 ... n_sizes-1]` columns, with the kernels and without them, one after the other.
-// seconds[round][size][2]: with, without. Returns null on success, otherwise the reason for the failure.
+// Time products of a matrix with `sizes[0 ... n_sizes-1]` columns in two ways, one after the other: with the kernels and
+// without them, or, if `readings` is not 0, with the kernels and `specdec_kernels_read_as(0, 0)` and `(1, 1)`, of which the
+// first is left set. seconds[round][size][2]. Returns null on success, otherwise the reason for the failure.
 const char *specdec_kernels_time(const char *type, int64_t rows, int64_t k, const int *sizes, int n_sizes, int threads,
-                                 int rounds, double *seconds);
+                                 int rounds, int readings, double *seconds);
 
 // The number of experts' packed matrices that all calls up to now have read: of each call, gate, up and down of each
 // expert that any of its tokens is routed to, in each layer.

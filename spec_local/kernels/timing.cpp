@@ -1,10 +1,12 @@
-// Times products with the installed kernels and with what llama.cpp would use without them.
+// Times products with the installed kernels, and with what llama.cpp would use without them or with weights that are read in
+// another way.
 #include "owned.h"
 #include "plugin.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 using namespace specdec;
@@ -61,7 +63,7 @@ struct Products {
 }  // namespace
 
 const char *specdec_kernels_time(const char *name, int64_t rows, int64_t k, const int *sizes, int n_sizes, int threads,
-                                 int rounds, double *seconds) {
+                                 int rounds, int readings, double *seconds) {
     const ggml_type type = type_named(name);
     if (!kernels()) return "they are not installed";
     if (type == GGML_TYPE_COUNT) return "there is no type of this name";
@@ -73,21 +75,26 @@ const char *specdec_kernels_time(const char *name, int64_t rows, int64_t k, cons
     ggml_quantize_chunk(type, dense.data(), data.data(), 0, SOME, k, nullptr);
     const size_t some = ggml_row_size(type, k) * SOME;
     for (size_t i = some; i < data.size(); i += some) std::memcpy(&data[i], data.data(), std::min(some, data.size() - i));
-    const Products with(true, type, rows, k, data, sizes, n_sizes), without(false, type, rows, k, data, sizes, n_sizes);
-    if (!with.buffer || !without.buffer) return "there is not enough memory";
+    const Products with(true, type, rows, k, data, sizes, n_sizes);
+    std::optional<Products> without;
+    if (!readings) without.emplace(false, type, rows, k, data, sizes, n_sizes);
+    if (!with.buffer || (without && !without->buffer)) return "there is not enough memory";
     const Owned<ggml_backend> backend(ggml_backend_cpu_init());
     ggml_backend_cpu_set_n_threads(backend.get(), threads);
     const char *error = nullptr;
     for (int round = -1; round < rounds && !error; round++)  // the first one is not timed
         for (int i = 0; i < n_sizes; i++)
-            for (const bool ours : {round % 2 != 0, round % 2 == 0}) {
-                specdec_kernels_enable(ours);
+            for (const int which : {round % 2 == 0, round % 2 != 0}) {
+                if (readings) specdec_kernels_read_as(which, which);
+                else specdec_kernels_enable(which == 0);
+                const Products &products = without && which == 1 ? *without : with;
                 const auto begin = std::chrono::steady_clock::now();
-                if (ggml_backend_graph_compute(backend.get(), (ours ? with : without).graphs[i]) != GGML_STATUS_SUCCESS)
+                if (ggml_backend_graph_compute(backend.get(), products.graphs[i]) != GGML_STATUS_SUCCESS)
                     error = "a product could not be computed";
                 const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-                if (round >= 0) seconds[(round * n_sizes + i) * 2 + !ours] = took.count();
+                if (round >= 0) seconds[(round * n_sizes + i) * 2 + which] = took.count();
             }
-    specdec_kernels_enable(1);
+    if (readings) specdec_kernels_read_as(0, 0);
+    else specdec_kernels_enable(1);
     return error;
 }
