@@ -3,9 +3,9 @@
     python benchmarks/kernel_cycles.py [--processor znver3] [--types Q4_K,Q8_0] [--columns 1,2,4,8] [--check]
 
 llvm-mca simulates how a processor executes what the kernels execute for a block of weights of 16 rows, over
-and over. It needs LLVM (16 or later), a compiler and binutils, but no quiet machine. A block's instructions
-follow from the control flow: a loop runs as often as the products of the block require. Memory is as fast as
-the first-level cache in the simulation.
+and over. It needs LLVM (16 or later, and 19 for a Zen 4), a compiler and binutils, but no quiet machine. A
+block's instructions follow from the control flow: a loop runs as often as the products of the block require.
+Memory is as fast as the first-level cache in the simulation.
 
 A second table sets the cycles against the bandwidth of a machine's memory. T(n), the time of a call of n
 tokens relative to one, has two figures: if computing and reading the weights overlap entirely, so that the
@@ -245,11 +245,14 @@ def main() -> None:
     if not llvm_mca() or not shutil.which("objdump"):
         sys.exit("llvm-mca or objdump was not found: install LLVM 16 or later and the GNU binutils")
     chosen = [host()] if options.check else options.processor or []
-    processors = [p for p in PROCESSORS if (not chosen and p.sets[0] in compilable()) or p.name in chosen]
+    processors = [p for p in PROCESSORS if p.name in chosen or not chosen]
     if not processors:
         sys.exit(f"this processor, {chosen[0]}, is not among those of pipelines.py")
-    if left_out := [p.name for p in PROCESSORS if not chosen and p not in processors]:
-        print(f"left out, since there is no cross compiler: {', '.join(left_out)}\n")
+    possible = [p for p in processors if p.sets[0] in compilable() and llvm_mca(p.oldest)]
+    if left_out := [p.name for p in processors if p not in possible]:
+        print(f"left out, since they need a cross compiler or a newer LLVM: {', '.join(left_out)}\n")
+    if not (processors := possible):
+        return
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor() as pool:
         work = Path(name)
         made = objects(options.folder, work, list(dict.fromkeys(s for p in processors for s in p.sets)))

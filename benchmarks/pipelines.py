@@ -40,6 +40,7 @@ class Processor:
     model: the processor that is simulated, if it is another one.
     options: of llvm-mca.
     corrections: patterns and replacements for lines of assembly, where LLVM's model is known to be wrong.
+    oldest: the first version of LLVM whose model can be used.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Processor:
     model: str = ""
     options: tuple[str, ...] = ()
     corrections: tuple[tuple[str, str], ...] = ()
+    oldest: int = _OLDEST
 
 
 # A load that fills all lanes with one number needs a load unit only, as on Intel: 4 of them and 8 additions
@@ -104,6 +106,7 @@ PROCESSORS = (
         width=6,
         options=_LOADS,
         corrections=(_BROADCAST, _DOT),
+        oldest=19,  # LLVM 16 begins a multiplication of 512 bits in every second cycle; it is every one
     ),
     Processor(
         "znver5",
@@ -149,12 +152,12 @@ RELOAD = {"avx512_vnni": 15.0}
 
 
 @functools.cache
-def llvm_mca() -> str | None:
-    """The newest llvm-mca that is installed; None if it is too old."""
+def llvm_mca(oldest: int = _OLDEST) -> str | None:
+    """The newest llvm-mca that is installed; None if it is older than that."""
     names = [f"llvm-mca-{version}" for version in range(_NEWEST, _OLDEST - 1, -1)]
     for program in filter(None, map(shutil.which, [*names, "llvm-mca"])):
         version = re.search(r"LLVM version (\d+)", _run([program, "--version"]))
-        if version and int(version[1]) >= _OLDEST:
+        if version and int(version[1]) >= oldest:
             return program
     return None
 
@@ -185,9 +188,11 @@ def cycles(lines: Sequence[str], processor: Processor, triple: str) -> float:
     Raises:
         ValueError: llvm-mca does not know an instruction or the processor.
     """
-    program = llvm_mca()
+    program = llvm_mca(processor.oldest)
     if not program:
-        raise ValueError("llvm-mca was not found: install LLVM (Debian: llvm-19)")
+        raise ValueError(
+            f"llvm-mca {processor.oldest} or later was not found: install LLVM (Debian: llvm-19)"
+        )
     text = "\n".join(lines)
     for pattern, replacement in processor.corrections:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
