@@ -18,6 +18,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from spec_local.models import catalog
 from spec_local.system import machine
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the OpenMP library is loaded
@@ -26,6 +27,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the OpenMP libr
 settings.register_profile("default", deadline=None)
 settings.register_profile("repeatable", derandomize=True, max_examples=50, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def starter_path():
+    """The file of the starter model."""
+    path = catalog.find("starter")
+    if not path:
+        pytest.fail("the starter model is missing: run specdec models pull starter")
+    return path
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,7 +17,6 @@ import pytest
 import typer
 
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.models import catalog
 from spec_local.models.head_versions import HeadVersions
 from specdec_cli import settings
 from specdec_cli.app import app
@@ -219,12 +218,11 @@ def test_python(script, world):
 
 
 @pytest.mark.starter
-def test_several_chats_with_the_starter(tmp_path, monkeypatch, capsys):
+def test_several_chats_with_the_starter(starter_path, tmp_path, monkeypatch, capsys):
     """Its answers are about the questions, so that the example gives it chats and no texts to continue."""
-    starter = catalog.find("starter")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (example,) = (case.values[0] for case in cases("python") if "generate_many" in case.values[0])
-    exec(example.replace("main.gguf", str(starter)), {})
+    exec(example.replace("main.gguf", str(starter_path)), {})
     lines = sorted(line for line in capsys.readouterr().out.splitlines() if line)
     for subject, line in zip(("bird", "river", "tree"), lines, strict=True):
         assert line.startswith(f"What is a {subject}? A {subject} is a ")

@@ -11,7 +11,6 @@ import pytest
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.models import catalog
 from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
 from specdec_cli.terminal import Prose
@@ -582,10 +581,8 @@ def test_terminal(inside, main, colour):
 
 
 @pytest.mark.starter
-def test_the_starter_answers(inside):
-    starter = catalog.find("starter")
-    assert starter, "the starter model is missing: run specdec models pull starter"
-    arguments = ["--main", starter, "--temp", "0", "-n", "4", "--threads", "1", "--raw"]
+def test_the_starter_answers(inside, starter_path):
+    arguments = ["--main", starter_path, "--temp", "0", "-n", "4", "--threads", "1", "--raw"]
     done = inside("generate", *arguments, "The capital of France is")
     assert done.returncode == 0
     assert done.stdout.startswith(b" Paris")

@@ -15,7 +15,6 @@ from spec_local.llama.devices import AUTO, fixed_offload
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_sequence
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.models import catalog
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger
 
@@ -234,10 +233,7 @@ def check_next(fresh_logits):
 
 
 @pytest.fixture(scope="session")
-def starter():
-    path = catalog.find("starter")
-    if not path:
-        pytest.fail("the starter model is missing: run specdec models pull starter")
-    model = Model(path)
+def starter(starter_path):
+    model = Model(starter_path)
     yield model
     model.close()
