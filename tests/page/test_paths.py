@@ -11,7 +11,10 @@ from tests.page.conftest import ask, text_of
 
 @pytest.fixture
 def proxy(served):
-    """A proxy that has the server under /llm/, and nothing else. Returns its address."""
+    """A proxy that has the server under /llm/, and nothing else. Returns its address.
+
+    Tests request it before `open_page`, so that it ends after the page, which would miss it.
+    """
     port = int(served.address.rpartition(":")[2])
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,7 +51,7 @@ def proxy(served):
     thread.join()
 
 
-def test_all_of_the_page_works_under_a_path(open_page, proxy):
+def test_all_of_the_page_works_under_a_path(proxy, open_page):
     page = open_page(f"{proxy}/llm/")
     page.wait_for_selector("#model:has-text('scripted')")
     page.wait_for_selector("#statistics svg")
@@ -58,6 +61,6 @@ def test_all_of_the_page_works_under_a_path(open_page, proxy):
     assert page.locator("#failed").count() == 0
 
 
-def test_without_the_slash_the_page_says_what_is_wrong(open_page, proxy):
+def test_without_the_slash_the_page_says_what_is_wrong(proxy, open_page):
     page = open_page(f"{proxy}/llm", allowed=("Failed to load", "Refused to"))
     page.wait_for_selector("#failed:has-text('ends with a slash')")
