@@ -101,3 +101,21 @@ def test_run_lengths_of_a_lookup():
     assert lookup_run_lengths(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 64) == [4, 3, 2, 1, 0, 0]
     assert lookup_run_lengths(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 2) == [2, 2, 2, 1, 0, 0]
     assert lookup_run_lengths(PromptLookup(shortest=2), [1, 2], [3, 4], 64) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("draft_step", "shares"), [(0.28, (0.73, 0.72, 0.73, 0.76, 0.82)), (0.05, (0.82, 0.81, 0.79, 0.76, 0.77))]
+)
+def test_what_hindsight_is_worth(draft_step, shares):
+    """The best fixed number of draft tokens, at known costs and rates, reaches so much of the bound.
+
+    Seconds of calls of 1 to 13 tokens: of a 1.5B in Q4_K_M on a Zen 4. See docs/notes/policies.md.
+    """
+    main = (1.0, 1.12, 1.13, 1.15, 1.3, 1.45, 1.6, 1.75, 1.95, 2.1, 2.3, 2.5, 2.7)
+    n, most = 5000, len(main) - 1
+    for rate, share in zip((0.5, 0.6, 0.7, 0.8, 0.9), shares, strict=True):
+        generated = accumulate(rate**i for i in range(most + 1))
+        fixed = min((main[m] + draft_step * m) / tokens for m, tokens in enumerate(generated))
+        runs = {"draft": run_lengths((np.random.default_rng(0).random(n) < rate).tolist())}
+        bound = best_seconds(runs, lambda m: main[m - 1], {"draft": draft_step}, n, most)
+        assert bound / (n * fixed) == pytest.approx(share, abs=0.02)
