@@ -40,11 +40,10 @@ const char *specdec_kernels_time(const char *type, long long, long long, const i
     const char *slow = std::getenv("FAKE_SLOW");
     const char *fast = std::getenv("FAKE_READING");
     if (slow && std::string(slow) == "refuse") return "there is not enough memory";
-    for (int i = 0; readings && i < 2 * rounds * n_sizes; i++)
-        seconds[i] = fast && std::atoi(fast) == i % 2 ? 0.9 : 1.0;
-    for (int i = 0; !readings && i < rounds * n_sizes; i++) {
+    for (int i = 0; i < rounds * n_sizes; i++) {
         const bool loses = slow && slow == std::string(type) && (type[0] == 'Q' || sizes[i % n_sizes] >= 8);
-        seconds[2 * i] = loses ? 2.0 : 0.5, seconds[2 * i + 1] = 1.0;
+        seconds[2 * i] = readings || loses ? 2.0 : 0.5, seconds[2 * i + 1] = readings ? 2.0 : 1.0;
+        if (readings && fast) seconds[2 * i + std::atoi(fast)] *= 0.9;
     }
     return nullptr;
 }
